@@ -1,0 +1,184 @@
+"""The settings of a run: [tool.flwr.app.config] in pyproject.toml, checked once and frozen.
+
+Defaults live in pyproject.toml alone. Flower flattens its tables (`[...config.train] epochs` is
+`train.epochs`) and refuses unknown keys, but checks neither types nor ranges; `Settings.parse`
+does, and every error names the key, the value and what is allowed.
+
+A seed is a setting too, so the one source of randomness, `rng_for`, stands here.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+SectionT = TypeVar("SectionT")
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be used."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a hospital trains a model that visits it: the keys `train.*`."""
+
+    epochs: int
+    batch_size: int
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: float
+    weight_decay: float
+    augment: Literal["none", "flip", "flip-rotate"]
+
+    def __post_init__(self) -> None:
+        _require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
+        _require(self.batch_size >= 2, "train.batch-size", self.batch_size, "2 or more")
+        _require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
+        _require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """When and how widely models are tested: the keys `evaluate.*`."""
+
+    every: int
+    cross: bool
+
+    def __post_init__(self) -> None:
+        _require(self.every >= 1, "evaluate.every", self.every, "1 or more")
+
+
+@dataclass(frozen=True)
+class MLPSettings:
+    """The multi-layer perceptron: the keys `mlp.*`."""
+
+    hidden: str
+
+    def __post_init__(self) -> None:
+        widths = self.hidden.split(",")
+        allowed = "widths of 1 or more, separated by commas, such as '256,256'"
+        _require(
+            all(width.strip().isdecimal() and int(width) >= 1 for width in widths),
+            "mlp.hidden",
+            self.hidden,
+            allowed,
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of each hidden layer, first layer first."""
+        return tuple(int(width) for width in self.hidden.split(","))
+
+
+@dataclass(frozen=True)
+class FedProxSettings:
+    """FedProx: the keys `fedprox.*`."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        _require(self.mu >= 0, "fedprox.mu", self.mu, "0 or more")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run; a field's key is its name with dashes."""
+
+    strategy: str
+    num_server_rounds: int
+    dataset: str
+    partition: Literal["iid", "dirichlet", "classes", "site"]
+    partition_alpha: float
+    partition_classes: int
+    test_fraction: float
+    model: str
+    image_size: int
+    seed: int
+    output_dir: str
+    min_hospitals: int
+    hop_timeout: float
+    train: TrainSettings
+    evaluate: EvaluateSettings
+    mlp: MLPSettings
+    fedprox: FedProxSettings
+
+    def __post_init__(self) -> None:
+        _require(
+            self.num_server_rounds >= 1, "num-server-rounds", self.num_server_rounds, "1 or more"
+        )
+        _require(self.partition_alpha > 0, "partition-alpha", self.partition_alpha, "above 0")
+        _require(
+            self.partition_classes >= 1, "partition-classes", self.partition_classes, "1 or more"
+        )
+        _require(0 < self.test_fraction < 1, "test-fraction", self.test_fraction, "between 0 and 1")
+        _require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
+        _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        _require(self.min_hospitals >= 1, "min-hospitals", self.min_hospitals, "1 or more")
+        _require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
+        # The working directory of a Flower process is not the user's.
+        _require(
+            self.output_dir.startswith("~") or Path(self.output_dir).is_absolute(),
+            "output-dir",
+            self.output_dir,
+            "an absolute path, or one that starts with ~",
+        )
+
+    @classmethod
+    def parse(cls, run_config: Mapping[str, Any]) -> "Settings":
+        """Check a Flower run config and freeze it.
+
+        Raises:
+            SettingsError: A key is missing, or its value has the wrong type or range.
+        """
+        return _section(run_config, "", cls)
+
+
+def rng_for(
+    seed: int, purpose: str, server_round: int = 0, hop: int = 0, hospital: str = ""
+) -> np.random.Generator:
+    """The random numbers of one purpose, at one place and time of a run.
+
+    They depend on the arguments alone: not on what was drawn before, nor on the process or the
+    order in which hospitals answer.
+    """
+    place = f"{seed}/{purpose}/{server_round}/{hop}/{hospital}".encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(place).digest(), "big"))
+
+
+def _section(run_config: Mapping[str, Any], prefix: str, section: type[SectionT]) -> SectionT:
+    """Build one frozen dataclass from the keys that start with `prefix`."""
+    hints = get_type_hints(section)
+    values: dict[str, Any] = {}
+    for field in fields(section):  # type: ignore[arg-type]
+        key = prefix + field.name.replace("_", "-")
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            values[field.name] = _section(run_config, f"{key}.", hint)  # type: ignore[arg-type]
+        elif key not in run_config:
+            raise SettingsError(
+                f"The setting '{key}' is missing: give it a value in pyproject.toml."
+            )
+        else:
+            values[field.name] = _typed(key, run_config[key], hint)
+    return section(**values)
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the type that `hint` asks for."""
+    if get_origin(hint) is Literal:
+        _require(value in get_args(hint), key, value, f"one of {', '.join(get_args(hint))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # TOML writes 1.0 as 1
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    _require(fits, key, value, words[hint])
+    return value
+
+
+def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise SettingsError(f"The setting '{key}' is {value!r}; it must be {allowed}.")
