@@ -1,0 +1,20 @@
+"""FedProx: FedAvg whose hospitals are held back from straying far from the global model.
+
+Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, Eq. 2.
+At hospital j, with w_t the global weights as received:
+
+    min_w  F_j(w) + µ/2 ‖w − w_t‖²
+
+µ is `fedprox.mu`; µ = 0 is FedAvg. The hospital's half is client_app/learners/fedprox.py.
+
+Deviations:
+ 1. No partial work: every hospital does all its epochs.
+"""
+
+from strategies.fedavg import FedAvg
+
+
+class FedProx(FedAvg):
+    """FedAvg with the proximal learner."""
+
+    learner = "fedprox"

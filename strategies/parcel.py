@@ -1,0 +1,297 @@
+"""The parcel, and with it the complete list of what may leave a hospital.
+
+A parcel is a Flower RecordDict of
+
+    model      ArrayRecord    the state dict, names and dtypes kept
+    buffer     ArrayRecord    synthetic images (uint8) and their labels
+    memory     ArrayRecord    what a method carries beside the model
+    manifest   ConfigRecord   what the parcel is: `Manifest`
+
+and an answer to the server holds the records that `ANSWERS` lists for its verb, with no metric but
+those in `METRICS`, or one failure out of `Failure`. Whatever else is in an answer is refused, at
+the hospital before it leaves and at the server when it arrives. Nothing here is ever pickled.
+
+The server relays parcels bit for bit and looks at their labels only: it checks the manifest, the
+hashes and the shapes, and opens no array.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from enum import IntEnum
+from io import BytesIO
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+FORMAT = 1
+
+ARRAY_RECORDS = ("model", "buffer", "memory")
+PARCEL_RECORDS = {
+    "model": ArrayRecord,
+    "buffer": ArrayRecord,
+    "memory": ArrayRecord,
+    "manifest": ConfigRecord,
+}
+ANSWERS: dict[str, dict[str, type]] = {
+    "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
+    "train": {**PARCEL_RECORDS, "metrics": MetricRecord},
+    "evaluate": {"metrics": MetricRecord},
+}
+CARD = frozenset({"hospital"})
+METRICS = frozenset(
+    {
+        "num-train",  # images the hospital trains on
+        "num-test",  # images it tests on
+        "num-examples",  # images behind the metrics of this answer
+        "train-loss",  # mean over the last epoch of a visit
+        "accuracy",
+        "balanced-accuracy",
+        "auroc",
+        "seconds-prepare",
+        "seconds-train",
+        "seconds-evaluate",
+        "seconds-serialise",
+    }
+)
+
+RecordT = TypeVar("RecordT", bound="Manifest | Order")
+
+
+class Failure(IntEnum):
+    """Why a hospital did not do its part; the number is the code of the Flower Error."""
+
+    SETTINGS = 4201  # the settings of the run cannot be used
+    DATA = 4202  # the hospital's data cannot be used
+    PARCEL = 4203  # the parcel that arrived was refused
+    DIVERGED = 4204  # training gave a model that is not finite
+    TIMEOUT = 4205  # no answer within the time allowed
+    CRASHED = 4206  # an unforeseen error; its details stay in the hospital's own log
+    UNDECLARED = 4207  # the answer held something that may not leave a hospital
+    GONE = 4208  # the hospital is not connected
+
+
+class ParcelError(ValueError):
+    """A parcel or an answer is not what it must be."""
+
+    failure = Failure.PARCEL
+
+
+class UndeclaredError(ParcelError):
+    """An answer holds something that `ANSWERS`, `CARD` or `METRICS` does not list."""
+
+    failure = Failure.UNDECLARED
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a parcel is and where it has been.
+
+    Attributes:
+        lineage: Identity of the travelling model, named after its first hospital.
+        architecture: The network as JSON (client_app.models.Architecture).
+        classes: Names of the classes, in the order of the network's outputs.
+        round: Round of the last visit, from 1; 0 before the first.
+        hop: Hop of the last visit, from 1; 0 before the first.
+        visited: Hospitals that trained the model, first one first.
+        parent: Hash of the model that the last visit started from; empty before the first.
+        hashes: Hash of each array record, as "name=hash". A record that is listed but absent is
+            one that the receiver holds already.
+        format: Version of this format.
+    """
+
+    lineage: str
+    architecture: str
+    classes: list[str]
+    round: int
+    hop: int
+    visited: list[str]
+    parent: str
+    hashes: list[str]
+    format: int = FORMAT
+
+    @property
+    def hash_of(self) -> dict[str, str]:
+        """The hash of each array record, by its name."""
+        return dict(entry.split("=", 1) for entry in self.hashes)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a hospital is asked to do; travels as the record `order` beside the parcels.
+
+    Attributes:
+        round: Round of the paper, from 1; 0 before the first.
+        hop: Hop within the round, from 1; 0 before the first.
+        hospital: Name of the hospital; empty in the first message if the server knows none.
+        learner: Name of the local objective (client_app.learners.LEARNERS).
+        epochs: Passes over the training images.
+        test: Whether to test the model after training it.
+        own_start: Whether the hospital's first model has initial weights of its own.
+    """
+
+    round: int
+    hop: int
+    hospital: str
+    learner: str
+    epochs: int = 0
+    test: bool = False
+    own_start: bool = False
+
+
+def to_record(value: "Manifest | Order") -> ConfigRecord:
+    """Write a manifest or an order as a Flower record."""
+    return ConfigRecord(asdict(value))
+
+
+def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
+    """Read a manifest or an order, strictly.
+
+    Raises:
+        ParcelError: A field is missing, unknown, or of the wrong type.
+    """
+    wanted = {field.name: field.type for field in fields(kind)}
+    if set(record) != set(wanted):
+        raise ParcelError(
+            f"The {kind.__name__.lower()} has the fields {sorted(record)}; "
+            f"it must have {sorted(wanted)}."
+        )
+    for name, value in record.items():
+        origin = list if "list" in str(wanted[name]) else wanted[name]
+        if type(value) is not origin:
+            raise ParcelError(f"'{name}' of the {kind.__name__.lower()} is {value!r}: wrong type.")
+    return kind(**record)  # type: ignore[arg-type]
+
+
+def hash_arrays(record: ArrayRecord) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes; the same on every machine."""
+    digest = hashlib.sha256()
+    for name, array in sorted(record.items()):
+        digest.update(f"{name}:{array.dtype}:{array.shape}:{len(array.data)};".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def pack(arrays: Mapping[str, ArrayRecord], **manifest: Any) -> RecordDict:
+    """Make a parcel of array records; `manifest` holds all fields of `Manifest` but the hashes."""
+    hashes = [f"{name}={hash_arrays(record)}" for name, record in arrays.items()]
+    label = to_record(Manifest(hashes=hashes, **manifest))
+    return RecordDict({**arrays, "manifest": label})
+
+
+def parcel_in(content: RecordDict) -> RecordDict:
+    """The parcel of a message or an answer, without what travels beside it."""
+    return RecordDict({name: content[name] for name in PARCEL_RECORDS if name in content})
+
+
+def check_parcel(parcel: RecordDict) -> Manifest:
+    """Return the manifest of a parcel whose label is complete and whose hashes are right.
+
+    Raises:
+        ParcelError: Says what is wrong.
+    """
+    if not isinstance(record := parcel.get("manifest"), ConfigRecord):
+        raise ParcelError("The parcel has no manifest.")
+    manifest = from_record(Manifest, record)
+    if manifest.format != FORMAT:
+        raise ParcelError(
+            f"The parcel has format {manifest.format}, this is format {FORMAT}: "
+            "run the same version of fedhandoff everywhere."
+        )
+    if "model" not in parcel:
+        raise ParcelError("The parcel has no model.")
+    for name in parcel.array_records:
+        if manifest.hash_of.get(name) != hash_arrays(parcel.array_records[name]):
+            raise ParcelError(
+                f"The '{name}' of lineage '{manifest.lineage}' has changed on its way."
+            )
+    return manifest
+
+
+def check_same_layout(parcel: RecordDict, other: RecordDict) -> None:
+    """Refuse a model whose arrays differ from another's in name, dtype or shape."""
+    layouts = [
+        {
+            name: (array.dtype, tuple(array.shape))
+            for name, array in each.array_records["model"].items()
+        }
+        for each in (parcel, other)
+    ]
+    differing = sorted(dict(layouts[0].items() ^ layouts[1].items()))
+    if differing:
+        raise ParcelError(
+            f"The model came back with other arrays than it left with: {', '.join(differing[:5])}"
+            f"{', ...' if len(differing) > 5 else ''}. Is the code the same at every hospital?"
+        )
+
+
+def check_answer(verb: str, content: RecordDict) -> None:
+    """Refuse an answer that holds anything which may not leave a hospital.
+
+    Raises:
+        UndeclaredError: Names the record, card field or metric.
+    """
+    declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
+    for name, record in content.items():
+        if type(record) is not declared.get(name):
+            raise UndeclaredError(
+                f"The record '{name}' may not leave a hospital in answer to {verb}."
+            )
+    if extra := set(content.get("card", {})) - CARD:
+        raise UndeclaredError(f"The card field '{min(extra)}' may not leave a hospital.")
+    for key, value in content.get("metrics", {}).items():
+        if key.rpartition("/")[2] not in METRICS or isinstance(value, list):
+            raise UndeclaredError(f"The metric '{key}' may not leave a hospital.")
+
+
+def bundle(parcels: Mapping[str, RecordDict], records: Iterable[str]) -> RecordDict:
+    """Put several parcels into one message, as "<lineage>/<record>"; only the `records` named."""
+    return RecordDict(
+        {f"{lineage}/{name}": parcels[lineage][name] for lineage in parcels for name in records}
+    )
+
+
+def unbundle(content: RecordDict) -> dict[str, RecordDict]:
+    """Take the parcels out of a message again, by lineage."""
+    parcels: dict[str, RecordDict] = {}
+    for name, record in content.items():
+        lineage, slash, record_name = name.rpartition("/")
+        if slash:
+            parcels.setdefault(lineage, RecordDict())[record_name] = record
+    return parcels
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Bytes of the arrays of a message, which is nearly all of it."""
+    return sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
+
+
+def save(parcel: RecordDict, path: Path) -> None:
+    """Write a parcel as a NumPy .npz archive: `<record>/<array>` and the manifest as JSON text.
+
+    An array record holds its arrays in NumPy's own file format, so they go to disk unopened.
+    """
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, record in parcel.array_records.items():
+            for key, array in record.items():
+                archive.writestr(f"{name}/{key}.npy", array.data)
+        archive.writestr("manifest.json", json.dumps(dict(parcel["manifest"]), indent=1))
+
+
+def load(path: Path) -> RecordDict:
+    """Read a parcel that `save` wrote."""
+    records: dict[str, Any] = {}
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.namelist():
+            name, _, key = entry.removesuffix(".npy").partition("/")
+            if name in ARRAY_RECORDS:
+                array = np.load(BytesIO(archive.read(entry)), allow_pickle=False)
+                records.setdefault(name, ArrayRecord())[key] = Array(array)
+        manifest = json.loads(archive.read("manifest.json"))
+    return RecordDict({**records, "manifest": ConfigRecord(manifest)})

@@ -1,0 +1,361 @@
+"""What all strategies share: delivery, drop-outs, cross-evaluation. A method plans who gets what.
+
+A round of a paper has one or more hops. At each hop every parcel moves once, along the route of the
+hop's `Leg`, and is trained where it arrives. One round of Flower's `Strategy.start` is one hop.
+
+The server holds the last good copy of every parcel, by the hospital that it is at. A hospital that
+is away, fails, or answers with something undeclared does not hold the others up: the parcel that
+was meant for it stays as it was, counts as being there, and moves on at the next hop.
+"""
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from strategies.courier import Courier, Delivery
+from strategies.events import Event, Journal
+from strategies.parcel import (
+    Failure,
+    Order,
+    ParcelError,
+    bundle,
+    check_parcel,
+    check_same_layout,
+    count_bytes,
+    parcel_in,
+    to_record,
+    unbundle,
+)
+from strategies.settings import Settings
+from strategies.topology import Route
+
+# Models are evaluated several at a time, but a message stays well below what Flower can carry.
+EVALUATION_BYTES = 256 * 1024**2
+
+
+class RunError(RuntimeError):
+    """The run cannot start or go on."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """What happens at one hop.
+
+    Attributes:
+        route: Which hospital receives the parcel of which.
+        epochs: Passes over the receiver's training images.
+        verb: The message type.
+    """
+
+    route: Route
+    epochs: int
+    verb: str = "train"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parcel, and what the server knows about it without opening it."""
+
+    lineage: str
+    parcel: RecordDict
+    round: int = 0  # of the last visit; 0 = none yet
+    num_examples: float = 0.0  # training images at the last visit
+
+
+class PeerStrategy(Strategy):
+    """A strategy that plans hops and leaves the rest to this class.
+
+    A method overrides `plan`, and what differs from these defaults: `hops_per_round`, the name of
+    its `learner` (client_app.learners), `own_start` (each hospital's first model has initial
+    weights of its own, instead of one start for all) and `tests_after_visit` (hospitals test a
+    model right after training it, because it is not handed on as it is).
+
+    Args:
+        settings: The settings of the run.
+        grid: Flower's access to the hospitals.
+        journal: Is told everything that happens.
+    """
+
+    hops_per_round = 1
+    learner = "plain"
+    own_start = False
+    tests_after_visit = False
+
+    def __init__(self, settings: Settings, grid: Grid, journal: Journal) -> None:
+        self.settings = settings
+        self.courier = Courier(grid, settings.hop_timeout)
+        self.journal = journal
+        self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
+        self.held: dict[str, Held] = {}  # last good copies, by the place they are at
+
+    @abstractmethod
+    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+        """What happens at a hop (rounds and hops count from 1)."""
+
+    def finish_round(self, server_round: int) -> None:
+        """What the server does after the last hop of a round; for most methods nothing."""
+
+    @property
+    def hospitals(self) -> list[str]:
+        """All hospitals that ever took part, in order of their names."""
+        return sorted(self.nodes)
+
+    @property
+    def parcels(self) -> dict[str, RecordDict]:
+        """The last good parcel of each lineage."""
+        return {held.lineage: held.parcel for held in self.held.values()}
+
+    def run(self) -> None:
+        """Do the whole run.
+
+        Raises:
+            RunError: It cannot start or go on.
+            SimulationBroken: An actor of Flower's simulation died.
+        """
+        num_hops = self.settings.num_server_rounds * self.hops_per_round
+        self.enrol()
+        self.start(self.courier, ArrayRecord(), num_rounds=num_hops)
+
+    def summary(self) -> None:
+        """Log what the run is going to do; called by `Strategy.start`."""
+        log(INFO, "%d rounds at %s", self.settings.num_server_rounds, ", ".join(self.hospitals))
+
+    # Enrolment: before the first hop, and for hospitals that come back or join later.
+
+    def enrol(self) -> None:
+        """Ask hospitals that are not known yet to prepare, and take in their first parcels.
+
+        Raises:
+            RunError: Too few hospitals are there, or one of them cannot use its settings or data.
+        """
+        unknown = set(self._wait_for_hospitals()) - set(self.nodes.values())
+        for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
+            hospital = str(
+                delivery.content.get("card", {}).get("hospital", f"node {delivery.node}")
+            )
+            parcel = self._admit(delivery, 0, 0, hospital, hospital)
+            if delivery.failure in (Failure.SETTINGS, Failure.DATA):
+                raise RunError(delivery.reason)
+            if parcel is not None:
+                self._welcome(hospital, delivery.node, parcel)
+        if len(self.nodes) < self.settings.min_hospitals:
+            raise RunError(
+                f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
+                "ready; see the failures above."
+            )
+
+    def _wait_for_hospitals(self) -> list[int]:
+        """Node ids of all hospitals that are connected, once there are enough of them."""
+        wanted = self.settings.min_hospitals
+        start = time.monotonic()
+        while len(connected := list(self.courier.get_node_ids())) < wanted:
+            if time.monotonic() - start > self.settings.hop_timeout:
+                raise RunError(
+                    f"{len(connected)} of {wanted} hospitals (min-hospitals) are connected after "
+                    f"{self.settings.hop_timeout:g} seconds (hop-timeout)."
+                )
+            log(INFO, "%d of %d hospitals are connected, waiting", len(connected), wanted)
+            time.sleep(3)
+        return connected
+
+    def _invitations(self, nodes: list[int]) -> Iterator[Message]:
+        names = {node.node_id: node.name for node in self.courier.get_nodes()}
+        for node in nodes:
+            order = Order(0, 0, names[node], self.learner, own_start=self.own_start)
+            yield Message(RecordDict({"order": to_record(order)}), node, "query.prepare")
+
+    def _welcome(self, hospital: str, node: int, parcel: RecordDict) -> None:
+        if hospital in self.nodes and self.nodes[hospital] in self.courier.get_node_ids():
+            raise RunError(
+                f"Two hospitals are called '{hospital}': give each SuperNode its own site in its "
+                "node-config, or register it under a name of its own."
+            )
+        self.nodes[hospital] = node
+        if hospital not in self.held:
+            self.held[hospital] = Held(hospital, parcel)
+
+    # Training: one hop. `Strategy.start` calls these two.
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send every parcel of the hop on its way."""
+        round_, hop = self._round_and_hop(server_round)
+        if hop == 1:
+            self.enrol()
+        leg = self.plan(round_, hop, self.hospitals)
+        connected = set(self.courier.get_node_ids())
+        test = self.tests_after_visit and self._evaluates(round_)
+        for hospital, source in leg.route.items():
+            held = self.held[source]
+            if (node := self.nodes[hospital]) not in connected:
+                self.journal.record(_absence(leg.verb, round_, hop, hospital, held.lineage))
+                continue
+            order = Order(round_, hop, hospital, self.learner, leg.epochs, test)
+            yield Message(RecordDict({**held.parcel, "order": to_record(order)}), node, leg.verb)
+
+    def aggregate_train(  # type: ignore[override]  # the courier yields deliveries
+        self, server_round: int, replies: Iterable[Delivery]
+    ) -> tuple[None, None]:
+        """Take the trained parcels in as they come, then move every parcel along the route."""
+        round_, hop = self._round_and_hop(server_round)
+        route = self.plan(round_, hop, self.hospitals).route
+        arrived: dict[str, Held] = {}
+        for delivery in replies:
+            hospital = self._hospital_at(delivery.node)
+            lineage = self.held[route[hospital]].lineage
+            if (parcel := self._admit(delivery, round_, hop, hospital, lineage)) is not None:
+                num_examples = _metrics(delivery)["num-examples"]
+                arrived[hospital] = Held(lineage, parcel, round_, num_examples)
+        self.held = move(self.held, route, arrived)
+        if hop == self.hops_per_round:
+            self.finish_round(round_)
+        return None, None
+
+    # Evaluation, after the last hop of a round. `Strategy.start` calls these two.
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Send the models to the hospitals that test them."""
+        round_, hop = self._round_and_hop(server_round)
+        if hop < self.hops_per_round or not self._evaluates(round_):
+            return
+        connected = set(self.courier.get_node_ids())
+        order = Order(round_, hop, "", self.learner)
+        for hospital, node in self.nodes.items():
+            if node not in connected:
+                self.journal.record(_absence("evaluate", round_, hop, hospital, ""))
+                continue
+            for batch in _batches(self._models_to_test(hospital, round_)):
+                content = bundle(batch, ["manifest", "model"])
+                content["order"] = to_record(replace(order, hospital=hospital))
+                yield Message(content, node, "evaluate")
+
+    def aggregate_evaluate(  # type: ignore[override]  # the courier yields deliveries
+        self, server_round: int, replies: Iterable[Delivery]
+    ) -> None:
+        """Note how every model did where, and who holds which model from now on."""
+        round_, hop = self._round_and_hop(server_round)
+        for delivery in replies:
+            hospital = self._hospital_at(delivery.node)
+            tested = unbundle(delivery.sent)
+            for lineage in tested:
+                event = _event(delivery, round_, hop, hospital, lineage)
+                self.journal.record(
+                    replace(
+                        event,
+                        metrics={
+                            key.removeprefix(f"{lineage}/"): value
+                            for key, value in event.metrics.items()
+                            if key.startswith(f"{lineage}/")
+                        },
+                        seconds=delivery.seconds / len(tested),
+                        bytes_sent=count_bytes(tested[lineage]),
+                    )
+                )
+        if hop == self.hops_per_round:
+            if self._evaluates(round_):
+                for hospital, lineage in self._handed_on(round_).items():
+                    self.journal.record(Event("hand-off", round_, hop, hospital, lineage))
+            self.journal.round_finished(round_)
+
+    def _evaluates(self, round_: int) -> bool:
+        every, last = self.settings.evaluate.every, self.settings.num_server_rounds
+        return round_ % every == 0 or round_ == last
+
+    def _handed_on(self, round_: int) -> dict[str, str]:
+        """Which hospital receives which lineage for the round to come."""
+        route = self.plan(round_ + 1, 1, self.hospitals).route
+        return {hospital: self.held[source].lineage for hospital, source in route.items()}
+
+    def _models_to_test(self, hospital: str, round_: int) -> dict[str, RecordDict]:
+        if self.settings.evaluate.cross:
+            return self.parcels
+        lineages = {self._handed_on(round_).get(hospital)}
+        if hospital in self.held:
+            lineages.add(self.held[hospital].lineage)
+        return {name: parcel for name, parcel in self.parcels.items() if name in lineages}
+
+    # Bookkeeping.
+
+    def _round_and_hop(self, flower_round: int) -> tuple[int, int]:
+        """Our round and hop, both from 1: Flower's round is our hop."""
+        round_, hop = divmod(flower_round - 1, self.hops_per_round)
+        return round_ + 1, hop + 1
+
+    def _hospital_at(self, node: int) -> str:
+        return next(hospital for hospital, id_ in self.nodes.items() if id_ == node)
+
+    def _admit(
+        self, delivery: Delivery, round_: int, hop: int, hospital: str, lineage: str
+    ) -> RecordDict | None:
+        """The parcel of an answer if it is a good one; either way the journal is told."""
+        parcel = parcel_in(delivery.content)
+        if delivery.failure is None:
+            try:
+                if check_parcel(parcel).lineage != lineage:
+                    raise ParcelError(f"Expected a parcel of lineage '{lineage}'.")
+                if "model" in delivery.sent:
+                    check_same_layout(parcel, delivery.sent)
+                    if not _metrics(delivery).get("num-examples", 0) > 0:
+                        raise ParcelError("The metric 'num-examples' must be above 0.")
+            except ParcelError as error:
+                delivery = replace(delivery, failure=Failure.PARCEL, reason=str(error))
+        self.journal.record(_event(delivery, round_, hop, hospital, lineage))
+        return parcel if delivery.failure is None else None
+
+
+def move(held: Mapping[str, Held], route: Route, arrived: Mapping[str, Held]) -> dict[str, Held]:
+    """Move parcels along a route: trained where they arrived, as they were where they did not.
+
+    Every parcel ends up at exactly one place if the route is a permutation of the places.
+    """
+    resting = {place: parcel for place, parcel in held.items() if place not in route.values()}
+    moved = {place: arrived.get(place, held[source]) for place, source in route.items()}
+    return {**resting, **moved}
+
+
+def _event(delivery: Delivery, round_: int, hop: int, hospital: str, lineage: str) -> Event:
+    return Event(
+        verb=delivery.verb,
+        round=round_,
+        hop=hop,
+        hospital=hospital,
+        lineage=lineage,
+        outcome=delivery.failure.name.lower() if delivery.failure else "ok",
+        reason=delivery.reason,
+        metrics=_metrics(delivery),
+        seconds=delivery.seconds,
+        bytes_sent=delivery.bytes_sent,
+        bytes_received=delivery.bytes_received,
+    )
+
+
+def _metrics(delivery: Delivery) -> dict[str, float]:
+    record = delivery.content.metric_records.get("metrics", MetricRecord())
+    return {key: float(value) for key, value in record.items() if not isinstance(value, list)}
+
+
+def _absence(verb: str, round_: int, hop: int, hospital: str, lineage: str) -> Event:
+    outcome, reason = Failure.GONE.name.lower(), "The hospital is not connected."
+    return Event(verb, round_, hop, hospital, lineage, outcome, reason)
+
+
+def _batches(models: Mapping[str, RecordDict]) -> Iterator[dict[str, RecordDict]]:
+    """Cut models into batches that are not much larger than `EVALUATION_BYTES`."""
+    batch: dict[str, RecordDict] = {}
+    for lineage, parcel in models.items():
+        batch[lineage] = parcel
+        if sum(map(count_bytes, batch.values())) >= EVALUATION_BYTES:
+            yield batch
+            batch = {}
+    if batch:
+        yield batch

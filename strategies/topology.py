@@ -1,0 +1,57 @@
+"""Who receives whose parcel: pure functions on hospital names.
+
+A `Route` maps each receiving hospital to the place whose parcel it receives: another hospital, or
+`GLOBAL` where a server keeps one model for all. Randomness comes in as a generator, so that the
+same seed gives the same route.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+Route = dict[str, str]
+
+GLOBAL = "global"
+
+
+def stay(hospitals: Sequence[str]) -> Route:
+    """Everybody keeps its own parcel."""
+    return {hospital: hospital for hospital in hospitals}
+
+
+def ring(hospitals: Sequence[str]) -> Route:
+    """Each hospital receives from the one before it; the first one from the last."""
+    return {hospital: hospitals[index - 1] for index, hospital in enumerate(hospitals)}
+
+
+def random_ring(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
+    """One cycle through all hospitals, in a random order."""
+    return ring([hospitals[index] for index in rng.permutation(len(hospitals))])
+
+
+def derangement(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
+    """A uniformly random permutation in which nobody keeps its own parcel.
+
+    It may fall into several cycles, unlike `random_ring`. A single hospital keeps its own.
+    """
+    if len(hospitals) < 2:
+        return stay(hospitals)
+    while True:  # about e = 2.7 draws, however many hospitals there are
+        order = rng.permutation(len(hospitals))
+        if not np.any(order == np.arange(len(hospitals))):
+            return {hospital: hospitals[i] for hospital, i in zip(hospitals, order, strict=True)}
+
+
+def inverse(route: Route) -> Route:
+    """The way back: every parcel returns to where `route` took it from."""
+    return {source: receiver for receiver, source in route.items()}
+
+
+def serial(hospitals: Sequence[str], hop: int) -> Route:
+    """One parcel visits the hospitals in order: at hop k (from 1) the k-th of them."""
+    return {hospitals[hop - 1]: hospitals[hop - 2]}
+
+
+def star(hospitals: Sequence[str]) -> Route:
+    """Everybody receives the one global parcel."""
+    return dict.fromkeys(hospitals, GLOBAL)
