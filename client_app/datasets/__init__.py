@@ -1,0 +1,73 @@
+"""A hospital's data: the only package of the app that opens a data file.
+
+A data set is one file with a loader, and one line in `DATASETS`.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from client_app.datasets.digits import load_digits
+from client_app.datasets.hub import load_hub
+from client_app.datasets.npz import load_npz
+from client_app.datasets.partition import Shares, cut
+from client_app.datasets.pool import DataError, LocalData, Pool
+from client_app.datasets.resize import resized
+from client_app.datasets.split import choose_test
+from strategies.settings import Settings, rng_for
+
+__all__ = ["DATASETS", "DataError", "LocalData", "Pool", "open_data"]
+
+# The setting `dataset` up to its ':' -> what loads the text after it, at the setting `image-size`.
+# A name that ends in ':' needs such a text, another takes none. The size matters only to loaders of
+# images that may differ in size.
+DATASETS: dict[str, Callable[[str, int], Pool]] = {
+    "digits": lambda _, image_size: load_digits(),
+    "mnist": lambda _, image_size: load_hub("ylecun/mnist", image_size),
+    "npz:": lambda file, image_size: load_npz(file),
+    "hf:": load_hub,
+}
+
+
+def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalData:
+    """Return what the hospital of this index, from 0, holds of a data set cut over `hospitals`.
+
+    Raises:
+        DataError: The data set cannot be loaded or cut, or leaves this hospital too few images.
+    """
+    pool, shares = _pool_and_shares(settings, hospitals)
+    own = shares[hospital_index]
+    if pool.held_out is None:
+        rng = rng_for(settings.seed, "split", hospital=str(hospital_index))
+        held_out = choose_test(pool.labels[own], settings.test_fraction, rng)
+    else:
+        held_out = pool.held_out[own]
+    train, test = own[~held_out], own[held_out]
+    if len(train) < 2 or len(test) < 1:
+        raise DataError(
+            f"Hospital {hospital_index} of {hospitals} has {len(train)} training and {len(test)} "
+            "test images; it needs 2 and 1. Use fewer hospitals, a larger partition-alpha or "
+            "test-fraction, or another partition."
+        )
+
+    def part(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        images = torch.from_numpy(pool.images[indices])
+        return resized(images, settings.image_size), torch.from_numpy(pool.labels[indices])
+
+    return LocalData(*part(train), *part(test), pool.classes)
+
+
+@lru_cache(maxsize=1)  # in a simulation one process serves many hospitals
+def _pool_and_shares(settings: Settings, hospitals: int) -> tuple[Pool, Shares]:
+    name, colon, rest = settings.dataset.partition(":")
+    if name + colon not in DATASETS:
+        raise DataError(
+            f"Unknown data set '{settings.dataset}'. Choose one of: {', '.join(DATASETS)} (after a "
+            "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
+        )
+    pool = DATASETS[name + colon](rest, settings.image_size)
+    return pool, cut(pool, settings, hospitals)

@@ -1,0 +1,113 @@
+"""Data sets of the Hugging Face hub, or of a local folder in a form that the hub knows.
+
+The simplest forms are image files in one folder per class, and parquet files.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from client_app.datasets.pool import DataError, Pool, numbered_classes
+from client_app.datasets.resize import resized
+
+
+def load_hub(source: str, image_size: int) -> Pool:
+    """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
+
+    The first image column holds the images; the first class column, or else whole numbers in the
+    column `label`, the labels; the column `site`, where there is one, the sites. Images are resized
+    as they are decoded, so that only small ones are held; `image_size` 0 leaves them as they are.
+
+    Raises:
+        DataError: `source` cannot be reached or read, or its images differ in size.
+    """
+    import datasets  # takes seconds
+
+    table = _read(source)
+    columns = {name: kind for name, kind in table.features.items() if name != "site"}
+    image = _first(columns, datasets.Image)
+    label = _first(columns, datasets.ClassLabel) or "label"
+    if image is None or label not in columns:
+        raise DataError(
+            f"'{source}' has the columns {', '.join(table.column_names)}; it must have one of "
+            "images, and one of classes or of whole numbers called 'label'."
+        )
+    labels = np.asarray(table[label][:])  # [N]
+    if labels.dtype.kind != "i":
+        raise DataError(f"The column '{label}' of '{source}' must hold a whole number everywhere.")
+    return Pool(
+        images=_images(source, table[image], image_size),
+        labels=labels,
+        classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
+        sites=_sites(source, table["site"][:]) if "site" in table.features else None,
+    )
+
+
+def _read(source: str) -> Any:
+    """All splits of `source` as one `datasets.Dataset`."""
+    import datasets
+
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise DataError(f"There is no folder '{source}'; the setting 'dataset' names it.")
+    try:
+        # Not flwr_datasets.FederatedDataset, which reports to Flower what is loaded: here the path
+        # of a hospital's folder.
+        splits = datasets.load_dataset(source)
+        order = sorted(splits, key=lambda name: {"train": 0, "test": 1}.get(name, 2))
+        return datasets.concatenate_datasets([splits[name] for name in order])
+    except ConnectionError as error:
+        raise DataError(
+            f"The Hugging Face hub cannot be reached for '{source}': connect this machine, or set "
+            "'dataset' to hf:<absolute folder> or npz:<absolute file>."
+        ) from error
+    except Exception as error:  # network, file formats: it fails in many ways
+        raise DataError(
+            f"'{source}' cannot be read as a data set ({type(error).__name__}): it must be a name "
+            "on the Hugging Face hub, or an absolute folder of images or parquet files."
+        ) from error
+
+
+def _first(columns: dict[str, Any], kind: type) -> str | None:
+    return next((name for name, feature in columns.items() if isinstance(feature, kind)), None)
+
+
+def _images(source: str, pictures: Any, image_size: int) -> NDArray[np.uint8]:
+    """Decode, resize and stack pictures: [N, C, H, W]."""
+    images: list[NDArray[np.uint8]] = []
+    try:
+        for picture in pictures:
+            images.append(_pixels(picture, image_size))
+    except Exception as error:  # decoders fail in many ways
+        raise DataError(
+            f"Image {len(images)} of '{source}', counted from 0, cannot be used "
+            f"({type(error).__name__}): it must be an image file of 8 bits per channel."
+        ) from error
+    sizes = sorted({image.shape[1:] for image in images})
+    if len(sizes) > 1:
+        raise DataError(
+            f"The images of '{source}' have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: "
+            "give the setting 'image-size' a value above 0."
+        )
+    channels = max(len(image) for image in images)  # grey among colour: three equal channels
+    return np.stack([np.broadcast_to(image, (channels, *sizes[0])) for image in images])
+
+
+def _pixels(picture: Any, image_size: int) -> NDArray[np.uint8]:
+    """One PIL image as [C, H, W]: grey as it is, everything else as RGB."""
+    # Pillow would cut 16-bit and float pixels off at 255, and say nothing.
+    if picture is None or picture.mode.startswith(("I", "F")):
+        raise ValueError("no image, or more than 8 bits")
+    rows = np.array(picture if picture.mode == "L" else picture.convert("RGB"))
+    image = torch.from_numpy(np.atleast_3d(rows)).permute(2, 0, 1)  # [C, H, W]
+    pixels: NDArray[np.uint8] = resized(image[None], image_size)[0].numpy()
+    return pixels
+
+
+def _sites(source: str, names: list[Any]) -> NDArray[np.int64]:
+    """Number the sites of all images [N] in the order of their names."""
+    if None in names:
+        raise DataError(f"The column 'site' of '{source}' is empty for some images: fill it in.")
+    return np.unique(names, return_inverse=True)[1]

@@ -1,0 +1,107 @@
+"""Ways to cut a pool over hospitals: the setting `partition`.
+
+Every image goes to exactly one hospital, and the cut depends on the seed alone.
+"""
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_app.datasets.pool import DataError, Pool
+from strategies.settings import Settings, rng_for
+
+Shares = list[NDArray[np.int64]]  # for each hospital the indices [n] of its images in the pool
+
+
+def cut(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+    """Cut `pool` over `hospitals` as the setting `partition` says.
+
+    Raises:
+        DataError: It cannot be cut like that.
+    """
+    if hospitals > len(pool.labels):
+        raise DataError(
+            f"There are {hospitals} hospitals and {len(pool.labels)} images: use fewer hospitals."
+        )
+    return PARTITIONS[settings.partition](pool, settings, hospitals)
+
+
+def _iid(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+    """Deal all images out at random, in equal shares."""
+    order = rng_for(settings.seed, "partition").permutation(len(pool.labels))
+    return np.array_split(order, hospitals)
+
+
+def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+    """Cut every class in shares drawn from a Dirichlet distribution (arXiv:1905.12022)."""
+    from datasets import Dataset  # these two take seconds
+    from flwr_datasets.partitioner import DirichletPartitioner
+
+    rng = rng_for(settings.seed, "partition")
+    # The partitioner cuts a class in its given order; the order of a file may mean something.
+    order = rng.permutation(len(pool.labels))
+    partitioner = DirichletPartitioner(
+        num_partitions=hospitals,
+        partition_by="label",
+        alpha=settings.partition_alpha,
+        self_balancing=True,
+        seed=int(rng.integers(2**32)),
+    )
+    partitioner.dataset = Dataset.from_dict({"index": order, "label": pool.labels[order]})
+    try:
+        # It warns at each of its ten attempts, and draws 0/0 where alpha is tiny.
+        with warnings.catch_warnings(action="ignore"), np.errstate(invalid="raise"):
+            shares = [partitioner.load_partition(i)["index"][:] for i in range(hospitals)]
+    except (ValueError, FloatingPointError) as error:
+        raise DataError(
+            f"No Dirichlet cut with partition-alpha {settings.partition_alpha} gives each of "
+            f"{hospitals} hospitals 10 of {len(pool.labels)} images: use a larger partition-alpha "
+            "or fewer hospitals."
+        ) from error
+    return [np.array(share) for share in shares]
+
+
+def _classes(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+    """Give hospital i the k classes from i·k on, round and round; its holders share a class."""
+    k, count = settings.partition_classes, len(pool.classes)
+    if k > count:
+        raise DataError(f"'partition-classes' is {k}; the data set has {count} classes.")
+    rng = rng_for(settings.seed, "partition")
+    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(hospitals)]
+    for label, name in enumerate(pool.classes):
+        holders = [share for i, share in enumerate(shares) if (label - i * k) % count < k]
+        if not holders:
+            raise DataError(
+                f"With partition-classes {k}, {hospitals} hospitals hold {hospitals * k} of the "
+                f"{count} classes, and none holds '{name}': use more hospitals or a larger value."
+            )
+        images = rng.permutation(np.flatnonzero(pool.labels == label))
+        for share, part in zip(holders, np.array_split(images, len(holders)), strict=True):
+            share.append(part)
+    return [np.concatenate(share) for share in shares]
+
+
+def _site(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+    """Give every hospital the images of one site."""
+    if pool.sites is None:
+        raise DataError(
+            f"The data set '{settings.dataset}' does not say which site an image comes from: set "
+            "'partition' to iid, dirichlet or classes."
+        )
+    sites = np.unique(pool.sites)
+    if hospitals != len(sites):
+        raise DataError(
+            f"There are {hospitals} hospitals and {len(sites)} sites in '{settings.dataset}': "
+            "partition 'site' needs a hospital for each site."
+        )
+    return [np.flatnonzero(pool.sites == site) for site in sites]
+
+
+PARTITIONS: dict[str, Callable[[Pool, Settings, int], Shares]] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "classes": _classes,
+    "site": _site,
+}

@@ -1,0 +1,82 @@
+"""What a data set is before and after it is cut over hospitals.
+
+Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class DataError(ValueError):
+    """A hospital's data cannot be used.
+
+    The message travels to the server: it may name settings, counts and types, never a patient's
+    data, and of an exception that came from a file only the type.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """All images of a data set, before they are cut over hospitals.
+
+    Attributes:
+        images: uint8 [N, C, H, W].
+        labels: int64 [N], an index into `classes`.
+        classes: Names of the classes; each has an image.
+        sites: int64 [N], the site that each image comes from; None if the data set names none.
+        held_out: bool [N], True for a test image; None if hospitals are to choose theirs.
+
+    Raises:
+        DataError: A label is no class, or a class has no image.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    classes: tuple[str, ...]
+    sites: NDArray[np.int64] | None = None
+    held_out: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        count = len(self.classes)
+        strangers = int(((self.labels < 0) | (self.labels >= count)).sum())
+        if strangers:
+            raise DataError(
+                f"{strangers} of {len(self.labels)} labels are none of the {count} classes: number "
+                "the classes from 0 without gaps, and leave out images without a label."
+            )
+        sizes = np.bincount(self.labels, minlength=count)
+        missing = [name for name, size in zip(self.classes, sizes, strict=True) if size == 0]
+        if missing:
+            raise DataError(
+                f"No image has the class {', '.join(map(repr, missing))}: number the classes from "
+                "0 without gaps, and leave out those without an image."
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """What one hospital holds.
+
+    Attributes:
+        train_images: uint8 [n, C, H, W].
+        train_labels: int64 [n], an index into `classes`.
+        test_images: As `train_images`.
+        test_labels: As `train_labels`.
+        classes: Names of the classes of all hospitals, in the same order everywhere.
+    """
+
+    train_images: Tensor
+    train_labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+
+
+def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
+    """The classes "0".."max" of a data set [N] that does not name them."""
+    # N labels fill N classes at most: a code of 10^9 taken for a label is `Pool`'s to refuse.
+    last = min(int(labels.max(initial=-1)), len(labels))
+    return tuple(str(number) for number in range(last + 1))

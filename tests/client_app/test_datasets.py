@@ -1,0 +1,235 @@
+"""Every registered data set, every partition, and what a hospital is given of them."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import datasets
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from flwr.common.config import flatten_dict
+from torchvision.transforms.v2.functional import resize
+
+from client_app.datasets import DATASETS, DataError, Pool, open_data
+from client_app.datasets.partition import PARTITIONS, cut
+from client_app.datasets.resize import resized
+from client_app.datasets.split import choose_test
+from strategies.settings import Settings
+
+PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+SETTINGS = Settings.parse(flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"]))
+
+# 120 images that show their own number, 30 of each class, 30 at each site.
+NUMBERS = np.arange(120)
+POOL = Pool(
+    images=np.tile(NUMBERS.astype(np.uint8)[:, None, None, None], (1, 1, 2, 2)),
+    labels=NUMBERS % 4,
+    classes=("a", "b", "c", "d"),
+    sites=NUMBERS // 30,
+)
+
+
+@pytest.fixture
+def npz(tmp_path):
+    """The images of POOL, without their sites, as the setting `dataset`."""
+    x, y = POOL.images[:, 0], POOL.labels
+    np.savez(tmp_path / "pool.npz", x_train=x[:70], y_train=y[:70], x_test=x[70:], y_test=y[70:])
+    return f"npz:{tmp_path / 'pool.npz'}"
+
+
+@pytest.fixture
+def source(npz, tmp_path, monkeypatch):
+    """For each registered data set something that it can load; a new one needs a line here."""
+    pictures = [PIL.Image.new("L", (3, 2))] * 2
+    kinds = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
+    hub = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=kinds)
+    known = {"ylecun/mnist": {"train": hub}, str(tmp_path): {"train": hub}}
+    monkeypatch.setattr(datasets, "load_dataset", known.__getitem__)
+    return {"digits": "", "mnist": "", "npz:": npz.removeprefix("npz:"), "hf:": str(tmp_path)}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_is_a_pool(name, source):
+    pool = DATASETS[name](source[name], 0)
+
+    count = len(pool.labels)
+    assert pool.images.dtype == np.uint8
+    assert pool.images.ndim == 4
+    assert pool.images.shape[:2] in {(count, 1), (count, 3)}
+    assert pool.labels.dtype == np.int64
+    assert np.array_equal(np.unique(pool.labels), np.arange(len(pool.classes)))
+    for column, kind in ((pool.sites, np.int64), (pool.held_out, np.bool_)):
+        assert column is None or (column.dtype == kind and column.shape == (count,))
+
+
+def test_digits_are_scaled():
+    """The first digit starts with the row 0 0 5 13 9 1 0 0 of 16: times 255/16, 5 becomes 80."""
+    pool = DATASETS["digits"]("", 0)
+
+    assert pool.images.shape == (1797, 1, 8, 8)
+    assert pool.images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+
+
+def test_labels_must_count_classes_that_have_images():
+    with pytest.raises(DataError, match="2 of 3 labels are none of the 2 classes"):
+        Pool(POOL.images[:3], np.array([0, -1, 2]), ("a", "b"))
+    with pytest.raises(DataError, match="No image has the class 'b', 'd'"):
+        Pool(POOL.images[:3], np.array([0, 0, 2]), ("a", "b", "c", "d"))
+
+
+def test_every_partition_that_settings_allow_exists():
+    assert set(PARTITIONS) == set(get_args(get_type_hints(Settings)["partition"]))
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_partition_gives_every_image_to_one_hospital(name):
+    shares = cut(POOL, replace(SETTINGS, partition=name), 4)
+
+    assert len(shares) == 4
+    assert sorted(np.concatenate(shares)) == NUMBERS.tolist()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_a_partition_depends_on_the_seed_alone(name):
+    settings = replace(SETTINGS, partition=name)
+    first = cut(POOL, settings, 4)
+    np.random.rand(3)
+    again = cut(POOL, settings, 4)
+    other = cut(POOL, replace(settings, seed=1), 4)
+
+    assert all(map(np.array_equal, first, again))
+    assert all(map(np.array_equal, first, other)) == (name == "site")
+
+
+def test_iid_shares_are_equal():
+    """120 images over 7 hospitals: 120 = 7 · 17 + 1."""
+    assert [len(s) for s in cut(POOL, replace(SETTINGS, partition="iid"), 7)] == [18] + [17] * 6
+
+
+def test_dirichlet_with_a_huge_alpha_shares_every_class_equally():
+    """30 images of a class over 4 hospitals: cut at 7.5, 15 and 22.5, so 7 or 8 for each."""
+    shares = cut(POOL, replace(SETTINGS, partition_alpha=1e9), 4)
+
+    assert {n for share in shares for n in np.bincount(POOL.labels[share])} == {7, 8}
+
+
+@pytest.mark.parametrize(
+    ("k", "hospitals", "counts"),
+    [
+        (2, 2, [[30, 30, 0, 0], [0, 0, 30, 30]]),
+        (2, 3, [[15, 15, 0, 0], [0, 0, 30, 30], [15, 15, 0, 0]]),  # classes 4, 5 are 0, 1 again
+        (3, 2, [[15, 15, 30, 0], [15, 15, 0, 30]]),  # classes 3, 4, 5 are 3, 0, 1
+    ],
+)
+def test_hospitals_hold_consecutive_classes(k, hospitals, counts):
+    """Hospital i holds classes i·k .. i·k+k-1 modulo 4; m holders of a class get 30/m each."""
+    shares = cut(POOL, replace(SETTINGS, partition="classes", partition_classes=k), hospitals)
+
+    assert [np.bincount(POOL.labels[s], minlength=4).tolist() for s in shares] == counts
+
+
+def test_a_site_is_a_hospital():
+    shares = cut(POOL, replace(SETTINGS, partition="site"), 4)
+
+    assert np.array_equal(shares, NUMBERS.reshape(4, 30))
+
+
+@pytest.mark.parametrize(
+    ("change", "hospitals", "message"),
+    [
+        ({"partition": "iid"}, 121, "121 hospitals and 120 images: use fewer hospitals"),
+        ({"partition": "dirichlet"}, 13, "each of 13 hospitals 10 of 120 images: use a larger"),
+        ({"partition_alpha": 1e-9}, 4, "with partition-alpha 1e-09"),
+        ({"partition": "classes", "partition_classes": 1}, 3, "hold 3 of the 4 .* holds 'd'"),
+        ({"partition": "classes", "partition_classes": 5}, 3, "is 5; the data set has 4 classes"),
+        ({"partition": "site"}, 5, "5 hospitals and 4 sites"),
+        ({"partition": "site"}, 3, "3 hospitals and 4 sites"),
+    ],
+)
+def test_a_cut_that_cannot_be(change, hospitals, message):
+    with pytest.raises(DataError, match=message):
+        cut(POOL, replace(SETTINGS, **change), hospitals)
+
+
+def test_sites_that_the_data_set_does_not_name(npz):
+    with pytest.raises(DataError, match=r"pool\.npz' does not say which site"):
+        open_data(replace(SETTINGS, dataset=npz, partition="site"), 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("test_fraction", "tests"), [(0.3, [3, 2, 0]), (0.9, [9, 4, 0]), (0.99, [9, 4, 0])]
+)
+def test_every_class_is_split(test_fraction, tests):
+    """Of n = 10, 5, 1 images round(n · fraction) are tested on (4.5 -> 4), but n - 1 at most."""
+    labels = np.repeat([0, 1, 2], [10, 5, 1])
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(0))
+
+    assert np.bincount(labels[chosen], minlength=3).tolist() == tests
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "classes"])
+def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
+    settings = replace(SETTINGS, dataset=npz, partition=name)
+    numbers = []
+    for hospital in range(4):
+        data = open_data(settings, hospital, 4)
+        for images, labels in (
+            (data.train_images, data.train_labels),
+            (data.test_images, data.test_labels),
+        ):
+            assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
+            assert images.shape == (len(labels), 1, 2, 2)
+            assert torch.equal(images[:, 0, 0, 0] % 4, labels)  # a label stays with its image
+            numbers += images[:, 0, 0, 0].tolist()
+        assert data.classes == ("0", "1", "2", "3")
+
+    assert sorted(numbers) == NUMBERS.tolist()
+
+
+def test_the_test_set_of_the_data_set_is_kept(tmp_path):
+    sets: dict[str, Any] = {}
+    for part, own in {
+        "train_0": [0, 1],
+        "test_0": [4],
+        "train_1": [5, 6],
+        "test_1": [7, 8],
+    }.items():
+        name, hospital = part.split("_")
+        sets[f"{name}_x_{hospital}"] = POOL.images[own, 0]
+        sets[f"{name}_y_{hospital}"] = POOL.labels[own] % 2
+    np.savez(tmp_path / "sets.npz", **sets)
+    settings = replace(SETTINGS, dataset=f"npz:{tmp_path / 'sets.npz'}", partition="site")
+    data = open_data(settings, 1, 2)
+
+    assert data.train_images[:, 0, 0, 0].tolist() == [5, 6]
+    assert data.test_images[:, 0, 0, 0].tolist() == [7, 8]
+
+
+def test_images_are_resized_as_torchvision_does(npz):
+    """Two pixels by two become their mean: (0 + 100 + 50 + 250) / 4 = 100."""
+    square = torch.tensor([[0, 100], [50, 250]], dtype=torch.uint8)[None, None]
+    images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 7), np.uint8))
+
+    assert resized(square, 1).item() == 100
+    assert torch.equal(resized(images, 5), resize(images, [5, 5], antialias=True))
+    assert torch.equal(resized(images, 0), images)
+    assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test_images.shape[1:] == (
+        (1, 5, 5)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "nothing:/file", "npz", "digits:/file", "mnist:", ":", ""]
+)
+def test_unknown_data_sets_list_the_choices(name):
+    with pytest.raises(DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:"):
+        open_data(replace(SETTINGS, dataset=name), 0, 2)
+
+
+def test_a_hospital_with_too_few_images_is_named(npz):
+    """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
+    with pytest.raises(DataError, match="Hospital 59 of 60 has 2 training and 0 test images"):
+        open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)

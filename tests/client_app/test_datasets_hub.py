@@ -1,0 +1,141 @@
+"""Data sets in the forms of the Hugging Face hub, written to a folder; the hub is out of reach."""
+
+from typing import Any
+
+import datasets
+import numpy as np
+import PIL.Image
+import pytest
+
+from client_app.datasets import DataError
+from client_app.datasets.hub import load_hub
+
+
+@pytest.fixture(autouse=True)
+def offline(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def picture(value: Any = 7, size: tuple[int, int] = (3, 2), mode: str = "L") -> PIL.Image.Image:
+    """An image of one value, of (width, height) pixels."""
+    return PIL.Image.new(mode, size, value)
+
+
+def save(folder, split="train", kinds=None, **columns):
+    kinds = {"image": datasets.Image()} | (kinds or {})
+    table = datasets.Dataset.from_dict(columns)
+    for name, kind in kinds.items():
+        table = table.cast_column(name, kind)
+    table.to_parquet(folder / f"{split}.parquet")
+
+
+def test_a_folder_of_classes(folder):
+    for name, value in (("benign", 10), ("malignant", 20)):
+        (folder / name).mkdir()
+        picture(value).save(folder / name / "1.png")
+    pool = load_hub(str(folder), 0)
+
+    assert pool.images.shape == (2, 1, 2, 3)
+    assert pool.images[:, 0, 0, 0].tolist() == [10, 20]
+    assert pool.labels.tolist() == [0, 1]
+    assert pool.classes == ("benign", "malignant")
+    assert pool.sites is None
+    assert pool.held_out is None
+
+
+def test_splits_come_in_the_order_train_test_others(folder):
+    for split, value, label in (("validation", 3, 0), ("test", 2, 1), ("train", 1, 0)):
+        save(folder, split, image=[picture(value)], label=[label])
+    pool = load_hub(str(folder), 0)
+
+    assert pool.images[:, 0, 0, 0].tolist() == [1, 2, 3]
+    assert pool.labels.tolist() == [0, 1, 0]
+    assert pool.classes == ("0", "1")
+
+
+def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):
+    """The sites are numbered in the order of their classes: Rome 0, Bonn 1."""
+    kinds = {
+        "site": datasets.ClassLabel(names=["Rome", "Bonn"]),
+        "finding": datasets.ClassLabel(names=["none", "some"]),
+    }
+    save(folder, kinds=kinds, site=[1, 0], image=[picture(), picture()], finding=[1, 0])
+    pool = load_hub(str(folder), 0)
+
+    assert pool.labels.tolist() == [1, 0]
+    assert pool.classes == ("none", "some")
+    assert pool.sites is not None
+    assert pool.sites.tolist() == [1, 0]
+
+
+def test_sites_may_be_words(folder):
+    save(folder, image=[picture()] * 3, label=[0, 0, 0], site=["Rome", "Bonn", "Rome"])
+    pool = load_hub(str(folder), 0)
+
+    assert pool.sites is not None
+    assert pool.sites.tolist() == [1, 0, 1]
+
+
+def test_grey_among_colour_gets_three_channels(folder):
+    red = picture((9, 0, 0), mode="RGB")
+    transparent = picture((1, 2, 3, 0), mode="RGBA")
+    save(folder, image=[picture(7), red, transparent], label=[0, 0, 0])
+    pool = load_hub(str(folder), 0)
+
+    assert pool.images.shape == (3, 3, 2, 3)
+    assert pool.images[:, :, 0, 0].tolist() == [[7, 7, 7], [9, 0, 0], [1, 2, 3]]
+
+
+def test_images_of_different_sizes_need_an_image_size(folder):
+    save(folder, image=[picture(7), picture(8, size=(5, 4))], label=[0, 0])
+
+    with pytest.raises(DataError, match=r"2 sizes, from \(2, 3\) to \(4, 5\): .*'image-size'"):
+        load_hub(str(folder), 0)
+    pool = load_hub(str(folder), 6)
+    assert pool.images.shape == (2, 1, 6, 6)
+    assert np.array_equal(pool.images[:, 0, 0, 0], [7, 8])
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"image": [picture()], "grade": [0]}, "has the columns image, grade; it must have"),
+        ({"image": [picture()], "label": [0.5]}, "'label' .* a whole number everywhere"),
+        ({"image": [picture(), picture()], "label": [0, None]}, "a whole number everywhere"),
+        ({"image": [picture(), picture()], "label": [0, -1]}, "1 of 2 labels are none of"),
+        ({"image": [picture(), None], "label": [0, 0]}, "Image 1 of .* cannot be used"),
+        ({"image": [picture(mode="I;16")], "label": [0]}, r"Image 0 of .* 8 bits per channel"),
+        ({"image": [picture()], "label": [0], "site": [None]}, "'site' .* is empty for some"),
+    ],
+)
+def test_columns_that_do_not_fit(columns, message, folder):
+    save(folder, **columns)
+
+    with pytest.raises(DataError, match=message):
+        load_hub(str(folder), 0)
+
+
+def test_a_broken_file_is_not_named(folder):
+    for name in ("benign", "malignant"):
+        (folder / name).mkdir()
+        (folder / name / "patient-7.png").write_text("not an image")
+
+    with pytest.raises(DataError, match="cannot be used") as error:
+        load_hub(str(folder), 0)
+    assert "patient" not in str(error.value)
+
+
+def test_what_is_not_there(folder):
+    with pytest.raises(DataError, match="There is no folder '/no/such/folder'"):
+        load_hub("/no/such/folder", 0)
+    with pytest.raises(DataError, match=r"data' cannot be read as a data set \(EmptyDatasetError"):
+        load_hub(str(folder), 0)
+    with pytest.raises(DataError, match=r"hub cannot be reached .* hf:<absolute folder> or npz:"):
+        load_hub("ylecun/mnist", 0)
