@@ -1,0 +1,1 @@
+"""The post office: the ServerApp, and the only code that writes results."""

@@ -1,0 +1,54 @@
+import pytest
+
+from strategies.events import Event
+
+
+def evaluated(round_, model, hospital, accuracy):
+    metrics = {"accuracy": accuracy, "num-examples": {"A": 10, "B": 30}[hospital]}
+    return Event("evaluate", round_, 1, hospital, model, metrics=metrics, seconds=0.5)
+
+
+def visit(round_, model, hospital):
+    return Event(
+        "train",
+        round_,
+        1,
+        hospital,
+        model,
+        metrics={"train-loss": 0.4, "seconds-train": 6.0, "seconds-serialise": 1.0},
+        seconds=10.0,
+        bytes_sent=100,
+        bytes_received=120,
+    )
+
+
+@pytest.fixture
+def events():
+    """Two rounds of hospitals A and B. In the second one B does not answer in time.
+
+    round 1          at A (10 images)   at B (30)     round 2       at A    at B
+    model A, by A    0.9                0.5           model A       0.8     0.4
+    model B, by B    0.6                0.8           model B, by A 0.7     0.5
+    held after it    B                  A             held          A       B
+    """
+    prepared = {"seconds-prepare": 3.0, "seconds-serialise": 1.0}
+    return [
+        Event("query.prepare", 0, 0, "A", "A", metrics=prepared, seconds=5.0),
+        Event("query.prepare", 0, 0, "B", "B", metrics=prepared, seconds=5.0),
+        visit(1, "A", "A"),
+        visit(1, "B", "B"),
+        evaluated(1, "A", "A", 0.9),
+        evaluated(1, "A", "B", 0.5),
+        evaluated(1, "B", "A", 0.6),
+        evaluated(1, "B", "B", 0.8),
+        Event("hand-off", 1, 1, "A", "B"),
+        Event("hand-off", 1, 1, "B", "A"),
+        visit(2, "B", "A"),
+        Event("train", 2, 1, "B", "A", "timeout", "No answer.", seconds=20.0, bytes_sent=100),
+        evaluated(2, "A", "A", 0.8),
+        evaluated(2, "A", "B", 0.4),
+        evaluated(2, "B", "A", 0.7),
+        evaluated(2, "B", "B", 0.5),
+        Event("hand-off", 2, 1, "A", "A"),
+        Event("hand-off", 2, 1, "B", "B"),
+    ]

@@ -1,0 +1,139 @@
+from math import isnan, nan
+
+import pytest
+
+from server_app.measures import measure_round, summarise
+from strategies.events import Event
+
+
+def measured(events, *rounds, cross=True):
+    return [measure_round(r, [e for e in events if e.round == r], cross) for r in rounds]
+
+
+def summary_of(events, error=""):
+    return summarise("rwt", events, measured(events, 1, 2), 60.0, error)
+
+
+def test_the_figures_of_a_round(events):
+    """Round 1, from the table in conftest.py.
+
+    federation    (0.9 + 0.5 + 0.6 + 0.8) / 4                   = 0.7
+    pooled        (10·(0.9 + 0.6) + 30·(0.5 + 0.8)) / (2·40)    = 0.675
+    personalized  A holds model B: 0.6, B holds A: 0.5          = 0.55
+    after visit   A trained A: 0.9, B trained B: 0.8            = 0.85
+    """
+    [round_] = measured(events, 1)
+    assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
+    assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.675)
+    assert round_.figures["personalized_accuracy"] == pytest.approx(0.55)
+    assert round_.figures["accuracy_after_visit"] == pytest.approx(0.85)
+    assert round_.figures["train_loss"] == pytest.approx(0.4)
+    assert round_.held == {"A": 0.6, "B": 0.5}
+    assert round_.trained == {"A", "B"}
+
+
+def test_a_summary_is_about_the_last_evaluated_round(events):
+    """Round 2: federation 2.4/4; A holds A and B holds B: (0.8 + 0.5)/2; only A made a visit."""
+    summary = summary_of(events)
+    assert summary.federation_accuracy == pytest.approx(0.6)
+    assert summary.personalized_accuracy == pytest.approx(0.65)
+    assert summary.accuracy_after_visit == pytest.approx(0.7)
+    assert summary.accuracy_matrix == [[0.8, 0.4], [0.7, 0.5]]
+    assert summary.history["round"] == [1, 2]
+    assert summary.history["federation_accuracy"] == pytest.approx([0.7, 0.6])
+    assert summary.history["held"] == {"A": [0.6, 0.8], "B": [0.5, 0.5]}
+    assert (summary.rounds, summary.best_round) == (2, 1)
+
+
+def test_convergence_has_n_minus_1_in_its_deviation(events):
+    """At B: 0.4 and 0.5, mean 0.45, deviations ∓0.05, std √(2·0.05² / (2 - 1)) = 0.05·√2."""
+    at_b = summary_of(events).node_convergence["B"]
+    assert at_b == {"mean": pytest.approx(0.45), "std": pytest.approx(0.05 * 2**0.5)}
+
+
+def test_one_model_has_no_deviation(events):
+    events = [event for event in events if event.lineage != "B"]
+    assert isnan(summary_of(events).node_convergence["A"]["std"])
+
+
+def test_waiting_is_what_hospitals_did_not_report(events):
+    """All messages: 2·5 + 3·10 + 20 + 8·0.5 = 64 s.
+
+    Reported: prepare 2·3, train 3·6, serialise 5·1; nothing of the 8 evaluations. 64 - 29 = 35.
+    """
+    assert summary_of(events).seconds == {
+        "prepare": 6.0,
+        "train": 18.0,
+        "evaluate": 0.0,
+        "serialise": 5.0,
+        "wait": 35.0,
+    }
+
+
+def test_bytes_per_hop_are_those_of_a_visit_that_succeeded(events):
+    summary = summary_of(events)
+    assert (summary.bytes_sent, summary.bytes_received) == (4 * 100, 3 * 120)
+    assert summary.bytes_per_hop == 220
+
+
+def test_who_took_part_and_who_failed(events):
+    summary = summary_of(events)
+    assert summary.status == "completed with failures"
+    assert summary.participation == {
+        "A": {"visits": 2, "visited": [1, 2], "missed": []},
+        "B": {"visits": 1, "visited": [1], "missed": [2]},
+    }
+    assert summary.failures == [
+        {
+            "round": 2,
+            "hop": 1,
+            "verb": "train",
+            "hospital": "B",
+            "lineage": "A",
+            "outcome": "timeout",
+            "reason": "No answer.",
+        }
+    ]
+
+
+def test_status_without_failures_and_with_an_error(events):
+    assert summary_of(events[:10]).status == "completed"
+    assert summary_of(events, "RunError: nobody is there").status == "failed"
+
+
+def test_after_visit_is_not_read_from_a_model_that_others_trained_too():
+    """The matrix shows `global` after the last hop: what C left of it, not A (hop 1) or B (hop 1).
+
+    A said itself how the model did after its visit, B did not: (0.9 + 0.7) / 2 = 0.8.
+    """
+    events = [
+        Event("train", 1, 1, "A", "global", metrics={"accuracy-after-visit": 0.9}),
+        Event("train", 1, 1, "B", "global"),
+        Event("train.rewind", 1, 2, "C", "global"),
+        *(Event("evaluate", 1, 2, h, "global", metrics={"accuracy": 0.7}) for h in "ABC"),
+    ]
+    [round_] = measured(events, 1)
+    assert round_.figures["accuracy_after_visit"] == pytest.approx(0.8)
+
+
+def test_without_cross_evaluation_nothing_is_said_about_the_federation(events):
+    rounds = measured(events, 1, 2, cross=False)
+    summary = summarise("rwt", events, rounds, 60.0, "")
+    assert isnan(summary.federation_accuracy)
+    assert isnan(summary.pooled_federation_accuracy)
+    assert summary.best_round == 2  # personalized accuracy was 0.55, then 0.65
+
+
+def test_means_are_over_what_was_measured():
+    """The area under the ROC curve is undefined where only one class occurs."""
+    events = [
+        Event("evaluate", 1, 1, hospital, "A", metrics={"accuracy": 0.5, **auroc})
+        for hospital, auroc in {"A": {"auroc": 0.9}, "B": {"auroc": nan}, "C": {}}.items()
+    ]
+    assert measured(events, 1)[0].figures["federation_auroc"] == 0.9
+
+
+def test_a_run_that_measured_nothing_can_be_summed_up():
+    summary = summarise("rwt", [], [], 1.0, "RunError: nobody is there")
+    assert isnan(summary.federation_accuracy)
+    assert (summary.hospitals, summary.best_round, summary.rounds) == ([], None, 0)

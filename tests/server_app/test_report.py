@@ -1,0 +1,93 @@
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from server_app.measures import measure_round, summarise
+from server_app.report import LISTED, render
+from strategies.events import Event
+
+
+def page_of(events, cross=True, error=""):
+    rounds = [
+        measure_round(r, [event for event in events if event.round == r], cross)
+        for r in sorted({event.round for event in events} - {0})
+    ]
+    return render("the-run", summarise("rwt", events, rounds, 60.0, error), 'model = "cnn"\n')
+
+
+def federation(names):
+    """Two rounds in which everybody trains the model of everybody's next neighbour."""
+    for round_ in (1, 2):
+        for place, name in enumerate(names):
+            yield Event("train", round_, 1, name, names[(place + round_) % len(names)], seconds=1.0)
+        for model in names:
+            for name in names:
+                metrics = {"accuracy": 0.5 + 0.1 * round_, "num-examples": 10}
+                yield Event("evaluate", round_, 1, name, model, metrics=metrics)
+        for place, name in enumerate(names):
+            yield Event("hand-off", round_, 1, name, names[(place + round_ + 1) % len(names)])
+
+
+class Tags(HTMLParser):
+    """Which elements a page has, and what it loads."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.names, self.loaded = set(), set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        self.loaded |= {value for key, value in attrs if key in ("src", "href", "xlink:href")}
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 15])
+def test_a_page_shows_every_hospital_and_loads_nothing(count):
+    names = [f"hospital-{place:02}" for place in range(count)]
+    page = page_of(list(federation(names)))
+    tags = Tags(page)
+    assert all(f">{name}</text>" in page for name in names)
+    assert page.count("<svg") == 5
+    assert all(target.startswith(("#", "data:")) for target in tags.loaded)
+    assert "script" not in tags.names
+    assert not re.search(r"url\((?!#)|@import", page)
+
+
+def test_the_same_run_gives_the_same_page(events):
+    assert page_of(events) == page_of(events)
+
+
+def test_what_comes_from_outside_cannot_become_markup():
+    bad = "<script>$a_1</script>"
+    events = [
+        *federation([bad, "B"]),
+        Event("train", 2, 1, bad, bad, "crashed", "<script>alert(1)</script>"),
+    ]
+    page = page_of(events, error="RuntimeError: <script>alert(2)</script>")
+    assert "<script" not in page
+    assert "&lt;script&gt;alert(1)" in page
+    assert "&lt;script&gt;alert(2)" in page
+
+
+def test_failures_are_named(events):
+    page = page_of(events)
+    assert 'class="failures"' in page
+    assert "<td>B</td><td>train</td><td>A</td><td>timeout</td><td>No answer.</td>" in page
+    assert 'class="failures"' not in page_of(events[:10])
+
+
+def test_many_failures_are_cut_short(events):
+    page = page_of([*events, *events[11:12] * LISTED])
+    assert page.count("<td>timeout</td>") == LISTED
+    assert f"Failures of hospitals: {LISTED + 1}." in page
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_a_run_may_fail_before_anything_was_measured(events, count):
+    assert "The run failed. RunError" in page_of(events[:count], error="RunError: no more")
+
+
+def test_a_page_without_cross_evaluation(events):
+    own = [e for e in events if e.verb != "evaluate" or e.hospital != e.lineage]
+    assert "<td>–</td>" in page_of(own, cross=False)

@@ -1,0 +1,144 @@
+import csv
+import json
+from math import nan
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.common.config import parse_config_args
+
+from server_app import results as module
+from server_app.results import Results
+from strategies.events import Event
+from strategies.parcel import Manifest, load, pack
+from strategies.settings import Settings, SettingsError
+from tests.fakes import settings
+
+
+@pytest.fixture
+def results(tmp_path):
+    return Results.create(settings(output_dir=str(tmp_path)))
+
+
+def parcel(lineage):
+    model = ArrayRecord({"weight": Array(np.ones(2, "f4"))})
+    return pack({"model": model}, Manifest(lineage, "counter", ["a", "b"]))
+
+
+def lines_of(results):
+    return [json.loads(line) for line in (results.path / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary_of(results):
+    def refuse(name):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads((results.path / "summary.json").read_text(), parse_constant=refuse)
+
+
+def run(results, events):
+    for event, following in zip(events, [*events[1:], None], strict=True):
+        results.record(event)
+        if event.round and (following is None or following.round != event.round):
+            results.round_finished(event.round)
+
+
+def test_a_run_leaves_its_files(results, events):
+    run(results, events)
+    results.finish({"A": parcel("A"), "B": parcel("B")})
+    names = sorted(str(p.relative_to(results.path)) for p in results.path.rglob("*") if p.is_file())
+    assert names == [
+        "accuracy_matrix.csv",
+        "config.toml",
+        "metrics.jsonl",
+        "parcels/A.npz",
+        "parcels/B.npz",
+        "report.html",
+        "summary.json",
+    ]
+    summary = summary_of(results)
+    assert summary["status"] == "completed with failures"
+    assert summary["federation_accuracy"] == pytest.approx(0.6)
+    assert summary["federation_auroc"] is None
+    with (results.path / "accuracy_matrix.csv").open(newline="") as file:
+        assert list(csv.reader(file)) == [
+            ["model", "A", "B"],
+            ["A", "0.8", "0.4"],
+            ["B", "0.7", "0.5"],
+        ]
+    assert load(results.path / "parcels" / "A.npz")["manifest"]["lineage"] == "A"
+
+
+def test_an_event_is_on_disk_at_once_and_without_nan(results):
+    results.record(Event("train", 1, 2, "Süd", "A", metrics={"auroc": nan}, bytes_sent=7))
+    [line] = lines_of(results)
+    assert line.pop("time") >= 0
+    assert line == {
+        "verb": "train",
+        "round": 1,
+        "hop": 2,
+        "hospital": "Süd",
+        "lineage": "A",
+        "outcome": "ok",
+        "reason": "",
+        "metrics": {"auroc": None},
+        "seconds": 0.0,
+        "bytes_sent": 7,
+        "bytes_received": 0,
+    }
+
+
+def test_config_toml_starts_the_same_run_again(tmp_path):
+    chosen = settings(output_dir=str(tmp_path), train__learning_rate=0.5, evaluate__cross=False)
+    path = Results.create(chosen).path / "config.toml"
+    assert Settings.parse(parse_config_args([str(path)])) == chosen
+
+
+def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "strftime", lambda _: "2026-11-21_14-03-59")
+    chosen = settings(output_dir=str(tmp_path), strategy="rwt")
+    names = [Results.create(chosen).path.name for _ in range(3)]
+    assert names == [f"2026-11-21_14-03-59-rwt{end}" for end in ("", "-2", "-3")]
+
+
+def test_an_output_dir_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for bad in (f"{tmp_path}/file/runs", "~nobody-of-this-name/runs"):
+        with pytest.raises(SettingsError, match=r"'output-dir' is .*runs'; it must be a folder"):
+            Results.create(settings(output_dir=bad))
+
+
+def test_a_failed_run_keeps_what_it_measured(results, events):
+    run(results, events[:10])
+    results.record(events[10])
+    results.fail(RuntimeError("the power went"), {"A": parcel("A")})
+    summary = summary_of(results)
+    assert (summary["status"], summary["error"]) == ("failed", "RuntimeError: the power went")
+    assert (summary["rounds"], summary["federation_accuracy"]) == (1, pytest.approx(0.7))
+    assert summary["participation"]["A"]["visits"] == 2
+    assert "the power went" in (results.path / "report.html").read_text()
+    assert (results.path / "parcels" / "A.npz").exists()
+
+
+def test_a_run_that_fails_at_once_has_results_too(results):
+    results.fail(RuntimeError("nobody is there"), {})
+    assert summary_of(results)["hospitals"] == []
+
+
+def test_a_name_cannot_lead_out_of_the_folder(results):
+    results.finish({"../../A": parcel("A"), "Klinik Süd": parcel("B")})
+    names = sorted(path.name for path in (results.path / "parcels").iterdir())
+    assert names == ["..%2F..%2FA.npz", "Klinik S%C3%BCd.npz"]
+
+
+def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
+    lines = []
+    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    run(results, events[:10])
+    results.record(Event("train", 2, 1, "A", "B", metrics={"train-loss": 0.25}))
+    results.round_finished(2)
+    assert [line.rpartition(" | ")[0] for line in lines] == [
+        "round 1/10 | federation 0.700 | personalised 0.550 | after visit 0.850 | loss 0.400"
+        " | 2 of 2 hospitals",
+        "round 2/10 | loss 0.250 | 1 of 2 hospitals",
+    ]
