@@ -1,0 +1,1 @@
+"""A hospital. The only package that opens a data file."""

@@ -19,7 +19,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from strategies.parcel import Failure, ParcelError, check_answer, count_bytes
+from strategies.parcel import Failure, UndeclaredError, check_answer, count_bytes
 
 # Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
 # little and an answer lies there for a small part of the time that it took.
@@ -197,8 +197,8 @@ def _delivery(message: Message, reply: Message, seconds: float) -> Delivery:
     verb = message.metadata.message_type
     try:
         check_answer(verb, reply.content)
-    except ParcelError as error:
-        return _failed(message, error.failure, str(error), seconds)
+    except UndeclaredError as error:
+        return _failed(message, Failure.UNDECLARED, str(error), seconds)
     node = message.metadata.dst_node_id
     return Delivery(node, verb, message.content, reply.content, None, "", seconds)
 

@@ -13,10 +13,13 @@ Deviations:
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+from numpy.typing import NDArray
 
 from strategies.parcel import check_parcel, pack
 from strategies.peer import Held, Leg, PeerStrategy
@@ -49,17 +52,8 @@ class FedAvg(PeerStrategy):
             self.held = {GLOBAL: next(iter(self.held.values()))}
 
     def _global_parcel(self, like: Held, model: ArrayRecord, server_round: int) -> RecordDict:
-        manifest = check_parcel(like.parcel)
-        return pack(
-            {"model": model},
-            lineage=GLOBAL,
-            architecture=manifest.architecture,
-            classes=manifest.classes,
-            round=server_round,
-            hop=self.hops_per_round if server_round else 0,
-            visited=self.hospitals if server_round else [],
-            parent=manifest.parent,
-        )
+        label = replace(check_parcel(like.parcel), lineage=GLOBAL, round=server_round, visited=[])
+        return pack({"model": model}, label)
 
 
 def average(trained: Sequence[Held]) -> ArrayRecord:
@@ -75,8 +69,9 @@ def average(trained: Sequence[Held]) -> ArrayRecord:
     )
 
 
-def _cast(array: np.ndarray, dtype: str) -> Array:
-    return Array((array if np.issubdtype(dtype, np.floating) else array.round()).astype(dtype))
+def _cast(array: NDArray[Any], dtype: str) -> Array:
+    whole = not np.issubdtype(dtype, np.floating)
+    return Array(np.asarray(array.round() if whole else array, dtype))
 
 
 def _model(held: Held) -> ArrayRecord:

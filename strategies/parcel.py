@@ -19,8 +19,9 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +51,7 @@ METRICS = frozenset(
         "num-examples",  # images behind the metrics of this answer
         "train-loss",  # mean over the last epoch of a visit
         "accuracy",
+        "accuracy-after-visit",  # on the hospital's own test images
         "balanced-accuracy",
         "auroc",
         "seconds-prepare",
@@ -76,15 +78,11 @@ class Failure(IntEnum):
 
 
 class ParcelError(ValueError):
-    """A parcel or an answer is not what it must be."""
-
-    failure = Failure.PARCEL
+    """A parcel is not what it must be."""
 
 
-class UndeclaredError(ParcelError):
+class UndeclaredError(ValueError):
     """An answer holds something that `ANSWERS`, `CARD` or `METRICS` does not list."""
-
-    failure = Failure.UNDECLARED
 
 
 @dataclass(frozen=True)
@@ -107,12 +105,22 @@ class Manifest:
     lineage: str
     architecture: str
     classes: list[str]
-    round: int
-    hop: int
-    visited: list[str]
-    parent: str
-    hashes: list[str]
+    round: int = 0
+    hop: int = 0
+    visited: list[str] = field(default_factory=list)
+    parent: str = ""
+    hashes: list[str] = field(default_factory=list)
     format: int = FORMAT
+
+    def after(self, order: "Order") -> "Manifest":
+        """The label after the visit that an order asked for; `pack` writes the new hashes."""
+        return replace(
+            self,
+            round=order.round,
+            hop=order.hop,
+            visited=[*self.visited, order.hospital],
+            parent=self.hash_of["model"],
+        )
 
     @property
     def hash_of(self) -> dict[str, str]:
@@ -132,6 +140,7 @@ class Order:
         epochs: Passes over the training images.
         test: Whether to test the model after training it.
         own_start: Whether the hospital's first model has initial weights of its own.
+        code: `code_hash` of the server; empty in later messages than the first.
     """
 
     round: int
@@ -141,6 +150,18 @@ class Order:
     epochs: int = 0
     test: bool = False
     own_start: bool = False
+    code: str = ""
+
+
+@cache
+def code_hash() -> str:
+    """SHA-256 of the source of the packages that server and hospitals must have the same of."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for package in ("client_app", "strategies"):
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def to_record(value: "Manifest | Order") -> ConfigRecord:
@@ -154,7 +175,7 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
     Raises:
         ParcelError: A field is missing, unknown, or of the wrong type.
     """
-    wanted = {field.name: field.type for field in fields(kind)}
+    wanted = {each.name: each.type for each in fields(kind)}
     if set(record) != set(wanted):
         raise ParcelError(
             f"The {kind.__name__.lower()} has the fields {sorted(record)}; "
@@ -176,11 +197,10 @@ def hash_arrays(record: ArrayRecord) -> str:
     return digest.hexdigest()
 
 
-def pack(arrays: Mapping[str, ArrayRecord], **manifest: Any) -> RecordDict:
-    """Make a parcel of array records; `manifest` holds all fields of `Manifest` but the hashes."""
+def pack(arrays: Mapping[str, ArrayRecord], manifest: Manifest) -> RecordDict:
+    """Make a parcel of array records and a label, which gets their hashes."""
     hashes = [f"{name}={hash_arrays(record)}" for name, record in arrays.items()]
-    label = to_record(Manifest(hashes=hashes, **manifest))
-    return RecordDict({**arrays, "manifest": label})
+    return RecordDict({**arrays, "manifest": to_record(replace(manifest, hashes=hashes))})
 
 
 def parcel_in(content: RecordDict) -> RecordDict:

@@ -28,6 +28,7 @@ from strategies.parcel import (
     bundle,
     check_parcel,
     check_same_layout,
+    code_hash,
     count_bytes,
     parcel_in,
     to_record,
@@ -137,9 +138,8 @@ class PeerStrategy(Strategy):
         """
         unknown = set(self._wait_for_hospitals()) - set(self.nodes.values())
         for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
-            hospital = str(
-                delivery.content.get("card", {}).get("hospital", f"node {delivery.node}")
-            )
+            card = delivery.content.config_records.get("card", ConfigRecord())
+            hospital = str(card.get("hospital", f"node {delivery.node}"))
             parcel = self._admit(delivery, 0, 0, hospital, hospital)
             if delivery.failure in (Failure.SETTINGS, Failure.DATA):
                 raise RunError(delivery.reason)
@@ -168,7 +168,9 @@ class PeerStrategy(Strategy):
     def _invitations(self, nodes: list[int]) -> Iterator[Message]:
         names = {node.node_id: node.name for node in self.courier.get_nodes()}
         for node in nodes:
-            order = Order(0, 0, names[node], self.learner, own_start=self.own_start)
+            order = Order(
+                0, 0, names[node], self.learner, own_start=self.own_start, code=code_hash()
+            )
             yield Message(RecordDict({"order": to_record(order)}), node, "query.prepare")
 
     def _welcome(self, hospital: str, node: int, parcel: RecordDict) -> None:
@@ -247,16 +249,19 @@ class PeerStrategy(Strategy):
         for delivery in replies:
             hospital = self._hospital_at(delivery.node)
             tested = unbundle(delivery.sent)
+            shared = {key: value for key, value in _metrics(delivery).items() if "/" not in key}
             for lineage in tested:
                 event = _event(delivery, round_, hop, hospital, lineage)
+                share = {key: value / len(tested) for key, value in shared.items()}
+                own = {
+                    key.removeprefix(f"{lineage}/"): value
+                    for key, value in event.metrics.items()
+                    if key.startswith(f"{lineage}/")
+                }
                 self.journal.record(
                     replace(
                         event,
-                        metrics={
-                            key.removeprefix(f"{lineage}/"): value
-                            for key, value in event.metrics.items()
-                            if key.startswith(f"{lineage}/")
-                        },
+                        metrics=share | own,
                         seconds=delivery.seconds / len(tested),
                         bytes_sent=count_bytes(tested[lineage]),
                     )

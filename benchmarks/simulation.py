@@ -1,0 +1,130 @@
+"""Runs of this app as a user starts them, on a SuperLink of their own.
+
+A SuperLink that runs simulations puts its working directory first on the import path of its
+workers, and Flower leaves it running. Here it gets an empty folder and a home of its own, and is
+ended with the runs.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+APP = Path(__file__).parents[1]
+START_UP = 60.0  # seconds a SuperLink may take to be ready
+
+
+class RunFailed(RuntimeError):
+    """Flower says that a run has not completed."""
+
+
+@contextmanager
+def superlink(folder: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink for simulations, with its files in `folder`.
+
+    Yields:
+        The environment in which `flwr` finds it as "local".
+    """
+    workplace = folder / "empty"
+    workplace.mkdir(parents=True)
+    port = str(_free_port())
+    environment = {
+        **os.environ,
+        "FLWR_HOME": str(folder / "flwr"),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "RAY_TMPDIR": str(folder / "ray"),
+    }
+    command = [
+        *("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port),
+        "--disable-runtime-dependency-installation",
+    ]
+    with (folder / "superlink.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=workplace, env=environment, stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        _wait_for(f"http://127.0.0.1:{port}/health", process)
+        yield environment
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def run(
+    environment: dict[str, str],
+    output_dir: Path,
+    hospitals: int,
+    *,
+    cpus: int = 1,
+    config: Path | None = None,
+    **settings: object,
+) -> Path:
+    """Do one run of the app and wait for its end.
+
+    Args:
+        environment: Of `superlink`.
+        output_dir: Where the result folder shall be; nothing else may be put there meanwhile.
+        hospitals: How many are simulated.
+        cpus: Cores that a simulated hospital takes; so many of them work at once as that allows.
+        config: A TOML file of settings, instead of `settings`.
+        settings: As in pyproject.toml, with _ for - and __ for a dot.
+
+    Returns:
+        The result folder.
+
+    Raises:
+        RunFailed: With the last lines of the run's output.
+    """
+    folders_before = set(output_dir.glob("*"))
+    if config is None:
+        overrides = " ".join(
+            f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}"
+            for key, value in {**settings, "output_dir": str(output_dir)}.items()
+        )
+    else:
+        overrides = str(config)
+    federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
+    command = ["flwr", "run", str(APP), "--stream"]
+    command += ["--run-config", overrides, "--federation-config", federation]
+    stream = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    output = stream.stdout[-3000:] + stream.stderr[-3000:]
+    if stream.returncode != 0:
+        raise RunFailed(output)
+    last = _last_run(environment)
+    if last["status"] != "finished:completed":
+        raise RunFailed(f"{last['status']}: {last['status-details']}\n{output}")
+    (result,) = set(output_dir.glob("*")) - folders_before
+    return result
+
+
+def _last_run(environment: dict[str, str]) -> dict[str, str]:
+    command = ["flwr", "ls", "local", "--format", "json"]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    runs: list[dict[str, str]] = json.loads(answer.stdout)["runs"]
+    return runs[0]
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_UP
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urlopen(url, timeout=1):
+                return
+        except (URLError, OSError):
+            time.sleep(0.1)
+    raise RuntimeError("The SuperLink did not start; see its superlink.log.")

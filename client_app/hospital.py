@@ -1,0 +1,87 @@
+"""One hospital: its name, its data on its device, its store."""
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from client_app.datasets import LocalData, open_data
+from client_app.models import Architecture
+from client_app.store import DEFAULT, Store
+from strategies.settings import Settings, SettingsError
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """What a hospital works with.
+
+    Attributes:
+        name: By which the others know it.
+        settings: Of the run; what the hospital's own node-config says wins.
+        data: Its images, on `device`.
+        device: Where it computes.
+        store: Its own folder.
+    """
+
+    name: str
+    settings: Settings
+    data: LocalData
+    device: torch.device
+    store: Store
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network that the settings ask for, fitted to the hospital's images."""
+        _, channels, height, width = self.data.train_images.shape
+        classes, hidden = len(self.data.classes), self.settings.mlp.widths
+        return Architecture(self.settings.model, channels, height, width, classes, hidden)
+
+
+def open_hospital(context: Context, name: str = "") -> Hospital:
+    """Open the hospital that a message is for; its data are loaded once per process.
+
+    Args:
+        context: Flower's: the run's settings, and the node-config of this hospital
+            (`site`, `dataset`, `store-dir`; for a simulated cut `partition-id`, `num-partitions`).
+        name: The name under which the server knows the hospital; empty if it knows none.
+
+    Raises:
+        SettingsError: A setting or the hospital's name cannot be used.
+        DataError: The hospital's data cannot be used.
+    """
+    node_config = context.node_config
+    index, hospitals = (
+        int(node_config.get("partition-id", 0)),
+        int(node_config.get("num-partitions", 1)),
+    )
+    name = name or str(node_config.get("site", f"hospital-{index:0{len(str(hospitals - 1))}}"))
+    if not re.fullmatch(r"[\w.-]+", name) or name == "global":
+        raise SettingsError(
+            f"The hospital's name (site) is '{name}'; it must consist of letters, digits, '.', '-' "
+            "and '_', and not be 'global'."
+        )
+    settings = Settings.parse(context.run_config)
+    settings = replace(settings, dataset=str(node_config.get("dataset", settings.dataset)))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return Hospital(
+        name=name,
+        settings=settings,
+        data=_data_on(device, settings, index, hospitals),
+        device=device,
+        store=Store(Path(str(node_config.get("store-dir", DEFAULT))) / name),
+    )
+
+
+@lru_cache(maxsize=64)
+def _data_on(device: torch.device, settings: Settings, index: int, hospitals: int) -> LocalData:
+    data = open_data(settings, index, hospitals)
+    return replace(
+        data,
+        train_images=data.train_images.to(device),
+        train_labels=data.train_labels.to(device),
+        test_images=data.test_images.to(device),
+        test_labels=data.test_labels.to(device),
+    )

@@ -1,0 +1,23 @@
+"""FedBN at the hospital (strategies/fedbn.py).
+
+Li et al., ICLR 2021, arXiv:2102.07623, Algorithm 1: BatchNorm layers are not communicated.
+"""
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from client_app.learners.plain import Plain
+
+
+class FedBN(Plain):
+    """Cross-entropy; every BatchNorm layer, whatever its name, stays home."""
+
+    @staticmethod
+    def stays_home(model: nn.Module) -> set[str]:
+        """Weights, biases, running statistics and counters of all BatchNorm layers."""
+        return {
+            f"{prefix}.{name}"
+            for prefix, module in model.named_modules()
+            if isinstance(module, _BatchNorm)
+            for name in module.state_dict()
+        }

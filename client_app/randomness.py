@@ -1,0 +1,15 @@
+"""Randomness for what takes no generator of its own: initial weights and dropout."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+@contextmanager
+def seeded(rng: np.random.Generator) -> Iterator[None]:
+    """Inside, torch's global generators follow from `rng`; outside, they never notice."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(int(rng.integers(2**63)))
+        yield

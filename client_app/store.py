@@ -1,0 +1,43 @@
+"""A hospital's own folder: what stays there between two messages, and never leaves.
+
+Every file is written under a temporary name and then renamed, so that a kill at any moment leaves
+the old file or the new one.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")) / "fedhandoff"
+
+
+class Store:
+    """Named sets of arrays in one folder.
+
+    Args:
+        folder: The hospital's folder; made when something is first saved.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.expanduser()
+
+    def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
+        """Keep a set of arrays under a name such as "runs/1/home"."""
+        path = self.folder / f"{name}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        with temporary.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        temporary.replace(path)
+
+    def load(self, name: str) -> dict[str, NDArray[Any]]:
+        """The arrays kept under a name; none if there are none."""
+        path = self.folder / f"{name}.npz"
+        if not path.exists():
+            return {}
+        with np.load(path, allow_pickle=False) as archive:
+            return dict(archive)

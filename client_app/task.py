@@ -1,0 +1,102 @@
+"""What the handlers share: open the hospital, unpack, keep the time, pack, answer."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
+
+from client_app.hospital import Hospital, open_hospital
+from client_app.learners import LEARNERS
+from client_app.learners.plain import Plain
+from client_app.models import Architecture
+from client_app.packing import pack_network, unpack_network
+from strategies.parcel import Manifest, Order, ParcelError, check_parcel, from_record
+
+
+class Task:
+    """One message, at the hospital that it is for.
+
+    Attributes:
+        order: What to do.
+        deadline: When to give up, in the time of `time.monotonic`.
+        seconds: Time spent so far, by the name of the metric.
+    """
+
+    def __init__(self, message: Message, context: Context) -> None:
+        self.message = message
+        self.context = context
+        self.order = from_record(Order, message.content.config_records["order"])
+        self.deadline = time.monotonic() + message.metadata.ttl
+        self.seconds: dict[str, float] = {}
+
+    @cached_property
+    def hospital(self) -> Hospital:
+        """The hospital, opened when it is first needed."""
+        return open_hospital(self.context, self.order.hospital)
+
+    @property
+    def learner(self) -> type[Plain]:
+        """The local objective that the order names."""
+        return LEARNERS[self.order.learner]
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        """Add the time spent inside to the metric `seconds-<what>`."""
+        start = time.perf_counter()
+        yield
+        spent = self.seconds.get(f"seconds-{what}", 0.0) + time.perf_counter() - start
+        self.seconds[f"seconds-{what}"] = spent
+
+    def unpack(self, parcel: RecordDict) -> tuple[nn.Module, Manifest]:
+        """Check a parcel and load its network, completed with what stayed home.
+
+        Raises:
+            ParcelError: It is damaged, or its network is not for this hospital's images.
+        """
+        with self.timed("serialise"):
+            manifest = check_parcel(parcel)
+            home = self.hospital.store.load(self._home)
+            network = unpack_network(parcel, manifest, home, self.hospital.device)
+        self._check_fit(manifest)
+        return network, manifest
+
+    def pack(self, network: nn.Module, manifest: Manifest) -> RecordDict:
+        """Make a parcel of what may travel, and keep what stays home."""
+        with self.timed("serialise"):
+            parcel, home = pack_network(network, self.learner, manifest)
+            if home:
+                self.hospital.store.save(self._home, home)
+            return parcel
+
+    def answer(
+        self, metrics: Mapping[str, float], parcel: RecordDict | None = None, **card: str
+    ) -> Message:
+        """The answer to the message."""
+        content = RecordDict(
+            {**(parcel or {}), "metrics": MetricRecord({**metrics, **self.seconds})}
+        )
+        if card:
+            content["card"] = ConfigRecord({**card})
+        return Message(content, reply_to=self.message)
+
+    def _check_fit(self, manifest: Manifest) -> None:
+        architecture, data = Architecture.from_json(manifest.architecture), self.hospital.data
+        theirs = (architecture.channels, architecture.height, architecture.width)
+        ours = tuple(data.train_images.shape[1:])
+        if theirs != ours:
+            raise ParcelError(
+                f"Lineage '{manifest.lineage}' is for {theirs} images (channels, height, width), "
+                f"hospital '{self.hospital.name}' has {ours}: set image-size for the whole run."
+            )
+        if manifest.classes != list(data.classes):
+            raise ParcelError(
+                f"Lineage '{manifest.lineage}' tells {manifest.classes} apart, "
+                f"hospital '{self.hospital.name}' has the classes {list(data.classes)}."
+            )
+
+    @property
+    def _home(self) -> str:
+        return f"runs/{self.context.run_id}/home"

@@ -1,0 +1,85 @@
+"""The one training loop: a visit of a model at a hospital."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.augmentation import AUGMENTATIONS
+from client_app.datasets import LocalData
+from client_app.learners.plain import Plain
+from client_app.randomness import seeded
+from strategies.settings import TrainSettings
+
+OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+
+
+class DeadlineError(TimeoutError):
+    """The time allowed for a message ran out before the work was done."""
+
+
+def train(
+    learner: Plain,
+    data: LocalData,
+    settings: TrainSettings,
+    epochs: int,
+    rng: np.random.Generator,
+    deadline: float,
+) -> dict[str, float]:
+    """Train a model on a hospital's images, with an optimizer that knows nothing of former visits.
+
+    Args:
+        learner: The local objective; holds the model.
+        data: The hospital's images, on the model's device.
+        settings: Batch size, optimizer and augmentation.
+        epochs: Passes over the images.
+        rng: Decides on the order of the images, the augmentation and dropout.
+        deadline: When to give up, in the time of `time.monotonic`.
+
+    Returns:
+        `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
+
+    Raises:
+        DeadlineError: The deadline has passed.
+    """
+    images, labels = data.train_images, data.train_labels
+    optimizer = OPTIMIZERS[settings.optimizer](
+        learner.model.parameters(),
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        fused=True,
+    )
+    augment = AUGMENTATIONS[settings.augment]
+    generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
+    learner.model.train()
+    with seeded(rng):
+        for _ in range(epochs):
+            total = torch.zeros((), device=images.device)  # read once, not at every step
+            for batch in batches(len(images), settings.batch_size, generator):
+                if time.monotonic() > deadline:
+                    raise DeadlineError("Training took longer than allowed (hop-timeout).")
+                batch = batch.to(images.device)
+                optimizer.zero_grad()
+                loss = learner.loss(normalise(augment(images[batch], generator)), labels[batch])
+                loss.backward()
+                learner.add_penalty_gradient()
+                optimizer.step()
+                total += loss.detach() * len(batch)
+    return {"train-loss": total.item() / len(images), "num-examples": len(images)}
+
+
+def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """The numbers 0 to `count` - 1 in random order, cut into batches of `size`.
+
+    A single image left over joins the batch before it: BatchNorm cannot train on one.
+    """
+    cut = list(torch.randperm(count, generator=generator).split(size))
+    if len(cut) > 1 and len(cut[-1]) == 1:
+        cut[-2:] = [torch.cat(cut[-2:])]
+    return cut
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Bring uint8 images to [-1, 1], as float32."""
+    return images.float().div_(127.5).sub_(1.0)

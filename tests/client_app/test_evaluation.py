@@ -1,0 +1,70 @@
+import time
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from torch import nn
+
+from client_app.datasets import LocalData
+from client_app.evaluation import evaluate, score
+from client_app.training import DeadlineError, normalise
+
+
+def test_metrics_by_hand():
+    """Four images of classes 0, 0, 0, 1; the scores of class 1 are .1 .2 .8 .7.
+
+    Right are the first, second and fourth: accuracy 3/4. Recalls 2/3 and 1/1: balanced 5/6.
+    Class 1: its .7 beats .1 and .2 but not .8, AUROC 2/3; with two classes class 0 has the same.
+    """
+    ones = np.array([0.1, 0.2, 0.8, 0.7])
+    metrics = score(np.stack([1 - ones, ones], axis=1), np.array([0, 0, 0, 1]))
+    assert metrics["accuracy"] == 3 / 4
+    assert metrics["balanced-accuracy"] == pytest.approx(5 / 6)
+    assert metrics["auroc"] == pytest.approx(2 / 3)
+    assert metrics["num-examples"] == 4
+
+
+def test_metrics_are_those_of_scikit_learn():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 4, 200)
+    scores = rng.dirichlet(np.ones(4), 200).round(2).astype(np.float32)  # rounded: ties
+    metrics = score(scores, labels)
+    aurocs = [roc_auc_score(labels == c, scores[:, c]) for c in range(4)]
+    assert metrics["auroc"] == pytest.approx(np.mean(aurocs))
+    expected = balanced_accuracy_score(labels, scores.argmax(1))
+    assert metrics["balanced-accuracy"] == pytest.approx(expected)
+
+
+def test_classes_that_are_not_there_do_not_count():
+    """Class 2 of 3 is missing: recalls 1 and 0, AUROC 1 for both; nothing is NaN."""
+    scores = np.array([[0.9, 0.1, 0.0], [0.4, 0.2, 0.4]])
+    metrics = score(scores, np.array([0, 1]))
+    assert metrics["balanced-accuracy"] == 0.5
+    assert metrics["auroc"] == 1.0
+
+
+def test_one_class_alone_has_no_auroc():
+    assert "auroc" not in score(np.array([[0.9, 0.1]]), np.array([0]))
+
+
+def data(count=5):
+    images = torch.arange(count * 16, dtype=torch.uint8).view(count, 1, 4, 4)
+    labels = torch.arange(count) % 2
+    return LocalData(images, labels, images, labels, ("a", "b"))
+
+
+def test_batches_change_nothing(monkeypatch):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    whole = evaluate(network, data(), time.monotonic() + 60)
+    monkeypatch.setattr("client_app.evaluation.BATCH_VALUES", 1)
+    assert evaluate(network, data(), time.monotonic() + 60) == whole
+
+
+def test_a_deadline_is_kept():
+    with pytest.raises(DeadlineError, match="hop-timeout"):
+        evaluate(nn.Flatten(), data(), time.monotonic() - 1)
+
+
+def test_pixels_are_brought_to_minus_one_to_one():
+    assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]

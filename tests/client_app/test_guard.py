@@ -1,0 +1,67 @@
+"""Whatever a handler does, the server gets an answer, and nothing it should not."""
+
+import pytest
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from client_app.datasets import DataError
+from client_app.guard import LEAVES, guard
+from strategies.parcel import Failure
+from tests.fakes import context
+
+
+def message(verb="train"):
+    message = Message(RecordDict(), 1, verb)
+    message.metadata.__dict__["_message_id"] = "m1"
+    return message
+
+
+def guarded(message, handler):
+    return guard(message, context(0, 1, {}), handler)
+
+
+def test_a_good_answer_passes():
+    content = RecordDict({"metrics": MetricRecord({"accuracy": 0.5})})
+    answer = guarded(message("evaluate"), lambda m, c: Message(content, reply_to=m))
+    assert answer.content == content
+
+
+@pytest.mark.parametrize("error", LEAVES)
+def test_errors_written_for_the_server_leave_with_their_text(error):
+    def handler(message, context):
+        raise error("the words")
+
+    answer = guarded(message(), handler)
+    assert (answer.error.code, answer.error.reason) == (LEAVES[error], "the words")
+
+
+def test_of_any_other_error_only_the_type_leaves(caplog):
+    def handler(message, context):
+        raise FileNotFoundError("/data/patients/Jane Doe.dcm")
+
+    answer = guarded(message(), handler)
+    assert answer.error.code == Failure.CRASHED
+    assert answer.error.reason == "FileNotFoundError; the hospital's own log has the details."
+
+
+def test_a_subclass_of_a_known_error_leaves_like_it():
+    class SpecialError(DataError):
+        pass
+
+    def handler(message, context):
+        raise SpecialError("the words")
+
+    assert guarded(message(), handler).error.code == Failure.DATA
+
+
+@pytest.mark.parametrize("answer", [None, "text", Message])
+def test_a_handler_that_gives_no_answer_is_answered_for(answer):
+    if answer is Message:  # a message, but not an answer to the one that came
+        answer = Message(RecordDict(), 1, "train")
+    assert guarded(message(), lambda m, c: answer).has_error()
+
+
+def test_an_undeclared_record_does_not_leave():
+    content = RecordDict({"images": ArrayRecord()})
+    answer = guarded(message(), lambda m, c: Message(content, reply_to=m))
+    assert answer.error.code == Failure.UNDECLARED
+    assert "'images' may not leave" in str(answer.error.reason)

@@ -1,0 +1,170 @@
+"""Federations in one process: a grid that works at once, and hospitals that fail on demand."""
+
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.common.config import flatten_dict
+from flwr.proto.node_pb2 import NodeInfo
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from strategies.events import Event
+from strategies.parcel import Manifest, Order, check_parcel, from_record, pack, parcel_in, unbundle
+from strategies.settings import Settings
+
+Handler = Callable[[Message], Message | None]
+
+PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def run_config(**overrides: Any) -> dict[str, Any]:
+    """The defaults of pyproject.toml; keys of `overrides` may have _ for - and __ for a dot."""
+    config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
+    changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
+    flat = flatten_dict(config)
+    assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
+    return {**flat, **changes}
+
+
+def settings(**overrides: Any) -> Settings:
+    return Settings.parse(run_config(**overrides))
+
+
+class FakeGrid(Grid):
+    """Delivers messages to handlers, in an order that `rng` decides, a few at each pull.
+
+    A handler that returns None never answers.
+    """
+
+    def __init__(self, handlers: Mapping[int, Handler], rng: np.random.Generator | None = None):
+        self.handlers = dict(handlers)
+        self.rng = rng or np.random.default_rng(0)
+        self.names: dict[int, str] = {}
+        self.waiting: dict[str, Message] = {}
+        self.sent: list[Message] = []
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.handlers)
+
+    def get_nodes(self) -> list[NodeInfo]:
+        return [NodeInfo(node_id=node, name=self.names.get(node, "")) for node in self.handlers]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        ids = []
+        for message in messages:
+            if message.metadata.dst_node_id not in self.handlers:
+                ids.append("")
+                continue
+            busy = [each.metadata.dst_node_id for each in self.waiting.values()]
+            assert message.metadata.dst_node_id not in busy, "two messages at one hospital"
+            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
+            self.sent.append(message)
+            self.waiting[message.metadata.message_id] = message
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        ids = sorted(message_ids)
+        replies = []
+        for message_id in self.rng.permutation(ids)[: self.rng.integers(1, len(ids) + 1)]:
+            message = self.waiting[message_id]
+            reply = self.handlers[message.metadata.dst_node_id](message)
+            if reply is not None:
+                del self.waiting[message_id]
+                replies.append(reply)
+        return replies
+
+    def set_run(self, run: Run) -> None:
+        raise AssertionError("not used")
+
+    @property
+    def run(self) -> Run:
+        raise AssertionError("not used")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("not used")
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> Iterable[Message]:
+        raise AssertionError("not used: the courier does it")
+
+
+class Ledger:
+    """A journal that remembers."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.rounds: list[int] = []
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+
+    def round_finished(self, server_round: int) -> None:
+        self.rounds.append(server_round)
+
+    def of(self, verb: str) -> list[Event]:
+        return [event for event in self.events if event.verb == verb]
+
+
+class CountingHospital:
+    """A hospital without torch: its model is [number of visits], and training adds one."""
+
+    def __init__(self, name: str, num_examples: float = 1.0):
+        self.name = name
+        self.num_examples = num_examples
+
+    def __call__(self, message: Message) -> Message | None:
+        order = from_record(Order, message.content.config_records["order"])
+        handlers = {"query.prepare": self.prepare, "train": self.train, "evaluate": self.evaluate}
+        return handlers[message.metadata.message_type](message, order)
+
+    def prepare(self, message: Message, order: Order) -> Message:
+        parcel = self.parcel(0.0, Manifest(self.name, "counter", ["a", "b"]))
+        content = {
+            **parcel,
+            "metrics": MetricRecord(),
+            "card": ConfigRecord({"hospital": self.name}),
+        }
+        return Message(RecordDict(content), reply_to=message)
+
+    def train(self, message: Message, order: Order) -> Message | None:
+        label = check_parcel(parcel_in(message.content))
+        visits = message.content.array_records["model"]["visits"].numpy()[0]
+        parcel = self.parcel(visits + 1, label.after(order))
+        metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
+        return Message(RecordDict({**parcel, "metrics": metrics}), reply_to=message)
+
+    def evaluate(self, message: Message, order: Order) -> Message:
+        lineages = unbundle(message.content)
+        metrics = MetricRecord({f"{lineage}/accuracy": 0.5 for lineage in lineages})
+        return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+    def parcel(self, visits: float, label: Manifest) -> RecordDict:
+        return pack({"model": ArrayRecord({"visits": Array(np.array([visits], "f4"))})}, label)
+
+
+def federation(count: int, **changes: Handler) -> dict[int, Handler]:
+    """Counting hospitals h0, h1, ... at nodes 100, 101, ...; `changes` replaces some by name."""
+    return {100 + k: changes.get(f"h{k}", CountingHospital(f"h{k}")) for k in range(count)}
+
+
+def failing(message: Message, code: int = 2, reason: str = "boom") -> Message:
+    return Message(Error(code, reason), reply_to=message)
+
+
+def context(index: int, hospitals: int, config: Mapping[str, Any], **node_config: Any) -> Context:
+    """What Flower hands to a handler at a simulated hospital."""
+    node = {"partition-id": index, "num-partitions": hospitals, **node_config}
+    return Context(1, 100 + index, node, RecordDict(), dict(config))

@@ -1,0 +1,58 @@
+"""FedAvg's server half. Its hospitals' half is tested in tests/test_federation.py."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from strategies.fedavg import average
+from strategies.parcel import check_parcel
+from strategies.peer import Held
+from tests.fakes import CountingHospital, failing, federation
+from tests.strategies.test_peer import run, visits_of
+
+
+def held(num_examples, **arrays):
+    record = ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
+    return Held("global", RecordDict({"model": record}), 1, num_examples)
+
+
+def test_the_average_is_weighted_by_numbers_of_images():
+    """(1 × 0 + 3 × 8) / 4 = 6 and (1 × 4 + 3 × 0) / 4 = 1."""
+    mean = average([held(1.0, w=np.array([0, 4], "f4")), held(3.0, w=np.array([8, 0], "f4"))])
+    assert mean["w"].numpy().tolist() == [6.0, 1.0]
+
+
+def test_dtypes_and_scalars_survive_the_average():
+    """Counters are averaged and rounded: (10 + 13) / 2 = 11.5, to the even 12."""
+    mean = average(
+        [held(1.0, n=np.int64(10), h=np.float16(1)), held(1.0, n=np.int64(13), h=np.float16(2))]
+    )
+    assert (mean["n"].dtype, mean["n"].shape, mean["n"].numpy().item()) == ("int64", (), 12)
+    assert (mean["h"].dtype, mean["h"].numpy().item()) == ("float16", 1.5)
+
+
+def test_one_global_model_is_trained_by_all():
+    """Each hospital adds one visit to the global count; the mean of equal counts is that count."""
+    peers, ledger, _ = run(federation(3), "fedavg")
+    assert list(peers.parcels) == ["global"]
+    assert visits_of(peers.parcels["global"]) == 4.0
+    assert {event.lineage for event in ledger.of("train")} == {"global"}
+    assert len(ledger.of("evaluate")) == 4 * 3
+    assert check_parcel(peers.parcels["global"]).round == 4
+
+
+def test_hospitals_that_fail_are_left_out_of_the_average():
+    class Failing(CountingHospital):
+        def train(self, message, order):
+            return failing(message) if order.round == 2 else super().train(message, order)
+
+    peers, _, _ = run(federation(3, h0=Failing("h0")), "fedavg")
+    assert visits_of(peers.parcels["global"]) == 4.0
+
+
+def test_a_round_in_which_all_fail_changes_nothing():
+    class Failing(CountingHospital):
+        def train(self, message, order):
+            return failing(message) if order.round == 2 else super().train(message, order)
+
+    peers, _, _ = run({k: Failing(f"h{k}") for k in range(3)}, "fedavg")
+    assert visits_of(peers.parcels["global"]) == 3.0

@@ -1,0 +1,120 @@
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies import parcel
+from strategies.parcel import Manifest, Order, ParcelError, UndeclaredError
+
+LABEL = Manifest("a", "net", ["yes", "no"])
+
+
+def arrays(**values):
+    return ArrayRecord({name: Array(np.asarray(value)) for name, value in values.items()})
+
+
+def good():
+    return parcel.pack({"model": arrays(w=[1.0, 2.0], n=np.int64(3))}, LABEL)
+
+
+def test_a_label_survives_the_wire():
+    order = Order(2, 1, "b", "plain", 3, test=True)
+    after = Manifest("a", "net", ["yes"], 1, 1, ["a"], "", ["model=00"]).after(order)
+    assert after == Manifest("a", "net", ["yes"], 2, 1, ["a", "b"], "00", ["model=00"])
+    assert parcel.from_record(Manifest, parcel.to_record(after)) == after
+    assert parcel.from_record(Order, parcel.to_record(order)) == order
+
+
+def test_a_label_with_another_field_is_refused():
+    record = parcel.to_record(LABEL)
+    record["note"] = "hello"
+    with pytest.raises(ParcelError, match="note"):
+        parcel.from_record(Manifest, record)
+
+
+def test_a_label_with_another_type_is_refused():
+    record = parcel.to_record(LABEL)
+    record["round"] = "1"
+    with pytest.raises(ParcelError, match="'round' of the manifest is '1'"):
+        parcel.from_record(Manifest, record)
+
+
+def test_a_good_parcel_passes():
+    assert parcel.check_parcel(good()).lineage == "a"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda p: p["model"].update(w=Array(np.array([1.0, 9.0]))), "'model' .* changed"),
+        (lambda p: p["model"].update(w=Array(np.array([1.0, 2.0], "f4"))), "'model' .* changed"),
+        (lambda p: p["model"].pop("n"), "'model' .* changed"),
+        (lambda p: p.update(buffer=arrays(x=[1])), "'buffer' .* changed"),
+        (lambda p: p.pop("model"), "no model"),
+        (lambda p: p.pop("manifest"), "no manifest"),
+        (lambda p: p["manifest"].update(format=99), "format 99, this is format 1"),
+    ],
+)
+def test_a_changed_parcel_is_refused(change, message):
+    damaged = good()
+    change(damaged)
+    with pytest.raises(ParcelError, match=message):
+        parcel.check_parcel(damaged)
+
+
+def test_the_hash_does_not_depend_on_the_order_of_the_arrays():
+    assert parcel.hash_arrays(arrays(a=[1], b=[2])) == parcel.hash_arrays(arrays(b=[2], a=[1]))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"w": [1.0]}, {"w": np.zeros(2, "f4")}, {"v": [1.0, 2.0]}, {"w": [1.0, 2.0], "n": 1, "x": 1}],
+)
+def test_another_layout_is_refused(other):
+    with pytest.raises(ParcelError, match="other arrays than it left with"):
+        parcel.check_same_layout(RecordDict({"model": arrays(**other)}), good())
+
+
+@pytest.mark.parametrize("verb", list(parcel.ANSWERS))
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        ("gan", arrays(w=[1])),
+        ("images", arrays(x=[1])),
+        ("metrics", arrays(x=[1])),
+        ("metrics", MetricRecord({"logits": 0.5})),
+        ("metrics", MetricRecord({"accuracy": [0.5, 0.6]})),
+        ("metrics", ConfigRecord({"accuracy": 0.5})),
+        ("order", ConfigRecord()),
+    ],
+)
+def test_nothing_undeclared_leaves(verb, name, record):
+    with pytest.raises(UndeclaredError):
+        parcel.check_answer(verb, RecordDict({name: record}))
+
+
+def test_an_evaluation_answers_with_metrics_only():
+    parcel.check_answer("evaluate", RecordDict({"metrics": MetricRecord({"a/accuracy": 0.5})}))
+    with pytest.raises(
+        UndeclaredError, match="'model' may not leave a hospital in answer to evaluate"
+    ):
+        parcel.check_answer("evaluate", good())
+
+
+def test_a_card_holds_the_declared_fields_only():
+    with pytest.raises(UndeclaredError, match="'patients'"):
+        parcel.check_answer("query.prepare", RecordDict({"card": ConfigRecord({"patients": 3})}))
+
+
+def test_parcels_travel_together_and_come_apart_again():
+    both = {"a": good(), "b": good()}
+    apart = parcel.unbundle(parcel.bundle(both, ["manifest", "model"]))
+    assert apart == both
+
+
+def test_a_parcel_on_disk_is_a_numpy_archive(tmp_path):
+    parcel.save(good(), tmp_path / "a.npz")
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as archive:
+        assert archive["model/w"].tolist() == [1.0, 2.0]
+    back = parcel.load(tmp_path / "a.npz")
+    assert back == good()
+    parcel.check_parcel(back)

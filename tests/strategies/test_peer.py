@@ -1,0 +1,310 @@
+"""The engine, with hospitals that count visits instead of training."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from strategies import STRATEGIES, courier, peer
+from strategies.courier import SimulationBroken
+from strategies.parcel import Failure, check_parcel, hash_arrays
+from strategies.peer import Held, RunError, move
+from strategies.topology import derangement
+from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
+
+PEER_TO_PEER = ["cwt", "rwt", "standalone"]
+
+
+def run(handlers, strategy="rwt", rng=None, **overrides):
+    grid, ledger = FakeGrid(handlers, rng), Ledger()
+    defaults = {"num_server_rounds": 4, "min_hospitals": 1, "strategy": strategy}
+    peers = STRATEGIES[strategy](settings(**{**defaults, **overrides}), grid, ledger)
+    peers.run()
+    return peers, ledger, grid
+
+
+def visits_of(parcel):
+    return parcel.array_records["model"]["visits"].numpy()[0]
+
+
+@pytest.mark.parametrize("name", PEER_TO_PEER)
+def test_every_model_is_visited_once_a_round(name):
+    peers, ledger, _ = run(federation(5), name)
+    assert sorted(peers.parcels) == [f"h{k}" for k in range(5)]
+    assert [visits_of(parcel) for parcel in peers.parcels.values()] == [4.0] * 5
+    assert len(ledger.of("train")) == 4 * 5
+    assert len(ledger.of("evaluate")) == 4 * 5 * 5
+    assert ledger.rounds == [1, 2, 3, 4]
+
+
+def test_cwt_goes_round_the_ring():
+    """h0's model is trained at h0, h1, h2 and at h0 again."""
+    peers, _, _ = run(federation(3), "cwt")
+    assert check_parcel(peers.parcels["h0"]).visited == ["h0", "h1", "h2", "h0"]
+
+
+def test_standalone_stays_home():
+    peers, _, _ = run(federation(3), "standalone")
+    assert check_parcel(peers.parcels["h1"]).visited == ["h1"] * 4
+
+
+def test_rwt_never_stays():
+    peers, _, _ = run(federation(5), "rwt", num_server_rounds=20)
+    for parcel in peers.parcels.values():
+        visited = check_parcel(parcel).visited
+        assert all(here != there for here, there in pairwise(visited))
+
+
+def test_parcels_are_relayed_bit_for_bit():
+    """What a hospital is sent is, byte by byte, what another answered at the hop before."""
+    answered = []
+
+    class Remembering(CountingHospital):
+        def __call__(self, message):
+            reply = super().__call__(message)
+            if reply and "model" in reply.content:
+                answered.append(reply.content["model"].object_id)
+            return reply
+
+    handlers = {100 + k: Remembering(f"h{k}") for k in range(4)}
+    _, _, grid = run(handlers, "rwt")
+    sent = [m.content["model"].object_id for m in grid.sent if m.metadata.message_type == "train"]
+    assert sent
+    assert set(sent) <= set(answered)
+
+
+def test_the_schedule_does_not_depend_on_the_order_of_answers():
+    runs = [run(federation(4), "rwt", np.random.default_rng(seed)) for seed in range(3)]
+    visited = [
+        {name: check_parcel(parcel).visited for name, parcel in peers.parcels.items()}
+        for peers, _, _ in runs
+    ]
+    assert visited[0] == visited[1] == visited[2]
+
+
+@given(
+    name=st.sampled_from(PEER_TO_PEER),
+    count=st.integers(1, 6),
+    seed=st.integers(0, 2**32),
+    failure_share=st.floats(0, 1),
+)
+@hypothesis_settings(max_examples=60, deadline=None)
+def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
+    """Whatever fails, every lineage exists once, and has as many visits as succeeded."""
+    rng = np.random.default_rng(seed)
+
+    class Unreliable(CountingHospital):
+        def train(self, message, order):
+            if rng.random() < failure_share:
+                return garbage(message, rng)
+            return super().train(message, order)
+
+    handlers = {100 + k: Unreliable(f"h{k}") for k in range(count)}
+    peers, ledger, _ = run(handlers, name, rng)
+    assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
+    for lineage, parcel in peers.parcels.items():
+        good = [e for e in ledger.of("train") if e.lineage == lineage and e.outcome == "ok"]
+        assert visits_of(parcel) == len(good)
+        assert check_parcel(parcel).visited == [event.hospital for event in good]
+
+
+def garbage(message, rng):
+    """One of the ways to answer badly."""
+    parcel = CountingHospital("x").parcel(7.0, check_parcel(message.content))
+    kinds = [
+        failing(message),
+        failing(message, 8, "killed"),
+        Message(RecordDict(), reply_to=message),
+        Message(RecordDict({"images": ArrayRecord()}), reply_to=message),
+        Message(RecordDict({**parcel, "metrics": MetricRecord()}), reply_to=message),
+        Message(RecordDict({**parcel, "secret": ConfigRecord()}), reply_to=message),
+        Message(
+            RecordDict(
+                {
+                    **parcel,
+                    "model": ArrayRecord({"visits": Array(np.zeros(3))}),
+                    "metrics": MetricRecord({"num-examples": 1.0}),
+                }
+            ),
+            reply_to=message,
+        ),
+    ]
+    return kinds[rng.integers(len(kinds))]
+
+
+@given(st.integers(1, 8), st.integers(0, 2**32))
+def test_moving_conserves_parcels(count, seed):
+    rng = np.random.default_rng(seed)
+    places = [f"h{k}" for k in range(count)]
+    held = {place: Held(place, RecordDict()) for place in places}
+    route = derangement(places, rng)
+    arrived = {
+        place: Held(held[source].lineage, RecordDict(), 1)
+        for place, source in route.items()
+        if rng.random() < 0.5
+    }
+    after = move(held, route, arrived)
+    assert sorted(each.lineage for each in after.values()) == places
+
+
+def test_a_hospital_that_fails_is_named_with_its_hop():
+    class Failing(CountingHospital):
+        def train(self, message, order):
+            return failing(message, Failure.CRASHED, "MemoryError")
+
+    _, ledger, _ = run(federation(3, h1=Failing("h1")), "cwt")
+    failures = [event for event in ledger.events if event.outcome != "ok"]
+    assert {(e.hospital, e.outcome, e.reason) for e in failures} == {
+        ("h1", "crashed", "MemoryError")
+    }
+    assert [(event.round, event.hop) for event in failures] == [(1, 1), (2, 1), (3, 1), (4, 1)]
+
+
+def test_a_hospital_that_is_away_comes_back_under_another_node_id():
+    """h2 is disconnected in round 2 and returns in round 3; its parcels move on meanwhile."""
+    handlers = federation(3)
+    hospital = handlers[102]
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            if server_round == 1:
+                del grid.handlers[102]
+            if server_round == 2:
+                grid.handlers[202] = hospital
+
+    grid, ledger = FakeGrid(handlers), Watching()
+    peers = STRATEGIES["cwt"](settings(num_server_rounds=4, min_hospitals=2), grid, ledger)
+    peers.run()
+    assert [e.round for e in ledger.of("train") if e.outcome == "gone"] == [2]
+    assert [e.round for e in ledger.of("train") if e.hospital == "h2" and e.outcome == "ok"] == [
+        1,
+        3,
+        4,
+    ]
+    assert {name: visits_of(p) for name, p in peers.parcels.items()} == {"h0": 4, "h1": 3, "h2": 4}
+
+
+def test_data_that_cannot_be_used_end_the_run_with_the_hospitals_own_words():
+    class Empty(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message, Failure.DATA, "Hospital 1 of 2 has no images.")
+
+    with pytest.raises(RunError, match=r"Hospital 1 of 2 has no images\."):
+        run(federation(2, h1=Empty("h1")))
+
+
+def test_two_hospitals_of_one_name_end_the_run():
+    with pytest.raises(RunError, match="Two hospitals are called 'h0'"):
+        run(federation(2, h1=CountingHospital("h0")))
+
+
+def test_too_few_hospitals_end_the_run():
+    with pytest.raises(RunError, match=r"1 of 2 hospitals \(min-hospitals\) are connected"):
+        run(federation(1), min_hospitals=2, hop_timeout=0.001)
+
+
+def test_too_few_hospitals_that_are_ready_end_the_run():
+    class Crashing(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message)
+
+    with pytest.raises(RunError, match=r"1 of 2 hospitals \(min-hospitals\) are ready"):
+        run(federation(2, h1=Crashing("h1")), min_hospitals=2)
+
+
+def test_the_registered_name_is_told_to_the_hospital():
+    grid = FakeGrid(federation(2))
+    grid.names = {100: "h0"}
+    STRATEGIES["cwt"](settings(num_server_rounds=1), grid, Ledger()).run()
+    names = [
+        m.content["order"]["hospital"]
+        for m in grid.sent
+        if m.metadata.message_type == "query.prepare"
+    ]
+    assert names == ["h0", ""]
+
+
+def test_without_cross_evaluation_a_hospital_tests_the_models_it_holds():
+    """On a ring of three, in round 1: its own, which it trained, and the one it receives next."""
+    _, ledger, _ = run(federation(3), "cwt", num_server_rounds=1, evaluate__cross=False)
+    pairs = {(event.hospital, event.lineage) for event in ledger.of("evaluate")}
+    assert pairs == {
+        ("h0", "h0"),
+        ("h0", "h2"),
+        ("h1", "h1"),
+        ("h1", "h0"),
+        ("h2", "h2"),
+        ("h2", "h1"),
+    }
+
+
+def test_evaluation_every_other_round_and_after_the_last():
+    _, ledger, _ = run(federation(2), num_server_rounds=5, evaluate__every=2)
+    assert sorted({event.round for event in ledger.of("evaluate")}) == [2, 4, 5]
+    assert ledger.rounds == [1, 2, 3, 4, 5]
+
+
+def test_hand_off_tells_who_holds_what_for_the_next_round():
+    _, ledger, _ = run(federation(3), "cwt", num_server_rounds=2)
+    first = {e.hospital: e.lineage for e in ledger.of("hand-off") if e.round == 1}
+    trained = {e.hospital: e.lineage for e in ledger.of("train") if e.round == 2}
+    assert first == trained == {"h0": "h2", "h1": "h0", "h2": "h1"}
+
+
+def test_many_models_are_sent_for_evaluation_in_several_messages(monkeypatch):
+    monkeypatch.setattr(peer, "EVALUATION_BYTES", 1)
+    _, ledger, grid = run(federation(3), "cwt", num_server_rounds=1)
+    assert sum(m.metadata.message_type == "evaluate" for m in grid.sent) == 3 * 3
+    assert len(ledger.of("evaluate")) == 9
+
+
+def test_a_broken_simulation_ends_the_run():
+    def dead(message):
+        return failing(message, 0, "ActorDiedError")
+
+    with pytest.raises(SimulationBroken):
+        run({100: dead})
+
+
+def test_a_silent_hospital_does_not_hold_up_the_run(monkeypatch):
+    monkeypatch.setattr(courier, "GRACE", 0.0)
+
+    class Silent(CountingHospital):
+        def train(self, message, order):
+            return None
+
+    grid, ledger = FakeGrid(federation(3, h1=Silent("h1"))), Ledger()
+    # A message that was given up has left the hospital: Flower's own time to live has passed.
+    given_up = settings(num_server_rounds=1, hop_timeout=0.05, evaluate__cross=False)
+    monkeypatch.setattr(grid, "push_messages", forgetful(grid))
+    STRATEGIES["cwt"](given_up, grid, ledger).run()
+    assert [(e.hospital, e.outcome) for e in ledger.of("train") if e.outcome != "ok"] == [
+        ("h1", "timeout")
+    ]
+
+
+def forgetful(grid):
+    push = grid.push_messages
+
+    def push_messages(messages):
+        messages = list(messages)
+        nodes = {message.metadata.dst_node_id for message in messages}
+        grid.waiting = {
+            k: m for k, m in grid.waiting.items() if m.metadata.dst_node_id not in nodes
+        }
+        return push(messages)
+
+    return push_messages
+
+
+def test_hashes_of_models_link_a_lineage():
+    """The parent in a label is the hash of the model that the visit started from."""
+    _, _, grid = run(federation(2), "cwt")
+    models = {hash_arrays(m.content["model"]) for m in grid.sent if "model" in m.content}
+    parents = {check_parcel(m.content).parent for m in grid.sent if "model" in m.content}
+    assert parents - {""} <= models

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from strategies import STRATEGIES, strategy_named
+from strategies.settings import Settings, SettingsError, rng_for
+from tests.fakes import run_config
+
+
+def test_the_defaults_are_valid():
+    settings = Settings.parse(run_config())
+    assert settings.strategy in STRATEGIES
+    assert settings.train.batch_size == 32
+    assert settings.mlp.widths == (256, 256)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("num-server-rounds", 0, "The setting 'num-server-rounds' is 0; it must be 1 or more."),
+        (
+            "num-server-rounds",
+            1.5,
+            "The setting 'num-server-rounds' is 1.5; it must be a whole number.",
+        ),
+        ("num-server-rounds", True, "'num-server-rounds' is True; it must be a whole number"),
+        ("train.epochs", "3", "'train.epochs' is '3'; it must be a whole number"),
+        ("train.optimizer", "adan", "'train.optimizer' is 'adan'; it must be one of adam, sgd."),
+        ("train.learning-rate", -1, "'train.learning-rate' is -1.0; it must be above 0"),
+        ("partition", "random", "it must be one of iid, dirichlet, classes, site"),
+        ("evaluate.cross", "yes", "'evaluate.cross' is 'yes'; it must be true or false"),
+        ("test-fraction", 1.0, "it must be between 0 and 1"),
+        ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
+        ("mlp.hidden", "256,,1", "such as '256,256'"),
+    ],
+)
+def test_a_wrong_value_is_named(key, value, message):
+    with pytest.raises(SettingsError) as error:
+        Settings.parse({**run_config(), key: value})
+    assert message in str(error.value)
+
+
+def test_a_missing_key_is_named():
+    config = run_config()
+    del config["fedprox.mu"]
+    with pytest.raises(SettingsError, match=r"'fedprox\.mu' is missing"):
+        Settings.parse(config)
+
+
+def test_a_whole_number_serves_as_a_fraction():
+    assert Settings.parse(run_config(train__learning_rate=1)).train.learning_rate == 1.0
+
+
+def test_an_unknown_strategy_lists_the_choices():
+    with pytest.raises(
+        SettingsError, match=r"'feddr'; it must be one of cwt, fedavg, .*standalone"
+    ):
+        strategy_named("feddr")
+
+
+def test_randomness_depends_on_every_argument_and_on_nothing_else():
+    places = [
+        (0, "visit", 1, 1, "a"),
+        (1, "visit", 1, 1, "a"),
+        (0, "route", 1, 1, "a"),
+        (0, "visit", 2, 1, "a"),
+        (0, "visit", 1, 2, "a"),
+        (0, "visit", 1, 1, "b"),
+    ]
+    draws = [rng_for(*place).integers(2**63) for place in places]
+    np.random.seed(7)  # nobody else's seed matters
+    assert draws == [rng_for(*place).integers(2**63) for place in places]
+    assert len(set(draws)) == len(draws)

@@ -1,0 +1,92 @@
+"""The app as users start it: `flwr run` on Flower's simulation engine, with real processes."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.simulation import RunFailed, run, superlink
+
+pytestmark = pytest.mark.slow
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+COMMANDS = [
+    line.removeprefix("pip install uv && ")
+    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+]
+TINY: dict[str, Any] = {
+    "num_server_rounds": 2,
+    "model": "mlp",
+    "mlp__hidden": "16",
+    "train__epochs": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def flower(tmp_path_factory):
+    with superlink(tmp_path_factory.mktemp("superlink")) as environment:
+        yield environment
+
+
+def metrics_of(result):
+    """What was measured, without how long it took, in an order of its own."""
+    lines = [json.loads(line) for line in (result / "metrics.jsonl").open()]
+    return sorted(
+        (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
+        for line in lines
+        for name, value in line["metrics"].items()
+        if not name.startswith("seconds-")
+    )
+
+
+def test_the_readme_names_the_two_commands():
+    assert COMMANDS[:2] == ["uv run flwr run . --stream", "uv run pytest"]
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "flwr run" in line])
+def test_the_commands_of_the_readme_work(command, flower, tmp_path):
+    """With an archive where the README has one, and fewer rounds."""
+    rng = np.random.default_rng(0)
+    archive = {
+        f"{name}_{part}": rng.integers(0, high, (200, *shape), dtype=np.uint8)
+        for part in ("train", "test")
+        for name, high, shape in (("x", 256, (8, 8)), ("y", 2, ()))
+    }
+    np.savez(tmp_path / "mnist.npz", allow_pickle=False, **archive)
+    command = command.replace("/data/", f"{tmp_path}/")
+    command += (
+        f""" --run-config "num-server-rounds=1 train.epochs=1 output-dir='{tmp_path}/runs'" """
+    )
+    subprocess.run(command, shell=True, env=flower, cwd=Path(__file__).parents[1], check=True)
+    (result,) = (tmp_path / "runs").iterdir()
+    assert json.loads((result / "summary.json").read_text())["status"] == "completed"
+    assert {path.name for path in result.iterdir()} == {
+        *("config.toml", "metrics.jsonl", "accuracy_matrix.csv"),
+        *("parcels", "report.html", "summary.json"),
+    }
+
+
+def test_the_number_of_actors_does_not_change_the_metrics(flower, tmp_path):
+    """Four hospitals on one actor, one after the other, and on two actors at once."""
+    results = [run(flower, tmp_path / str(cpus), hospitals=4, cpus=cpus, **TINY) for cpus in (2, 1)]
+    assert metrics_of(results[0]) == metrics_of(results[1])
+
+
+def test_a_run_can_be_repeated_from_its_own_config(flower, tmp_path):
+    first = run(flower, tmp_path, hospitals=2, **TINY)
+    second = run(flower, tmp_path, hospitals=2, config=first / "config.toml")
+    assert metrics_of(first) == metrics_of(second)
+
+
+def test_a_run_that_cannot_start_says_why_and_is_marked_as_failed(flower, tmp_path):
+    with pytest.raises(RunFailed, match=r"finished:failed.*Unknown data set 'didgits'"):
+        run(flower, tmp_path / "runs", hospitals=2, dataset="didgits")
+    (result,) = (tmp_path / "runs").iterdir()
+    summary = json.loads((result / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "didgits" in summary["error"]
