@@ -40,7 +40,6 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
-        "RAY_TMPDIR": str(folder / "ray"),
     }
     command = [
         *("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port),

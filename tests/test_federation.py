@@ -18,7 +18,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
         **{
             "strategy": strategy,
             "num_server_rounds": 2,
-            "model": "mlp",
+            "model": "cnn" if strategy == "fedbn" else "mlp",
             "mlp__hidden": "16",
             "train__epochs": 1,
             "train__learning_rate": 0.01,
@@ -145,10 +145,11 @@ def test_fedavg_averages_what_the_hospitals_send(tmp_path):
         ({"model": "resnet19"}, "resnet18"),
         ({"model": "vgg11"}, "vgg11"),
         ({"partition": "site"}, "site"),
+        ({"strategy": "fedbn", "model": "mlp"}, "no BatchNorm layer"),
         ({"dataset": "npz:/nowhere/at/all.npz"}, "/nowhere/at/all.npz"),
     ],
 )
 def test_what_cannot_work_ends_before_the_first_hop(tmp_path, overrides, words):
     with pytest.raises(Exception, match=words) as error:
-        federate(tmp_path, "rwt", **overrides)
+        federate(tmp_path, **{"strategy": "rwt", **overrides})
     assert error.type.__name__ == "RunError"

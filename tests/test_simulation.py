@@ -35,7 +35,7 @@ def flower(tmp_path_factory):
 
 def metrics_of(result):
     """What was measured, without how long it took, in an order of its own."""
-    lines = [json.loads(line) for line in (result / "metrics.jsonl").open()]
+    lines = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
     return sorted(
         (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
         for line in lines

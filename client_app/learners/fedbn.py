@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.learners.plain import Plain
+from strategies.settings import SettingsError
 
 
 class FedBN(Plain):
@@ -14,10 +15,20 @@ class FedBN(Plain):
 
     @staticmethod
     def stays_home(model: nn.Module) -> set[str]:
-        """Weights, biases, running statistics and counters of all BatchNorm layers."""
-        return {
+        """Weights, biases, running statistics and counters of all BatchNorm layers.
+
+        Raises:
+            SettingsError: There is none, so that this would be FedAvg.
+        """
+        names = {
             f"{prefix}.{name}"
             for prefix, module in model.named_modules()
             if isinstance(module, _BatchNorm)
             for name in module.state_dict()
         }
+        if not names:
+            raise SettingsError(
+                "The setting 'strategy' is 'fedbn', but the model has no BatchNorm layer: choose a "
+                "model that has some, such as cnn or resnet18."
+            )
+        return names
