@@ -2,14 +2,12 @@
 
 import time
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.stats import rankdata
-from torch import nn
+from torch import Tensor, nn
 
 from client_app.datasets import LocalData
-from client_app.training import DeadlineError, normalise
+from client_app.errors import DeadlineError
+from client_app.training import normalise
 
 # Values of the images in one batch: enough to keep a device busy, little enough for its memory.
 BATCH_VALUES = 2**23
@@ -38,23 +36,32 @@ def evaluate(model: nn.Module, data: LocalData, deadline: float) -> dict[str, fl
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
         logits.append(model(normalise(batch)))
-    scores = torch.cat(logits).softmax(dim=1)  # [N, K]
-    return score(scores.cpu().numpy(), labels.cpu().numpy())
+    return score(torch.cat(logits).softmax(dim=1), labels)
 
 
-def score(scores: NDArray[np.floating], labels: NDArray[np.int64]) -> dict[str, float]:
+def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
     """Metrics of class scores [N, K] against labels [N].
 
     Balanced accuracy is the mean recall of the classes that occur in the labels. AUROC is the mean
     over these classes of one class against the rest, ties counting half (Hand and Till, 2001, 3.1).
     """
-    right = scores.argmax(axis=1) == labels
-    metrics = {"num-examples": float(len(labels)), "accuracy": float(right.mean())}
-    present = np.unique(labels)
-    metrics["balanced-accuracy"] = float(np.mean([right[labels == c].mean() for c in present]))
-    if len(present) > 1:
-        ranks = rankdata(scores[:, present], axis=0)  # from 1; [N, present]
-        positive = labels[:, None] == present  # [N, present]
-        wins = (ranks * positive).sum(0) - positive.sum(0) * (positive.sum(0) + 1) / 2
-        metrics["auroc"] = float(np.mean(wins / (positive.sum(0) * (~positive).sum(0))))
+    right = (scores.argmax(dim=1) == labels).double()
+    metrics = {"num-examples": float(len(labels)), "accuracy": right.mean().item()}
+    classes = labels.unique()
+    member = (labels == classes[:, None]).double()  # [present, N]
+    metrics["balanced-accuracy"] = ((member @ right) / member.sum(dim=1)).mean().item()
+    if len(classes) > 1:
+        # AUROC from the ranks of the class' own images (Mann and Whitney, 1947).
+        own, others = member.sum(dim=1), (1 - member).sum(dim=1)
+        wins = (member * ranks(scores[:, classes].T)).sum(dim=1) - own * (own + 1) / 2
+        metrics["auroc"] = (wins / (own * others)).mean().item()
     return metrics
+
+
+def ranks(rows: Tensor) -> Tensor:
+    """The rank of each value within its row, from 1; equal values share their mean rank."""
+    rows = rows.contiguous()
+    ordered = rows.sort(dim=1).values
+    below = torch.searchsorted(ordered, rows)
+    not_above = torch.searchsorted(ordered, rows, right=True)
+    return (below + not_above + 1) / 2

@@ -1,9 +1,6 @@
 """The one guard around every handler: turns errors into answers, and lets nothing undeclared out.
 
 A handler that raises, or returns nothing, would leave the hospital's SuperNode waiting for good.
-And an error message can hold what must not leave the building, a file name for instance: only the
-errors listed in `LEAVES`, whose texts are written for it, leave with their text. Of any other the
-server learns its type alone; the rest is in the hospital's own log.
 """
 
 import logging
@@ -11,22 +8,8 @@ import logging
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from client_app.datasets import DataError
-from client_app.models import ModelError
-from client_app.packing import DivergedError
-from client_app.training import DeadlineError
-from strategies.parcel import Failure, ParcelError, UndeclaredError, check_answer
-from strategies.settings import SettingsError
-
-LEAVES: dict[type[Exception], Failure] = {
-    SettingsError: Failure.SETTINGS,
-    ModelError: Failure.SETTINGS,
-    DataError: Failure.DATA,
-    ParcelError: Failure.PARCEL,
-    UndeclaredError: Failure.UNDECLARED,
-    DivergedError: Failure.DIVERGED,
-    DeadlineError: Failure.TIMEOUT,
-}
+from client_app.errors import LEAVES
+from strategies.parcel import Failure, check_answer
 
 
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

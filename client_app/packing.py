@@ -13,15 +13,12 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from client_app.errors import DivergedError
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
 from strategies.parcel import Manifest, ParcelError, pack
 
 Arrays = dict[str, NDArray[Any]]
-
-
-class DivergedError(ArithmeticError):
-    """A network has weights that are not finite."""
 
 
 def pack_network(

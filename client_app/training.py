@@ -8,15 +8,12 @@ from torch import Tensor
 
 from client_app.augmentation import AUGMENTATIONS
 from client_app.datasets import LocalData
+from client_app.errors import DeadlineError
 from client_app.learners.plain import Plain
 from client_app.randomness import seeded
 from strategies.settings import TrainSettings
 
 OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
-
-
-class DeadlineError(TimeoutError):
-    """The time allowed for a message ran out before the work was done."""
 
 
 def train(

@@ -1,6 +1,7 @@
 """The package boundary is the trust boundary (who may import what)."""
 
 import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +18,6 @@ ALLOWED = {
             "torchvision",
             "flwr",
             "numpy",
-            "scipy",
             "sklearn",
             "datasets",
             "flwr_datasets",
@@ -56,11 +56,10 @@ def test_nothing_is_pickled():
         assert not forbidden & set(imports_of(path)), path
 
 
-def test_the_server_does_not_load_torch():
-    """Not even through somebody else."""
-    import subprocess
-
-    code = "import server_app.app, sys; sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize("module", ["server_app.app", "client_app.app"])
+def test_the_apps_load_without_torch(module):
+    """Not even through somebody else: a server needs none, a hospital only when it works."""
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

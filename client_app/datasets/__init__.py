@@ -15,12 +15,13 @@ from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
 from client_app.datasets.partition import Shares, cut
-from client_app.datasets.pool import DataError, LocalData, Pool
+from client_app.datasets.pool import LocalData, Pool
 from client_app.datasets.resize import resized
 from client_app.datasets.split import choose_test
+from client_app.errors import DataError
 from strategies.settings import Settings, rng_for
 
-__all__ = ["DATASETS", "DataError", "LocalData", "Pool", "open_data"]
+__all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
 
 # The setting `dataset` up to its ':' -> what loads the text after it, at the setting `image-size`.
 # A name that ends in ':' needs such a text, another takes none. The size matters only to loaders of

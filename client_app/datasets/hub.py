@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client_app.datasets.pool import DataError, Pool, numbered_classes
+from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import resized
+from client_app.errors import DataError
 
 
 def load_hub(source: str, image_size: int) -> Pool:

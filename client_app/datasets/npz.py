@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.datasets.pool import DataError, Pool, numbered_classes
+from client_app.datasets.pool import Pool, numbered_classes
+from client_app.errors import DataError
 
 
 def load_npz(file: str) -> Pool:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from client_app.datasets.pool import DataError, Pool
+from client_app.datasets.pool import Pool
+from client_app.errors import DataError
 from strategies.settings import Settings, rng_for
 
 Shares = list[NDArray[np.int64]]  # for each hospital the indices [n] of its images in the pool

@@ -9,13 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-class DataError(ValueError):
-    """A hospital's data cannot be used.
-
-    The message travels to the server: it may name settings, counts and types, never a patient's
-    data, and of an exception that came from a file only the type.
-    """
+from client_app.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,6 +13,7 @@ import torch
 import torchvision
 from torch import nn
 
+from client_app.errors import ModelError
 from client_app.models.cnn import cnn
 from client_app.models.mlp import mlp
 from client_app.models.torchvision_model import torchvision_model
@@ -26,10 +27,6 @@ _JSON_TYPES = {
     "classes": int,
     "hidden": list,
 }
-
-
-class ModelError(ValueError):
-    """No network can be built from this, or not for such images."""
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ import torch
 from flwr.common.config import flatten_dict
 from torchvision.transforms.v2.functional import resize
 
-from client_app.datasets import DATASETS, DataError, Pool, open_data
+from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import resized
 from client_app.datasets.split import choose_test
+from client_app.errors import DataError
 from strategies.settings import Settings
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())

@@ -7,8 +7,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from client_app.datasets import DataError
 from client_app.datasets.hub import load_hub
+from client_app.errors import DataError
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from client_app.datasets import DataError
 from client_app.datasets.npz import load_npz
+from client_app.errors import DataError
 
 GREY = np.arange(5 * 2 * 3, dtype=np.uint8).reshape(5, 2, 3)  # [N, H, W]
 LABELS = np.array([0, 1, 2, 1, 0], dtype=np.uint8)

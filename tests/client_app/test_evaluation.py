@@ -7,8 +7,9 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 
 from client_app.datasets import LocalData
+from client_app.errors import DeadlineError
 from client_app.evaluation import evaluate, score
-from client_app.training import DeadlineError, normalise
+from client_app.training import normalise
 
 
 def test_metrics_by_hand():
@@ -17,8 +18,8 @@ def test_metrics_by_hand():
     Right are the first, second and fourth: accuracy 3/4. Recalls 2/3 and 1/1: balanced 5/6.
     Class 1: its .7 beats .1 and .2 but not .8, AUROC 2/3; with two classes class 0 has the same.
     """
-    ones = np.array([0.1, 0.2, 0.8, 0.7])
-    metrics = score(np.stack([1 - ones, ones], axis=1), np.array([0, 0, 0, 1]))
+    ones = torch.tensor([0.1, 0.2, 0.8, 0.7])
+    metrics = score(torch.stack([1 - ones, ones], dim=1), torch.tensor([0, 0, 0, 1]))
     assert metrics["accuracy"] == 3 / 4
     assert metrics["balanced-accuracy"] == pytest.approx(5 / 6)
     assert metrics["auroc"] == pytest.approx(2 / 3)
@@ -29,7 +30,7 @@ def test_metrics_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 4, 200)
     scores = rng.dirichlet(np.ones(4), 200).round(2).astype(np.float32)  # rounded: ties
-    metrics = score(scores, labels)
+    metrics = score(torch.from_numpy(scores), torch.from_numpy(labels))
     aurocs = [roc_auc_score(labels == c, scores[:, c]) for c in range(4)]
     assert metrics["auroc"] == pytest.approx(np.mean(aurocs))
     expected = balanced_accuracy_score(labels, scores.argmax(1))
@@ -38,14 +39,14 @@ def test_metrics_are_those_of_scikit_learn():
 
 def test_classes_that_are_not_there_do_not_count():
     """Class 2 of 3 is missing: recalls 1 and 0, AUROC 1 for both; nothing is NaN."""
-    scores = np.array([[0.9, 0.1, 0.0], [0.4, 0.2, 0.4]])
-    metrics = score(scores, np.array([0, 1]))
+    scores = torch.tensor([[0.9, 0.1, 0.0], [0.4, 0.2, 0.4]])
+    metrics = score(scores, torch.tensor([0, 1]))
     assert metrics["balanced-accuracy"] == 0.5
     assert metrics["auroc"] == 1.0
 
 
 def test_one_class_alone_has_no_auroc():
-    assert "auroc" not in score(np.array([[0.9, 0.1]]), np.array([0]))
+    assert "auroc" not in score(torch.tensor([[0.9, 0.1]]), torch.tensor([0]))
 
 
 def data(count=5):

@@ -3,8 +3,8 @@
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
-from client_app.datasets import DataError
-from client_app.guard import LEAVES, guard
+from client_app.errors import LEAVES, DataError
+from client_app.guard import guard
 from strategies.parcel import Failure
 from tests.fakes import context
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.models import MODELS, Architecture, ModelError
+from client_app.errors import ModelError
+from client_app.models import MODELS, Architecture
 from client_app.randomness import seeded
 
 TORCHVISION = sorted(MODELS.keys() - {"mlp", "cnn"})

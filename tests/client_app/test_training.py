@@ -6,12 +6,13 @@ import torch
 from torch import nn
 
 from client_app.datasets import LocalData
+from client_app.errors import DeadlineError
 from client_app.learners import LEARNERS
 from client_app.learners.fedbn import FedBN
 from client_app.learners.fedprox import FedProx
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
-from client_app.training import DeadlineError, batches, train
+from client_app.training import batches, train
 from tests.fakes import settings
 
 

@@ -1,0 +1,40 @@
+"""What a hospital says when something goes wrong: the only errors that leave it with their text.
+
+An error message can hold what must not leave the building, the name of a patient's file for
+instance. These are raised with texts that were written for the server; of any other error it learns
+the type alone, and the rest is in the hospital's own log.
+"""
+
+from strategies.parcel import Failure, ParcelError, UndeclaredError
+from strategies.settings import SettingsError
+
+
+class DataError(ValueError):
+    """A hospital's data cannot be used.
+
+    Its text may name settings, counts and types, never a patient's data, and of an exception that
+    came from a file only the type.
+    """
+
+
+class ModelError(ValueError):
+    """No network can be built from this, or not for such images."""
+
+
+class DivergedError(ArithmeticError):
+    """A network has weights that are not finite."""
+
+
+class DeadlineError(TimeoutError):
+    """The time allowed for a message ran out before the work was done."""
+
+
+LEAVES: dict[type[Exception], Failure] = {
+    SettingsError: Failure.SETTINGS,
+    ModelError: Failure.SETTINGS,
+    DataError: Failure.DATA,
+    ParcelError: Failure.PARCEL,
+    UndeclaredError: Failure.UNDECLARED,
+    DivergedError: Failure.DIVERGED,
+    DeadlineError: Failure.TIMEOUT,
+}
