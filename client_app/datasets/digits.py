@@ -1,5 +1,8 @@
 """The handwritten digits that come with scikit-learn: 1797 images of 8 x 8 pixels, no download."""
 
+from importlib.util import find_spec
+from pathlib import Path
+
 import numpy as np
 
 from client_app.datasets.pool import Pool
@@ -7,11 +10,12 @@ from client_app.datasets.pool import Pool
 
 def load_digits() -> Pool:
     """Load all digits, their grey values 0..16 scaled to 0..255."""
-    from sklearn import datasets  # takes seconds
-
-    digits = datasets.load_digits()
-    return Pool(
-        images=np.rint(digits.images * (255 / 16)).astype(np.uint8)[:, None],  # [N, 1, 8, 8]
-        labels=digits.target.astype(np.int64),
-        classes=tuple(map(str, digits.target_names)),
-    )
+    # Not sklearn.datasets.load_digits: its import takes seconds, for the sake of this one file.
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    table = np.loadtxt(file, delimiter=",")  # a row per image: 64 pixels and the label
+    images = np.rint(table[:, :-1] * (255 / 16)).astype(np.uint8)
+    labels = table[:, -1].astype(np.int64)
+    return Pool(images.reshape(-1, 1, 8, 8), labels, tuple(map(str, range(10))))

@@ -9,11 +9,13 @@ import datasets
 import numpy as np
 import PIL.Image
 import pytest
+import sklearn.datasets
 import torch
 from flwr.common.config import flatten_dict
 from torchvision.transforms.v2.functional import resize
 
 from client_app.datasets import DATASETS, Pool, open_data
+from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import resized
 from client_app.datasets.split import choose_test
@@ -234,3 +236,10 @@ def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
     with pytest.raises(DataError, match="Hospital 59 of 60 has 2 training and 0 test images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    digits = sklearn.datasets.load_digits()
+    pool = load_digits()
+    assert np.array_equal(pool.labels, digits.target)
+    assert np.array_equal(pool.images[:, 0], np.rint(digits.images * 255 / 16))

@@ -1,0 +1,115 @@
+"""What the federation costs beyond the training itself.
+
+    uv run python -m benchmarks.overhead
+
+Runs a federation of four simulated hospitals, and a bare PyTorch loop that makes the same gradient
+steps and the same evaluations on the same images with the same number of processes and threads,
+one right after the other. The figure is the ratio of their wall times, without start-up.
+"""
+
+import json
+import multiprocessing
+import platform
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulation import APP, run, superlink
+
+HOSPITALS, PROCESSES = 4, 2
+WORKLOADS: dict[str, dict[str, Any]] = {
+    # Visits of about a second, of several seconds with 45 MB to carry, and the smallest there are.
+    "cnn, 32 x 32": {"model": "cnn", "image_size": 32, "train__epochs": 4, "num_server_rounds": 10},
+    "resnet18, 32 x 32": {"model": "resnet18", "image_size": 32, "num_server_rounds": 4},
+    "mlp, 8 x 8": {"model": "mlp", "train__epochs": 1, "num_server_rounds": 50},
+}
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"],
+        cwd=APP,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    print(f"commit {commit}, {platform.processor() or platform.machine()}, {PROCESSES} processes\n")
+    print("| workload | federation, s | bare loop, s | ratio |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
+        for name, workload in WORKLOADS.items():
+            workload = {"partition": "iid", **workload}
+            result = run(flower, Path(folder) / "runs", HOSPITALS, **workload)
+            federation, bare = seconds_of_rounds(result), bare_seconds(result / "config.toml")
+            print(
+                f"| {name} | {federation:.1f} | {bare:.1f} | {federation / bare:.2f} |", flush=True
+            )
+
+
+def seconds_of_rounds(result: Path) -> float:
+    """Wall time from the end of the preparations to the last answer."""
+    events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
+    return float(events[-1]["time"] - ready)
+
+
+def bare_seconds(config: Path) -> float:
+    """Wall time of the same steps without a federation, the hospitals dealt out over processes."""
+    share = HOSPITALS // PROCESSES
+    shares = [range(k * share, (k + 1) * share) for k in range(PROCESSES)]
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(PROCESSES)
+    times = context.Queue()
+    workers = [context.Process(target=_bare_loop, args=(config, s, ready, times)) for s in shares]
+    for worker in workers:
+        worker.start()
+    seconds = max(times.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return float(seconds)
+
+
+def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
+    """Train a model per hospital, and test all models at each after every round."""
+    import tomllib
+
+    import torch
+    from flwr.common.config import flatten_dict
+    from torch.nn.functional import cross_entropy
+
+    from client_app.datasets import open_data
+    from client_app.models import Architecture
+    from strategies.settings import Settings
+
+    torch.set_num_threads(1)
+    settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))
+    data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
+    _, channels, height, width = data[0].train_images.shape
+    classes, hidden = len(data[0].classes), settings.mlp.widths
+    architecture = Architecture(settings.model, channels, height, width, classes, hidden)
+    models = [architecture.build() for _ in data]
+    torch.optim.Adam(models[0].parameters())  # the first one of a process imports for seconds
+    ready.wait()
+    start = time.perf_counter()
+    for _ in range(settings.num_server_rounds):
+        for model, own in zip(models, data, strict=True):
+            optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+            model.train()
+            for _ in range(settings.train.epochs):
+                for batch in torch.randperm(len(own.train_images)).split(settings.train.batch_size):
+                    images = own.train_images[batch] / 127.5 - 1
+                    optimizer.zero_grad()
+                    cross_entropy(model(images), own.train_labels[batch]).backward()
+                    optimizer.step()
+        for own in data:
+            for model in models * PROCESSES:  # as many models as there are hospitals
+                model.eval()
+                with torch.inference_mode():
+                    model(own.test_images / 127.5 - 1).argmax(1).eq(own.test_labels).sum().item()
+    times.put(time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
