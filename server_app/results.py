@@ -15,7 +15,7 @@ import csv
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from math import isfinite
 from pathlib import Path
 from time import monotonic, strftime
@@ -31,6 +31,7 @@ from strategies.events import Event
 from strategies.parcel import save
 from strategies.settings import Settings, SettingsError
 
+LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
 # What the line about a round says, as far as the round was evaluated.
 PROGRESS = {
     "federation": "federation_accuracy",
@@ -76,7 +77,7 @@ class Results:
             ) from error
 
     def record(self, event: Event) -> None:
-        """Write down one event, at once."""
+        """Write down one event, at once, and log it if a person waits for it."""
         now = monotonic()
         if not self._events or event.round != self._events[-1].round:
             self._round_began = now - event.seconds
@@ -84,6 +85,7 @@ class Results:
         line = _to_json({"time": round(now - self._began, 3), **vars(event)})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+        _log_event(event)
 
     def round_finished(self, server_round: int) -> None:
         """Measure a round and log one line about it."""
@@ -117,7 +119,7 @@ class Results:
     def fail(self, error: Exception, parcels: Mapping[str, RecordDict]) -> None:
         """Write what there is of a run that an error ended."""
         self._close(parcels, f"{type(error).__name__}: {error}")
-        log(ERROR, "The run failed; what it came to is in %s", self.path)
+        log(ERROR, "The run failed: %s What it came to is in %s", error, self.path)
 
     def _close(self, parcels: Mapping[str, RecordDict], error: str) -> None:
         wall_seconds = monotonic() - self._began
@@ -145,6 +147,14 @@ class Results:
             writer.writerow(["model", *summary.hospitals])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
                 writer.writerow([model, *(a if isfinite(a) else "" for a in accuracies)])
+
+
+def _log_event(event: Event) -> None:
+    where = f"round {event.round}, hop {event.hop}: {event.hospital}"
+    if event.outcome != "ok":
+        log(WARNING, "%s failed at %s (%s): %s", where, event.verb, event.outcome, event.reason)
+    elif event.seconds >= LONG_ANSWER:
+        log(INFO, "%s answered %s after %.0f s", where, event.verb, event.seconds)
 
 
 def _new_directory(base: Path, name: str) -> Path:

@@ -137,6 +137,8 @@ class PeerStrategy(Strategy):
             RunError: Too few hospitals are there, or one of them cannot use its settings or data.
         """
         unknown = set(self._wait_for_hospitals()) - set(self.nodes.values())
+        if unknown:
+            log(INFO, "%d hospitals prepare data and model", len(unknown))
         for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
             card = delivery.content.config_records.get("card", ConfigRecord())
             hospital = str(card.get("hospital", f"node {delivery.node}"))
