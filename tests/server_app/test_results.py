@@ -137,8 +137,20 @@ def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
     run(results, events[:10])
     results.record(Event("train", 2, 1, "A", "B", metrics={"train-loss": 0.25}))
     results.round_finished(2)
-    assert [line.rpartition(" | ")[0] for line in lines] == [
+    assert [line.rpartition(" | ")[0] for line in lines if " | " in line] == [
         "round 1/10 | federation 0.700 | personalised 0.550 | after visit 0.850 | loss 0.400"
         " | 2 of 2 hospitals",
         "round 2/10 | loss 0.250 | 1 of 2 hospitals",
+    ]
+
+
+def test_failures_and_long_answers_are_logged_at_once(results, monkeypatch):
+    lines = []
+    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    results.record(Event("train", 2, 1, "A", "B", seconds=1.0))
+    results.record(Event("train", 2, 1, "B", "A", seconds=75.2))
+    results.record(Event("train", 2, 1, "C", "C", "gone", "The hospital is not connected."))
+    assert lines == [
+        "round 2, hop 1: B answered train after 75 s",
+        "round 2, hop 1: C failed at train (gone): The hospital is not connected.",
     ]
