@@ -7,7 +7,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.results import Results
-from strategies import strategy_named
+from strategies.registry import strategy_named
 from strategies.settings import Settings
 
 app = ServerApp()

@@ -1,32 +1,5 @@
-"""The protocol: what travels, and to whom. `STRATEGIES` lists the methods, one short file each."""
+"""The protocol: what travels, and to whom. The methods are listed in strategies/registry.py.
 
-from strategies.cwt import CWT
-from strategies.fedavg import FedAvg
-from strategies.fedbn import FedBN
-from strategies.fedprox import FedProx
-from strategies.peer import PeerStrategy
-from strategies.rwt import RWT
-from strategies.settings import SettingsError
-from strategies.standalone import Standalone
-
-STRATEGIES: dict[str, type[PeerStrategy]] = {
-    "cwt": CWT,
-    "fedavg": FedAvg,
-    "fedbn": FedBN,
-    "fedprox": FedProx,
-    "rwt": RWT,
-    "standalone": Standalone,
-}
-
-
-def strategy_named(name: str) -> type[PeerStrategy]:
-    """Look a strategy up.
-
-    Raises:
-        SettingsError: There is none of that name; lists those there are.
-    """
-    if name not in STRATEGIES:
-        raise SettingsError(
-            f"The setting 'strategy' is '{name}'; it must be one of {', '.join(STRATEGIES)}."
-        )
-    return STRATEGIES[name]
+Nothing is imported here: a hospital needs `parcel` and `settings` alone, and in a deployment each
+message finds it in a fresh process.
+"""

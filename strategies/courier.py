@@ -18,6 +18,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
+from flwr.superlink.grid import InMemoryGrid
 
 from strategies.parcel import Failure, UndeclaredError, check_answer, count_bytes
 
@@ -150,6 +151,11 @@ class Courier(Grid):
                 del outstanding[message_id]
                 reason = f"No answer within {self.timeout:g} seconds (hop-timeout)."
                 yield _failed(sent.message, Failure.TIMEOUT, reason, seconds)
+
+    @property
+    def others_may_join(self) -> bool:
+        """Whether there may be more hospitals later; a simulation has all of its from the start."""
+        return not isinstance(self.grid, InMemoryGrid)
 
     # The rest of the Grid is Flower's.
 

@@ -21,6 +21,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
+from strategies.courier import Delivery
 from strategies.parcel import check_parcel, pack
 from strategies.peer import Held, Leg, PeerStrategy
 from strategies.topology import GLOBAL, star
@@ -35,12 +36,14 @@ class FedAvg(PeerStrategy):
         """Everybody trains the global model."""
         return Leg(star(hospitals), self.settings.train.epochs)
 
-    def enrol(self) -> None:
+    def enrol(self) -> list[Delivery]:
         """Start from the first hospital's model; all have derived the same one from the seed."""
-        super().enrol()
-        if GLOBAL not in self.held:
+        failed = super().enrol()
+        if GLOBAL not in self.held and self.hospitals:
             first = self.held[self.hospitals[0]]
-            self.held = {GLOBAL: Held(GLOBAL, self._global_parcel(first, _model(first), 0))}
+            self.held[GLOBAL] = Held(GLOBAL, self._global_parcel(first, _model(first), 0))
+        self.held = {GLOBAL: self.held[GLOBAL]} if self.held else {}
+        return failed
 
     def finish_round(self, server_round: int) -> None:
         """Average the models that were trained in this round, if there are any."""
@@ -48,7 +51,7 @@ class FedAvg(PeerStrategy):
         if trained:
             parcel = self._global_parcel(trained[0], average(trained), server_round)
             self.held = {GLOBAL: Held(GLOBAL, parcel, server_round)}
-        else:
+        else:  # everybody is still at the model that was sent
             self.held = {GLOBAL: next(iter(self.held.values()))}
 
     def _global_parcel(self, like: Held, model: ArrayRecord, server_round: int) -> RecordDict:

@@ -117,11 +117,19 @@ class PeerStrategy(Strategy):
         """Do the whole run.
 
         Raises:
-            RunError: It cannot start or go on.
+            RunError: There are too few hospitals, or one cannot use the settings or its data.
             SimulationBroken: An actor of Flower's simulation died.
         """
+        unusable = (Failure.SETTINGS, Failure.DATA)
+        for delivery in self.enrol():
+            if delivery.failure in unusable:
+                raise RunError(delivery.reason)
+        if len(self.nodes) < self.settings.min_hospitals:
+            raise RunError(
+                f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
+                "ready; see the failures above."
+            )
         num_hops = self.settings.num_server_rounds * self.hops_per_round
-        self.enrol()
         self.start(self.courier, ArrayRecord(), num_rounds=num_hops)
 
     def summary(self) -> None:
@@ -130,38 +138,38 @@ class PeerStrategy(Strategy):
 
     # Enrolment: before the first hop, and for hospitals that come back or join later.
 
-    def enrol(self) -> None:
+    def enrol(self) -> list[Delivery]:
         """Ask hospitals that are not known yet to prepare, and take in their first parcels.
 
+        Returns:
+            What became of those that are not ready; they are asked again in the next round.
+
         Raises:
-            RunError: Too few hospitals are there, or one of them cannot use its settings or data.
+            RunError: There are too few hospitals, or two of one name.
         """
         unknown = set(self._wait_for_hospitals()) - set(self.nodes.values())
         if unknown:
             log(INFO, "%d hospitals prepare data and model", len(unknown))
+        failed = []
         for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
             card = delivery.content.config_records.get("card", ConfigRecord())
             hospital = str(card.get("hospital", f"node {delivery.node}"))
-            parcel = self._admit(delivery, 0, 0, hospital, hospital)
-            if delivery.failure in (Failure.SETTINGS, Failure.DATA):
-                raise RunError(delivery.reason)
-            if parcel is not None:
+            if (parcel := self._admit(delivery, 0, 0, hospital, hospital)) is None:
+                failed.append(delivery)
+            else:
                 self._welcome(hospital, delivery.node, parcel)
-        if len(self.nodes) < self.settings.min_hospitals:
-            raise RunError(
-                f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
-                "ready; see the failures above."
-            )
+        return failed
 
     def _wait_for_hospitals(self) -> list[int]:
         """Node ids of all hospitals that are connected, once there are enough of them."""
         wanted = self.settings.min_hospitals
+        patience = self.settings.hop_timeout if self.courier.others_may_join else 0.0
         start = time.monotonic()
         while len(connected := list(self.courier.get_node_ids())) < wanted:
-            if time.monotonic() - start > self.settings.hop_timeout:
+            if time.monotonic() - start > patience:
                 raise RunError(
                     f"{len(connected)} of {wanted} hospitals (min-hospitals) are connected after "
-                    f"{self.settings.hop_timeout:g} seconds (hop-timeout)."
+                    f"{patience:g} seconds (hop-timeout; 0 in a simulation)."
                 )
             log(INFO, "%d of %d hospitals are connected, waiting", len(connected), wanted)
             time.sleep(3)
@@ -171,7 +179,7 @@ class PeerStrategy(Strategy):
         names = {node.node_id: node.name for node in self.courier.get_nodes()}
         for node in nodes:
             order = Order(
-                0, 0, names[node], self.learner, own_start=self.own_start, code=code_hash()
+                0, 0, names.get(node, ""), self.learner, own_start=self.own_start, code=code_hash()
             )
             yield Message(RecordDict({"order": to_record(order)}), node, "query.prepare")
 
@@ -189,7 +197,7 @@ class PeerStrategy(Strategy):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> list[Message]:
         """Send every parcel of the hop on its way."""
         round_, hop = self._round_and_hop(server_round)
         if hop == 1:
@@ -197,13 +205,16 @@ class PeerStrategy(Strategy):
         leg = self.plan(round_, hop, self.hospitals)
         connected = set(self.courier.get_node_ids())
         test = self.tests_after_visit and self._evaluates(round_)
+        messages = []
         for hospital, source in leg.route.items():
             held = self.held[source]
-            if (node := self.nodes[hospital]) not in connected:
+            if (node := self.nodes[hospital]) in connected:
+                order = Order(round_, hop, hospital, self.learner, leg.epochs, test)
+                content = RecordDict({**held.parcel, "order": to_record(order)})
+                messages.append(Message(content, node, leg.verb))
+            else:
                 self.journal.record(_absence(leg.verb, round_, hop, hospital, held.lineage))
-                continue
-            order = Order(round_, hop, hospital, self.learner, leg.epochs, test)
-            yield Message(RecordDict({**held.parcel, "order": to_record(order)}), node, leg.verb)
+        return messages
 
     def aggregate_train(  # type: ignore[override]  # the courier yields deliveries
         self, server_round: int, replies: Iterable[Delivery]
@@ -227,21 +238,22 @@ class PeerStrategy(Strategy):
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
+    ) -> list[Message]:
         """Send the models to the hospitals that test them."""
         round_, hop = self._round_and_hop(server_round)
         if hop < self.hops_per_round or not self._evaluates(round_):
-            return
+            return []
         connected = set(self.courier.get_node_ids())
-        order = Order(round_, hop, "", self.learner)
+        messages = []
         for hospital, node in self.nodes.items():
             if node not in connected:
                 self.journal.record(_absence("evaluate", round_, hop, hospital, ""))
                 continue
+            order = to_record(Order(round_, hop, hospital, self.learner))
             for batch in _batches(self._models_to_test(hospital, round_)):
-                content = bundle(batch, ["manifest", "model"])
-                content["order"] = to_record(replace(order, hospital=hospital))
-                yield Message(content, node, "evaluate")
+                content = {**bundle(batch, ["manifest", "model"]), "order": order}
+                messages.append(Message(RecordDict(content), node, "evaluate"))
+        return messages
 
     def aggregate_evaluate(  # type: ignore[override]  # the courier yields deliveries
         self, server_round: int, replies: Iterable[Delivery]

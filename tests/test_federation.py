@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from client_app.app import app as hospital_app
-from strategies import STRATEGIES
 from strategies.parcel import check_parcel
+from strategies.registry import STRATEGIES
 from strategies.settings import Settings
 from tests.fakes import FakeGrid, Ledger, context, run_config
 

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from strategies import STRATEGIES, courier, peer
+from strategies import courier, peer
 from strategies.courier import SimulationBroken
 from strategies.parcel import Failure, check_parcel, hash_arrays
 from strategies.peer import Held, RunError, move
+from strategies.registry import STRATEGIES
 from strategies.topology import derangement
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
 
@@ -308,3 +309,33 @@ def test_hashes_of_models_link_a_lineage():
     models = {hash_arrays(m.content["model"]) for m in grid.sent if "model" in m.content}
     parents = {check_parcel(m.content).parent for m in grid.sent if "model" in m.content}
     assert parents - {""} <= models
+
+
+def test_a_late_hospital_that_cannot_use_its_data_does_not_stop_the_run():
+    class Empty(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message, Failure.DATA, "No images.")
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = Empty("h2")
+
+    grid, ledger = FakeGrid(federation(2)), Watching()
+    STRATEGIES["cwt"](settings(num_server_rounds=3), grid, ledger).run()
+    assert ledger.rounds == [1, 2, 3]
+    assert [e.outcome for e in ledger.of("query.prepare")] == ["ok", "ok", "data", "data"]
+
+
+@pytest.mark.parametrize("name", ["cwt", "fedavg"])
+def test_a_hospital_that_joins_late_takes_part_from_the_next_round_on(name):
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = joining
+
+    joining = CountingHospital("h2")
+    grid, ledger = FakeGrid(federation(2)), Watching()
+    STRATEGIES[name](settings(num_server_rounds=3), grid, ledger).run()
+    visits = [event.round for event in ledger.of("train") if event.hospital == "h2"]
+    assert visits == [2, 3]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES, strategy_named
+from strategies.registry import STRATEGIES, strategy_named
 from strategies.settings import Settings, SettingsError, rng_for
 from tests.fakes import run_config
 
