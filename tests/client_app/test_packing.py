@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from client_app.errors import DivergedError, ModelError
+from client_app.learners.fedbn import FedBN
+from client_app.learners.plain import Plain
+from client_app.models import Architecture
+from client_app.packing import pack_network, unpack_network
+from strategies.parcel import Manifest, ParcelError, check_parcel
+
+CPU = torch.device("cpu")
+CNN = Architecture("cnn", 1, 8, 8, 3)
+LABEL = Manifest("a", CNN.to_json(), ["x", "y", "z"])
+
+
+def built(seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return CNN.build()
+
+
+def changed(**arrays):
+    """A model parcel in which some arrays are others, or missing where None is given."""
+    parcel, _ = pack_network(built(), Plain, LABEL)
+    model = {**parcel.array_records["model"], **arrays}
+    record = {name: array for name, array in model.items() if array is not None}
+    return RecordDict({"model": ArrayRecord(record)})
+
+
+def test_a_network_survives_the_journey_bit_for_bit():
+    network = built()
+    parcel, home = pack_network(network, Plain, LABEL)
+    arrived = unpack_network(parcel, check_parcel(parcel), {}, CPU)
+    assert home == {}
+    assert list(arrived.state_dict()) == list(network.state_dict())
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(arrived.state_dict()[name], tensor)
+        assert arrived.state_dict()[name].dtype == tensor.dtype
+
+
+def test_what_stays_home_completes_what_arrives():
+    """Convolutions of one network, BatchNorm of another."""
+    sender, receiver = built(1), built(2)
+    receiver.state_dict()["1.weight"].fill_(7.0)
+    parcel, _ = pack_network(sender, FedBN, LABEL)
+    _, home = pack_network(receiver, FedBN, LABEL)
+    arrived = unpack_network(parcel, LABEL, home, CPU)
+    state = arrived.state_dict()
+    assert torch.equal(state["0.weight"], sender.state_dict()["0.weight"])
+    assert torch.equal(state["1.weight"], receiver.state_dict()["1.weight"])
+
+
+def test_without_what_stays_home_the_network_is_refused():
+    parcel, _ = pack_network(built(), FedBN, LABEL)
+    with pytest.raises(ParcelError, match=r"lineage 'a' lacks '1\.bias'"):
+        unpack_network(parcel, LABEL, {}, CPU)
+
+
+def test_the_network_of_one_visit_leaves_no_trace_in_the_next():
+    first = unpack_network(pack_network(built(1), Plain, LABEL)[0], LABEL, {}, CPU)
+    first.train()(torch.rand(4, 1, 8, 8)).sum().backward()
+    second = unpack_network(pack_network(built(2), Plain, LABEL)[0], LABEL, {}, CPU)
+    for name, tensor in built(2).state_dict().items():
+        assert torch.equal(second.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("parcel", "words"),
+    [
+        (changed(extra=Array(np.zeros(3))), "has the unknown array 'extra'"),
+        (changed(**{"0.weight": None}), "lacks '0.weight'"),
+        (changed(**{"0.weight": Array(np.zeros((16, 3, 3, 3), "f4"))}), r"\[16, 3, 3, 3\]; this"),
+        (changed(**{"0.weight": Array(np.zeros((16, 1, 3, 3)))}), "float64 .* has torch.float32"),
+        (changed(**{"0.weight": Array(np.full((16, 1, 3, 3), np.nan, "f4"))}), "is not finite"),
+    ],
+)
+def test_a_network_that_is_not_the_architectures_is_refused(parcel, words):
+    with pytest.raises(ParcelError, match=words):
+        unpack_network(parcel, LABEL, {}, CPU)
+
+
+def test_an_unknown_architecture_is_refused():
+    label = Manifest("a", CNN.to_json().replace("cnn", "gnn"), [])
+    with pytest.raises(ModelError, match="'gnn'"):
+        unpack_network(changed(), label, {}, CPU)
+
+
+def test_a_network_that_diverged_does_not_leave():
+    network = built()
+    network.state_dict()["0.weight"][0] = float("inf")
+    with pytest.raises(DivergedError, match=r"'0\.weight' is not finite.*learning-rate"):
+        pack_network(network, Plain, LABEL)

@@ -1,0 +1,28 @@
+import numpy as np
+import pytest
+
+from client_app.store import Store
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    store = Store(tmp_path / "hospital")
+    assert store.load("runs/1/home") == {}
+    store.save("runs/1/home", {"w": np.array([1, 2], "f4"), "n": np.array(3)})
+    store.save("runs/1/home", {"w": np.array([3, 4], "f4"), "n": np.array(5)})
+    loaded = Store(tmp_path / "hospital").load("runs/1/home")
+    assert loaded["w"].tolist() == [3.0, 4.0]
+    assert (loaded["n"].shape, loaded["n"].item()) == ((), 5)
+
+
+def test_a_kill_while_saving_leaves_the_old_file(tmp_path, monkeypatch):
+    store = Store(tmp_path)
+    store.save("home", {"w": np.zeros(2)})
+
+    def killed(file, **arrays):
+        file.write(b"half of it")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", killed)
+    with pytest.raises(KeyboardInterrupt):
+        store.save("home", {"w": np.ones(2)})
+    assert store.load("home")["w"].tolist() == [0.0, 0.0]
