@@ -13,6 +13,7 @@ from client_app.learners.fedprox import FedProx
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
 from client_app.training import batches, train
+from strategies.registry import STRATEGIES
 from tests.fakes import settings
 
 
@@ -47,9 +48,16 @@ def assert_same(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_training_lowers_the_loss():
-    losses = [visit(epochs=epochs)[1]["train-loss"] for epochs in (1, 10)]
-    assert losses[1] < losses[0]
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_learner_trains(learner):
+    _, first = visit(learner, network("cnn"), epochs=1)
+    _, last = visit(learner, network("cnn"), epochs=10)
+    assert last["train-loss"] < first["train-loss"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values())
+def test_every_strategy_has_its_learner(strategy):
+    assert strategy.learner in LEARNERS
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
