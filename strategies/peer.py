@@ -169,7 +169,8 @@ class PeerStrategy(Strategy):
             if time.monotonic() - start > patience:
                 raise RunError(
                     f"{len(connected)} of {wanted} hospitals (min-hospitals) are connected after "
-                    f"{patience:g} seconds (hop-timeout; 0 in a simulation)."
+                    f"{patience:g} seconds: start or simulate more (num-supernodes), or lower "
+                    "min-hospitals."
                 )
             log(INFO, "%d of %d hospitals are connected, waiting", len(connected), wanted)
             time.sleep(3)
