@@ -117,7 +117,8 @@ class PeerStrategy(Strategy):
         """Do the whole run.
 
         Raises:
-            RunError: There are too few hospitals, or one cannot use the settings or its data.
+            RunError: There are too few hospitals, one cannot use the settings or its data, or no
+                visit succeeded.
             SimulationBroken: An actor of Flower's simulation died.
         """
         unusable = (Failure.SETTINGS, Failure.DATA)
@@ -131,6 +132,8 @@ class PeerStrategy(Strategy):
             )
         num_hops = self.settings.num_server_rounds * self.hops_per_round
         self.start(self.courier, ArrayRecord(), num_rounds=num_hops)
+        if not any(held.round for held in self.held.values()):
+            raise RunError("No hospital has trained any model; see the failures above.")
 
     def summary(self) -> None:
         """Log what the run is going to do; called by `Strategy.start`."""

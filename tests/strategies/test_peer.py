@@ -1,5 +1,6 @@
 """The engine, with hospitals that count visits instead of training."""
 
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -105,7 +106,11 @@ def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
             return super().train(message, order)
 
     handlers = {100 + k: Unreliable(f"h{k}") for k in range(count)}
-    peers, ledger, _ = run(handlers, name, rng)
+    ledger = Ledger()
+    chosen = settings(num_server_rounds=4, min_hospitals=1)
+    peers = STRATEGIES[name](chosen, FakeGrid(handlers, rng), ledger)
+    with suppress(RunError):  # nothing but failures
+        peers.run()
     assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
     for lineage, parcel in peers.parcels.items():
         good = [e for e in ledger.of("train") if e.lineage == lineage and e.outcome == "ok"]
@@ -339,3 +344,13 @@ def test_a_hospital_that_joins_late_takes_part_from_the_next_round_on(name):
     STRATEGIES[name](settings(num_server_rounds=3), grid, ledger).run()
     visits = [event.round for event in ledger.of("train") if event.hospital == "h2"]
     assert visits == [2, 3]
+
+
+@pytest.mark.parametrize("name", ["cwt", "fedavg"])
+def test_a_run_of_failures_alone_is_no_success(name):
+    class Failing(CountingHospital):
+        def train(self, message, order):
+            return failing(message)
+
+    with pytest.raises(RunError, match="No hospital has trained any model"):
+        run({k: Failing(f"h{k}") for k in range(2)}, name)
