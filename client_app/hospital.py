@@ -66,6 +66,9 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
     settings = Settings.parse(context.run_config)
     settings = replace(settings, dataset=str(node_config.get("dataset", settings.dataset)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # Sums come out differently in the last bits with another number of threads, and Ray gives a
+    # simulated hospital as many as it has cores: without this, the same seed is not the same run.
+    torch.set_num_threads(settings.cpu_threads)
     return Hospital(
         name=name,
         settings=settings,

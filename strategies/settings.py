@@ -97,6 +97,7 @@ class Settings:
     model: str
     image_size: int
     seed: int
+    cpu_threads: int
     output_dir: str
     min_hospitals: int
     hop_timeout: float
@@ -116,6 +117,7 @@ class Settings:
         _require(0 < self.test_fraction < 1, "test-fraction", self.test_fraction, "between 0 and 1")
         _require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
+        _require(self.cpu_threads >= 1, "cpu-threads", self.cpu_threads, "1 or more")
         _require(self.min_hospitals >= 1, "min-hospitals", self.min_hospitals, "1 or more")
         _require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
         # The working directory of a Flower process is not the user's.

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +18,6 @@ COMMANDS = [
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
 ]
-TINY: dict[str, Any] = {
-    "num_server_rounds": 2,
-    "model": "mlp",
-    "mlp__hidden": "16",
-    "train__epochs": 1,
-}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +66,7 @@ def test_the_commands_of_the_readme_work(command, flower, tmp_path):
 
 def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(flower, tmp_path):
     """Four hospitals on two actors at once, then on one actor, one after the other."""
-    first = run(flower, tmp_path, hospitals=4, cpus=1, **TINY)
+    first = run(flower, tmp_path, hospitals=4, cpus=1, num_server_rounds=2, train__epochs=1)
     second = run(flower, tmp_path, hospitals=4, cpus=2, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)
 

@@ -44,3 +44,10 @@ def test_the_architecture_fits_the_images():
     hospital = open_hospital(context(0, 2, run_config(model="mlp", mlp__hidden="5", image_size=12)))
     assert hospital.architecture == Architecture("mlp", 1, 12, 12, 10, (5,))
     assert hospital.data.train_images.dtype == torch.uint8
+
+
+def test_threads_are_those_of_the_settings_not_of_the_process():
+    open_hospital(context(0, 2, run_config(cpu_threads=2)))
+    assert torch.get_num_threads() == 2
+    open_hospital(context(0, 2, run_config()))
+    assert torch.get_num_threads() == 1
