@@ -53,10 +53,8 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
         DataError: The hospital's data cannot be used.
     """
     node_config = context.node_config
-    index, hospitals = (
-        int(node_config.get("partition-id", 0)),
-        int(node_config.get("num-partitions", 1)),
-    )
+    index = int(node_config.get("partition-id", 0))
+    hospitals = int(node_config.get("num-partitions", 1))
     name = name or str(node_config.get("site", f"hospital-{index:0{len(str(hospitals - 1))}}"))
     if not re.fullmatch(r"[\w.-]+", name) or name == "global":
         raise SettingsError(

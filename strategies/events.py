@@ -21,7 +21,7 @@ class Event:
         hop: Hop within the round, from 1; 0 where none applies.
         hospital: Name of the hospital.
         lineage: Name of the travelling model; empty if none is concerned.
-        outcome: `ok`, or the kind of failure (`strategies.courier.FAILURES`).
+        outcome: `ok`, or the kind of failure (`strategies.parcel.Failure`, in small letters).
         reason: What went wrong, for people; empty if nothing did.
         metrics: What the hospital measured, such as `accuracy` (fractions in [0, 1]).
         seconds: From sending the message to its answer.
