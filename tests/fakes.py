@@ -43,6 +43,16 @@ def settings(**overrides: Any) -> Settings:
     return Settings.parse(run_config(**overrides))
 
 
+def write_archive(path: Path, count: int) -> None:
+    """An archive for `npz:`: twice `count` random images of 8 x 8 pixels, of two classes."""
+    rng = np.random.default_rng(0)
+    arrays: dict[str, Any] = {}
+    for part in ("train", "test"):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (count, 8, 8), dtype=np.uint8)
+        arrays[f"y_{part}"] = rng.integers(0, 2, count, dtype=np.uint8)
+    np.savez(path, allow_pickle=False, **arrays)
+
+
 class FakeGrid(Grid):
     """Delivers messages to handlers, in an order that `rng` decides, a few at each pull.
 

@@ -7,7 +7,7 @@ from client_app.app import app as hospital_app
 from strategies.parcel import check_parcel
 from strategies.registry import STRATEGIES
 from strategies.settings import Settings
-from tests.fakes import FakeGrid, Ledger, context, run_config
+from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
 
 HOSPITALS = 3
 
@@ -106,13 +106,7 @@ def test_fedprox_with_pull_is_not(tmp_path):
 
 
 def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {
-        f"{name}_{part}": rng.integers(0, high, (40, *shape), dtype=np.uint8)
-        for part in ("train", "test")
-        for name, high, shape in (("x", 256, (8, 8)), ("y", 2, ()))
-    }
-    np.savez(tmp_path / "few.npz", allow_pickle=False, **arrays)
+    write_archive(tmp_path / "few.npz", 40)
     dataset = f"npz:{tmp_path}/few.npz"
     _, ledger, grid = federate(
         tmp_path, "fedbn", dataset=dataset, partition="iid", model="resnet18"

@@ -5,10 +5,10 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.simulation import RunFailed, run, superlink
+from tests.fakes import write_archive
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +44,7 @@ def test_the_readme_names_the_two_commands():
 @pytest.mark.parametrize("command", [line for line in COMMANDS if "flwr run" in line])
 def test_the_commands_of_the_readme_work(command, flower, tmp_path):
     """With an archive where the README has one, and fewer rounds."""
-    rng = np.random.default_rng(0)
-    archive = {
-        f"{name}_{part}": rng.integers(0, high, (200, *shape), dtype=np.uint8)
-        for part in ("train", "test")
-        for name, high, shape in (("x", 256, (8, 8)), ("y", 2, ()))
-    }
-    np.savez(tmp_path / "mnist.npz", allow_pickle=False, **archive)
+    write_archive(tmp_path / "mnist.npz", 200)
     command = command.replace("/data/", f"{tmp_path}/")
     command += (
         f""" --run-config "num-server-rounds=1 train.epochs=1 output-dir='{tmp_path}/runs'" """
