@@ -156,7 +156,9 @@ class PeerStrategy(Strategy):
         failed = []
         for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
             card = delivery.content.config_records.get("card", ConfigRecord())
-            hospital = str(card.get("hospital", f"node {delivery.node}"))
+            # One that failed did not say its name; it may be registered under one.
+            registered = delivery.sent.config_records["order"]["hospital"]
+            hospital = str(card.get("hospital", registered or f"node {delivery.node}"))
             if (parcel := self._admit(delivery, 0, 0, hospital, hospital)) is None:
                 failed.append(delivery)
             else:

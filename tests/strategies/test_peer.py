@@ -354,3 +354,14 @@ def test_a_run_of_failures_alone_is_no_success(name):
 
     with pytest.raises(RunError, match="No hospital has trained any model"):
         run({k: Failing(f"h{k}") for k in range(2)}, name)
+
+
+def test_a_hospital_that_cannot_prepare_is_known_by_its_registered_name():
+    class Crashing(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message)
+
+    grid, ledger = FakeGrid(federation(3, h2=Crashing("h2"))), Ledger()
+    grid.names = {102: "Graz"}
+    STRATEGIES["cwt"](settings(num_server_rounds=1), grid, ledger).run()
+    assert [e.hospital for e in ledger.of("query.prepare") if e.outcome != "ok"] == ["Graz", "Graz"]
