@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = {"client_app", "gan", "server_app", "strategies"}
 ALLOWED = {
-    "gan": {"torch", "torchvision", "torchmetrics", "lpips", "numpy", "sklearn", "matplotlib"},
+    "gan": {"torch", "torchvision", "torchmetrics", "lpips", "numpy", "sklearn", "matplotlib"}
+    | {"torch_fidelity"},
     "strategies": {"flwr", "numpy"},
     "client_app": {
         *(

@@ -1,0 +1,142 @@
+"""Adaptive discriminator augmentation, so that few images are not simply learned by heart.
+
+Paper: StyleGAN2-ADA (Karras et al. 2020, arXiv:2006.06676), section 3 and appendix B. The
+discriminator sees only images that were moved and recoloured at random, real and synthetic alike;
+as long as each change happens with a probability below 1, the generator learns the unchanged ones.
+
+Shapes: `N` images, `C` channels, `H, W` pixels.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+class Controller:
+    """Finds the probability of augmentation that stops the discriminator from overfitting.
+
+    Attributes:
+        p: Probability with which each change is made.
+    """
+
+    EVERY = 4  # batches from one change of p to the next (section 3)
+
+    def __init__(self, target: float, images: int) -> None:
+        """Start at p = 0.
+
+        Args:
+            target: Overfitting to aim at, a mean sign.
+            images: Real images in which p can rise from 0 to 1.
+        """
+        self.target, self.images = target, images
+        self.p = 0.0
+        self.signs: list[Tensor] = []
+
+    def observe(self, logits: Tensor) -> None:
+        """Take note of the logits [N] of real images; every `EVERY`-th time p changes."""
+        self.signs.append(logits.detach().sign())
+        if len(self.signs) < self.EVERY:
+            return
+        signs = torch.cat([sign.to(logits.device) for sign in self.signs])
+        # r_t = E[sign(D_train)] (Eq. 1).
+        direction = math.copysign(1, signs.mean().item() - self.target)
+        self.p = min(max(self.p + direction * len(signs) / self.images, 0.0), 1.0)
+        self.signs.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that changes, as plain numbers and tensors."""
+        return {"p": self.p, "signs": list(self.signs)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another controller was."""
+        self.__dict__.update(state)
+
+
+def augment(images: Tensor, p: float, mirror: bool) -> Tensor:
+    """Change [N, C, H, W] in [-1, 1] at random, differentiably.
+
+    Args:
+        images: One or three channels.
+        p: Probability of each change; 0 = none, images are returned as they are.
+        mirror: Whether images may be mirrored.
+    """
+    return _recolour(_move(images, p, mirror), p) if p > 0 else images
+
+
+def _move(images: Tensor, p: float, mirror: bool) -> Tensor:
+    """Mirror, scale, rotate, stretch and shift, all in one resampling (appendix B, Figure 15)."""
+    count = len(images)
+    eye = torch.eye(3, device=images.device).expand(count, 3, 3)
+    # Two rotations, so that together they happen with probability p: p_rot = 1 - √(1 - p).
+    p_rotate = 1 - math.sqrt(1 - p)
+    steps = []
+    if mirror:
+        steps.append((p / 2, _scaling(torch.tensor(-1.0).expand(count), torch.ones(count))))
+    scale = torch.randn(count).mul(0.2).exp2()
+    steps.append((p, _scaling(scale, scale)))
+    steps.append((p_rotate, _rotation(_angles(count))))
+    stretch = torch.randn(count).mul(0.2).exp2()
+    steps.append((p, _scaling(stretch, 1 / stretch)))
+    steps.append((p_rotate, _rotation(_angles(count))))
+    steps.append((p, _shift(torch.randn(count, 2) * 0.25)))  # 1/8 of an image that is 2 wide
+    theta = eye
+    for probability, step in steps:
+        theta = theta @ _sometimes(probability, step.to(images.device), eye)
+    grid = F.affine_grid(theta[:, :2], list(images.shape), align_corners=False)  # [N, H, W, 2]
+    return F.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
+def _recolour(images: Tensor, p: float) -> Tensor:
+    """Brightness and contrast, and of colour images lightness, hue and saturation."""
+    count, channels = images.shape[:2]
+    device = images.device
+    eye = torch.eye(channels, device=device).expand(count, -1, -1)
+    contrast = torch.randn(count, device=device).mul(0.5).exp2()[:, None, None]
+    change = _sometimes(p, eye * contrast, eye)
+    if channels == 3:
+        grey = torch.full((3,), 1 / math.sqrt(3), device=device)  # unit vector from black to white
+        luma = torch.outer(grey, grey).expand(count, -1, -1)  # projection on it
+        flip = eye - 2 * luma
+        cross = torch.linalg.cross(torch.eye(3, device=device), grey.expand(3, 3)).mT
+        angle = _angles(count).to(device)[:, None, None]
+        # Rotation around the axis of grey (Rodrigues).
+        hue = luma + angle.cos() * (eye - luma) + angle.sin() * cross
+        saturation = luma + torch.randn(count, device=device).exp2()[:, None, None] * (eye - luma)
+        for probability, step in ((p / 2, flip), (p, hue), (p, saturation)):
+            change = _sometimes(probability, step, eye) @ change
+    brightness = torch.randn(count, 1, 1, device=device) * 0.2
+    brightness = _sometimes(p, brightness, torch.zeros_like(brightness))
+    pixels = torch.baddbmm(brightness, change, images.flatten(2).float())  # [N, C, HW]
+    return pixels.reshape(images.shape)
+
+
+def _sometimes(p: float, changed: Tensor, same: Tensor) -> Tensor:
+    """Of [N, ., .], the matrices in `changed` with probability p, else those in `same`."""
+    drawn = torch.rand(len(changed), 1, 1, device=changed.device) < p
+    return torch.where(drawn, changed, same)
+
+
+def _angles(count: int) -> Tensor:
+    return (torch.rand(count) * 2 - 1) * math.pi
+
+
+def _scaling(x: Tensor, y: Tensor) -> Tensor:
+    """Matrices [N, 3, 3] that scale by x [N] and y [N]."""
+    return torch.diag_embed(torch.stack([x, y, torch.ones_like(x)], 1))
+
+
+def _rotation(angle: Tensor) -> Tensor:
+    """Matrices [N, 3, 3] that rotate by angles [N]."""
+    matrix = _scaling(angle.cos(), angle.cos())
+    matrix[:, 0, 1], matrix[:, 1, 0] = -angle.sin(), angle.sin()
+    return matrix
+
+
+def _shift(offset: Tensor) -> Tensor:
+    """Matrices [N, 3, 3] that shift by [N, 2]."""
+    matrix = torch.eye(3).repeat(len(offset), 1, 1)
+    matrix[:, :2, 2] = offset
+    return matrix

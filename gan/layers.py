@@ -1,0 +1,166 @@
+"""Layers of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958).
+
+Shapes: `N` images, `I` input and `O` output channels, `H, W` pixels, `D` size of a latent.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SLOPE = 0.2  # of the leaky rectifier
+GAIN = math.sqrt(2)  # makes up for the variance that the rectifier takes away
+
+
+class Linear(nn.Module):
+    """A linear layer with equalised learning rate (Karras et al. 2018, section 4.1).
+
+    Weights are unit Gaussians and are scaled when used, so that Adam moves all at the same speed.
+
+    Args:
+        inputs: Size of the input.
+        outputs: Size of the output.
+        gain: Standard deviation of the output, for inputs of unit variance.
+        bias: What the bias starts at.
+        speed: Factor on the learning rate; StyleGAN slows its mapping network to 0.01.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        gain: float = 1.0,
+        bias: float = 0.0,
+        speed: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / speed)
+        self.bias = nn.Parameter(torch.full((outputs,), bias / speed))
+        self.scale, self.speed = gain * speed / math.sqrt(inputs), speed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [N, I] to [N, O]."""
+        return F.linear(x, self.weight * self.scale, self.bias * self.speed)
+
+
+class Conv2d(nn.Module):
+    """A convolution with equalised learning rate, that keeps or halves the size of the image."""
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, gain: float = GAIN, down: bool = False
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.scale = gain / math.sqrt(inputs * kernel**2)
+        self.kernel, self.down = kernel, down
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [N, I, H, W] to [N, O, H, W], or to [N, O, H/2, W/2]."""
+        weight = self.weight * self.scale  # [O, I, k, k]
+        if self.down and self.kernel == 1:
+            x = downsampled(x)
+        elif self.down:
+            return F.conv2d(blurred(x), weight, self.bias, stride=2)
+        return F.conv2d(x, weight, self.bias, padding=self.kernel // 2)
+
+
+class ModulatedConv2d(nn.Module):
+    """A convolution whose input channels each image scales by its own style.
+
+    The scaling is moved from the weights to the input, the demodulation to the output: the same
+    numbers, with weights that all images of a batch share.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, kernel: int, latent: int, demodulate: bool = True
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
+        self.style = Linear(latent, inputs, bias=1.0)
+        self.scale = 1 / math.sqrt(inputs * kernel**2)
+        self.padding, self.demodulate = kernel // 2, demodulate
+
+    def forward(self, x: Tensor, w: Tensor, up: bool = False) -> Tensor:
+        """Map [N, I, H, W] and latents [N, D] to [N, O, H, W], or to [N, O, 2H, 2W]."""
+        style = self.style(w)  # [N, I]
+        weight = self.weight * self.scale  # [O, I, k, k]
+        # Modulation (Karras et al. 2020, Eq. 1).
+        x = x * style[:, :, None, None].to(x.dtype)
+        x = F.conv2d(upsampled(x) if up else x, weight, padding=self.padding)  # [N, O, H, W]
+        if not self.demodulate:
+            return x
+        # Standard deviation of the output for inputs of unit variance (Eq. 2).
+        power = F.linear(style.square(), weight.square().sum((2, 3)))  # [N, O]
+        # Demodulation (Eq. 3).
+        return x * (power + 1e-8).rsqrt()[:, :, None, None].to(x.dtype)
+
+
+class StyledConv(nn.Module):
+    """Modulated convolution, noise, bias and rectifier: one style block of Figure 2(d)."""
+
+    def __init__(self, inputs: int, outputs: int, latent: int, up: bool = False) -> None:
+        super().__init__()
+        self.conv = ModulatedConv2d(inputs, outputs, 3, latent)
+        self.noise_strength = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(outputs, 1, 1))
+        self.up = up
+
+    def forward(self, x: Tensor, w: Tensor, noise: Tensor | None) -> Tensor:
+        """Map [N, I, H, W] to [N, O, H, W], or to [N, O, 2H, 2W].
+
+        Args:
+            x: Features [N, I, H, W].
+            w: Latents [N, D].
+            noise: [N or 1, 1, H, W] in the size of the output; None draws it.
+        """
+        x = self.conv(x, w, self.up)
+        if noise is None:
+            noise = torch.randn(len(x), 1, *x.shape[2:], device=x.device)
+        x = x + (noise * self.noise_strength + self.bias).to(x.dtype)
+        return F.leaky_relu(x, SLOPE) * GAIN
+
+
+class MinibatchStd(nn.Module):
+    """Tells the discriminator how much the images differ (Karras et al. 2018, section 3).
+
+    One more channel: the standard deviation over the images of a group, averaged over channels and
+    pixels. It is what makes a generator that repeats itself easy to catch.
+    """
+
+    GROUP = 4  # images that are compared; fewer where the batch is no multiple of it
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [N, C, H, W] to [N, C + 1, H, W]."""
+        group = math.gcd(len(x), self.GROUP)
+        groups = x.float().reshape(-1, group, *x.shape[1:])  # [N/G, G, C, H, W]
+        std = (groups.var(1, correction=0) + 1e-8).sqrt().mean((1, 2, 3))  # [N/G]
+        std = std.repeat_interleave(group)[:, None, None, None].to(x.dtype)  # [N, 1, 1, 1]
+        return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
+
+
+def normalised(x: Tensor) -> Tensor:
+    """Scale each row of [N, D] to a mean square of 1."""
+    return x * (x.square().mean(1, keepdim=True) + 1e-8).rsqrt()
+
+
+def upsampled(x: Tensor) -> Tensor:
+    """Double the size of [N, C, H, W] with the filter [1, 3, 3, 1], which is bilinear."""
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+
+
+def blurred(x: Tensor) -> Tensor:
+    """Filter [N, C, H, W] with [1, 3, 3, 1] to [N, C, H + 1, W + 1], ready for a stride of 2."""
+    return F.conv2d(x, _blur(x), padding=2, groups=x.shape[1])
+
+
+def downsampled(x: Tensor) -> Tensor:
+    """Halve the size of [N, C, H, W] with the filter [1, 3, 3, 1]."""
+    return F.conv2d(x, _blur(x), padding=1, stride=2, groups=x.shape[1])
+
+
+def _blur(x: Tensor) -> Tensor:
+    """[1, 3, 3, 1] in both directions, for each channel of x: [C, 1, 4, 4]."""
+    line = torch.tensor([1.0, 3.0, 3.0, 1.0], dtype=x.dtype, device=x.device) / 8
+    return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)

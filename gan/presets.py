@@ -1,0 +1,124 @@
+"""Sizes and schedules of the generative model, one row per kind of images.
+
+Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), StyleGAN2-ADA (Karras et al. 2020,
+arXiv:2006.06676), FedER (Pennisi et al. 2023, sections III.B and IV.B).
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Everything that a training of the generative model depends on, but the images and the seed.
+
+    Iterations of phase 1 and of phase 2 are counted apart.
+    """
+
+    channels: tuple[int, ...]  # feature maps at 4, 8, 16, ... pixels, up to `resolution`
+    latent: int  # size of z and of w
+    mapping_layers: int  # layers from z to w; more bend w further away from a Gaussian
+    batch_size: int  # real images a step, and as many synthetic ones
+    learning_rate: float  # of both networks, which are kept in balance by equalised weights
+    r1_gamma: float  # weight of the gradient penalty; larger is steadier and blurrier
+    r1_every: int  # iterations from one gradient penalty to the next, which costs a double backward
+    path_weight: float  # weight of path length regularisation, for smooth latents; 0 = none
+    path_every: int  # iterations from one path length regularisation to the next; 0 = never
+    style_mixing: float  # share of images made from two latents, so that layers are independent
+    ema_images: int  # half-life of the averaged generator, in images
+    ada_target: float  # mean sign of the discriminator on real images above which it overfits
+    ada_images: int  # images in which the augmentation probability can rise from 0 to 1
+    mirror: bool  # whether a mirrored image is a possible one; a mirrored digit is not
+    iterations: int  # most iterations of phase 1
+    patience: int  # iterations without a better Fréchet distance that end phase 1
+    privacy_iterations: int  # most iterations of phase 2
+    check_every: int  # iterations from one Fréchet distance (and checkpoint) to the next
+    fid_images: int  # synthetic images that a Fréchet distance is measured on
+    pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
+    perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's
+
+    @property
+    def resolution(self) -> int:
+        """Height and width of the images."""
+        return int(4 << (len(self.channels) - 1))
+
+
+# StyleGAN2-ADA's "auto" configuration for 256 x 256 pixels, with FedER's batch and learning rate.
+_XRAY = Preset(
+    channels=(512, 512, 512, 512, 256, 128, 64),
+    latent=512,
+    mapping_layers=2,  # as "auto"; 8 in StyleGAN2 and in ADA's other configurations
+    batch_size=32,
+    learning_rate=0.0025,
+    r1_gamma=0.0002 * 256**2 / 32,  # the "auto" rule: 0.0002 · pixels / batch
+    r1_every=16,
+    path_weight=2.0,
+    path_every=4,
+    style_mixing=0.9,
+    ema_images=10_000,
+    ada_target=0.6,
+    ada_images=500_000,
+    mirror=True,
+    iterations=780_000,  # 25 million images, where StyleGAN2 ends at the latest
+    patience=10_000,
+    privacy_iterations=780_000,
+    check_every=1_000,
+    fid_images=5_000,
+    pretrained=True,
+    perceptual_net="vgg",
+)
+
+PRESETS: dict[str, Preset] = {
+    # 16 x 16: digits in about a minute on one CPU core, so fast and steep rather than fine. What
+    # makes digits of a class differ is above all a small latent: of 64 numbers, half a minute is
+    # too short to give each a meaning.
+    "tiny": Preset(
+        channels=(48, 32, 16),
+        latent=12,
+        mapping_layers=2,
+        batch_size=32,
+        learning_rate=0.008,
+        r1_gamma=0.3,
+        r1_every=8,
+        path_weight=0.0,
+        path_every=0,
+        style_mixing=0.5,
+        ema_images=2_000,
+        ada_target=0.6,
+        ada_images=50_000,
+        mirror=False,
+        iterations=900,
+        patience=400,
+        privacy_iterations=100,
+        check_every=50,
+        fid_images=512,
+        pretrained=False,
+        perceptual_net="squeeze",
+    ),
+    # 64 x 64: hours on a CPU, minutes on a small GPU.
+    "small": Preset(
+        channels=(128, 128, 96, 64, 32),
+        latent=128,
+        mapping_layers=2,
+        batch_size=32,
+        learning_rate=0.0025,
+        r1_gamma=0.0002 * 64**2 / 32 * 4,  # the "auto" rule is too weak for few small images
+        r1_every=16,
+        path_weight=0.0,
+        path_every=0,
+        style_mixing=0.9,
+        ema_images=5_000,
+        ada_target=0.6,
+        ada_images=200_000,
+        mirror=True,
+        iterations=20_000,
+        patience=5_000,
+        privacy_iterations=5_000,
+        check_every=500,
+        fid_images=1_000,
+        pretrained=True,
+        perceptual_net="squeeze",
+    ),
+    "xray-256": _XRAY,
+    "skin-256": _XRAY,
+}

@@ -1,0 +1,260 @@
+"""What a generator knows of single images: the nearest image it can make to each of them.
+
+FedER, arXiv:2206.13803, section IV.D, figures 3 and 4: every training image is projected into the
+latent space W of a GAN trained without and one trained with the privacy loss, both from the same w.
+The greater the distances between images and projections, the less the generator has kept of them.
+
+The projection is that of StyleGAN2, arXiv:1912.04958, section 5.3 and appendix D, written from the
+paper. Differences:
+
+1. All images share the initial noise maps and the noise that is added to w at a step. They stay
+   independent of one another, so that any batch gives the same result, and two generators are
+   compared under equal conditions.
+2. w and the noise of the last step are evaluated once more, without noise added to w.
+3. The mean w is that of the classes as they occur in the data; the paper's GANs have no classes.
+4. Images are compared at their own size. The paper shrinks those above 256 x 256.
+
+N images, C channels, R x R pixels; D latents; F features.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+from torchvision.utils import make_grid, save_image
+
+NOISE_ADDED = 0.05  # to w, at the start, as a share of the scale of W
+NOISE_WEIGHT = 1e5  # of the noise regularisation
+SHOWN, PIXELS = 8, 96  # images in projections.png, least pixels of their sides
+
+
+class Generator(Protocol):
+    """What is needed of a generator."""
+
+    @property
+    def latent(self) -> int:
+        """Size of z."""
+
+    @property
+    def noise_shapes(self) -> list[tuple[int, int]]:
+        """Height and width of every layer's noise map."""
+
+    def map(self, labels: Tensor, z: Tensor) -> Tensor:
+        """The w [N, D] of labels [N] and normal z."""
+
+    def synthesise(self, w: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
+        """Images [N, C, R, R] in [-1, 1] of w [N, D] and a noise map [N, 1, h, w] per layer."""
+
+
+class Metric(Protocol):
+    """A perceptual distance: the squared norm of the difference of features [N, F]."""
+
+    @property
+    def name(self) -> str:
+        """What its values are called."""
+
+    def features(self, images: Tensor) -> Tensor:
+        """The features [N, F] of images [N, C, R, R] in [-1, 1]."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where projections start."""
+
+    w: Tensor  # [D], the mean of W
+    scale: float  # root mean square distance of W from its mean
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The nearest images of a generator to N images."""
+
+    w: Tensor  # [N, D]
+    images: Tensor  # [N, C, R, R] in [-1, 1]
+    distances: Tensor  # [N]
+
+
+@torch.no_grad()
+def mean_w(generator: Generator, labels: Tensor, *, seed: int, draws: int = 10_000) -> Start:
+    """The centre and scale of W (appendix D), of classes drawn from the labels [N] of the data."""
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randint(len(labels), (draws,), generator=rng)
+    z = torch.randn(draws, generator.latent, generator=rng)
+    w = generator.map(labels[chosen.to(labels.device)], z.to(labels.device))  # [draws, D]
+    mean = w.mean(dim=0)
+    return Start(mean, (w - mean).square().sum(dim=1).mean().sqrt().item())
+
+
+def project(
+    generator: Generator,
+    images: Tensor,
+    start: Start,
+    *,
+    features: Callable[[Tensor], Tensor],
+    seed: int,
+    deadline: float,
+    steps: int = 1000,
+    learning_rate: float = 0.1,
+    batch: int = 32,
+) -> Projection:
+    """Find for each image the w and the noise maps that give the most similar one.
+
+    Args:
+        generator: On the images' device.
+        images: [N, C, R, R] in [-1, 1].
+        start: Where all of them start.
+        features: Maps images to [N, F]; the distance is the squared norm of the difference.
+        seed: Of the initial noise maps and the noise added to w; torch's own stays untouched.
+        deadline: When to give up, in the time of `time.monotonic`.
+        steps: Of Adam, per batch.
+        learning_rate: The highest, after the ramp up and before the ramp down.
+        batch: Images optimised at once; changes the speed and the memory taken, not the result.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
+    done = []
+    for targets in images.split(batch):
+        rng = torch.Generator().manual_seed(seed)
+        noise = [
+            torch.randn(1, 1, *shape, generator=rng)
+            .to(images.device)
+            .repeat(len(targets), 1, 1, 1)
+            .requires_grad_()
+            for shape in generator.noise_shapes
+        ]
+        w = start.w.repeat(len(targets), 1).requires_grad_()  # [N, D]
+        variables = [w, *noise]
+        optimizer = torch.optim.Adam(variables, lr=learning_rate)
+        with torch.no_grad():
+            wanted = features(targets)  # [N, F]
+        for step in range(steps):
+            if time.monotonic() > deadline:
+                raise TimeoutError("The projection took longer than allowed.")
+            at = step / steps
+            optimizer.param_groups[0]["lr"] = learning_rate * ramp(at)
+            # Noise on w, 0.05 σ_w t² with t from 1 to 0 over the first three quarters (appendix D).
+            t = max(0.0, 1 - at / 0.75)
+            added = torch.randn(w.shape[1], generator=rng).to(w) * NOISE_ADDED * start.scale * t**2
+            nearest = generator.synthesise(w + added, noise)
+            # A sum, not a mean: an image's gradient does not depend on its batch.
+            loss = (features(nearest) - wanted).square().sum() + NOISE_WEIGHT * roughness(noise)
+            optimizer.zero_grad()
+            loss.backward(inputs=variables)
+            optimizer.step()
+            with torch.no_grad():
+                for each in noise:  # back to zero mean and unit variance
+                    each -= each.mean(dim=(1, 2, 3), keepdim=True)
+                    each *= each.square().mean(dim=(1, 2, 3), keepdim=True).rsqrt()
+        with torch.no_grad():
+            nearest = generator.synthesise(w, noise)
+            distances = (features(nearest) - wanted).square().sum(dim=1)
+        done.append((w.detach(), nearest, distances))
+    return Projection(*map(torch.cat, zip(*done, strict=True)))
+
+
+def ramp(at: float) -> float:
+    """The learning rate at a point [0, 1) of the way: linear up over 5 %, cosine down over 25 %."""
+    return min(1.0, at / 0.05) * (0.5 - 0.5 * math.cos(math.pi * min(1.0, (1 - at) / 0.25)))
+
+
+def roughness(noise: Sequence[Tensor]) -> Tensor:
+    """How far noise maps [N, 1, h, w] are from white noise, so that no image hides in them.
+
+    The sum over maps, and over their halvings down to 8 x 8, of the squared correlation of a map
+    with itself moved by a pixel, in x and in y (appendix D, L_ij).
+    """
+    total = torch.zeros((), device=noise[0].device)
+    for each in noise:
+        while True:
+            for axis in (2, 3):
+                total = total + (each * each.roll(1, axis)).mean(dim=(1, 2, 3)).square().sum()
+            if min(each.shape[2:]) <= 8:
+                break
+            each = 2 * avg_pool2d(each, 2)  # the mean of four, brought back to unit variance
+    return total
+
+
+def measure_privacy(
+    plain: Generator,
+    private: Generator,
+    images: Tensor,
+    start: Start,
+    *,
+    metric: Metric,
+    folder: Path,
+    seed: int,
+    deadline: float,
+    steps: int = 1000,
+    learning_rate: float = 0.1,
+    batch: int = 32,
+) -> dict[str, float]:
+    """Project images with a generator trained without and one trained with the privacy loss.
+
+    Writes `privacy.png` (figure 3), `projections.png` (figure 4; rows: real, plain, private) and
+    `projections.json`, the distances. The pictures show real images: they are for the hospital.
+
+    Args:
+        plain: The generator after the first phase, without the privacy loss.
+        private: The generator after the second phase, with it.
+        images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
+        start: Of both generators, for fairness (IV.D): `mean_w` of the plain one.
+        metric: The distance to minimise and to report.
+        folder: Where to write; it exists.
+        seed: As in `project`, as are the arguments below.
+        deadline: When to give up, in the time of `time.monotonic`.
+        steps: Of Adam, per batch.
+        learning_rate: The highest.
+        batch: Images optimised at once.
+
+    Returns:
+        The mean distances `projection-plain` and `projection-private`.
+
+    Raises:
+        TimeoutError: The deadline has passed.
+    """
+    found = {
+        name: project(
+            generator,
+            images,
+            start,
+            features=metric.features,
+            seed=seed,
+            deadline=deadline,
+            steps=steps,
+            learning_rate=learning_rate,
+            batch=batch,
+        )
+        for name, generator in (("plain", plain), ("private", private))
+    }
+    distances = {name: each.distances.tolist() for name, each in found.items()}
+    (folder / "projections.json").write_text(json.dumps({"metric": metric.name, **distances}))
+    _histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
+    shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
+    rows = torch.cat([each[shown].cpu() for each in (images, *(p.images for p in found.values()))])
+    scale = max(1, PIXELS // rows.shape[2])
+    rows = (rows / 2 + 0.5).repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
+    save_image(make_grid(rows.clamp(0, 1), nrow=len(shown)), folder / "projections.png")
+    return {f"projection-{name}": each.distances.mean().item() for name, each in found.items()}
+
+
+def _histogram(metric: str, distances: Mapping[str, Sequence[float]]) -> Figure:
+    """Both distributions over the same bins, the plain one blue and the private one red."""
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    axes = figure.add_subplot()
+    both = [each for values in distances.values() for each in values]
+    bins = torch.linspace(0, max(both) or 1.0, 41).tolist()
+    for (name, values), colour in zip(distances.items(), ("#2f6690", "#c8553d"), strict=True):
+        axes.hist(values, bins=bins, color=colour, alpha=0.6, label=name)
+    axes.set_xlabel(f"{metric} between an image and its projection")
+    axes.set_ylabel("images")
+    axes.legend(frameon=False)
+    return figure

@@ -1,0 +1,241 @@
+"""How close synthetic images come to the real ones, and how much they differ among themselves."""
+
+import logging
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch_fidelity.feature_extractor_inceptionv3 import (
+    URL_INCEPTION_V3,
+    FeatureExtractorInceptionV3,
+)
+from torchmetrics.image.fid import FrechetInceptionDistance
+
+from gan.perceptual import PairwiseLPIPS, weights_file
+
+BATCH = 32  # images that go through a network at once
+STEPS = 300  # the classifier's training: a few seconds on one core for small images
+LEARNING_RATE = 0.003
+WIDTHS = (16, 32, 64)
+
+
+class Extractor(nn.Module):
+    """What a Fréchet distance compares images by.
+
+    Attributes:
+        name: The distance's name in reports; one extractor's distances compare with no other's.
+        num_features: D, how many features an image has.
+    """
+
+    name: str
+    num_features: int
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [N, D] of images [N, C, H, W] in [-1, 1]."""
+        raise NotImplementedError
+
+
+class Classifier(Extractor):
+    """Three convolutions, each of which halves the image, and a linear layer.
+
+    As a feature extractor it stands in for the Inception network where that is not to be had: it
+    knows the hospital's own images and nothing else.
+    """
+
+    name = "frechet-classifier"
+    num_features = WIDTHS[-1]
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise((channels, *WIDTHS)):
+            layers += [
+                nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.head = nn.Linear(WIDTHS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [N, K] of images [N, C, H, W] in [-1, 1]."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the last layer sees, [N, D], of images [N, C, H, W] in [-1, 1]."""
+        features: Tensor = self.body(images)
+        return features
+
+
+class Inception(Extractor):
+    """The network of the FID (Heusel et al., 2017), as torch-fidelity has it.
+
+    Args:
+        weights: The file that torch-fidelity publishes.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file holds something else.
+    """
+
+    name = "fid"
+    num_features = 2048
+
+    def __init__(self, weights: Path):
+        super().__init__()
+        expected = f"torch-fidelity's Inception weights, {URL_INCEPTION_V3}"
+        if not weights.is_file():
+            raise FileNotFoundError(f"There is no file {weights}. Expected: {expected}.")
+        try:
+            # torch-fidelity would unpickle anything: nothing but weights gets past this line.
+            torch.load(weights, map_location="cpu", weights_only=True)
+            self.network = FeatureExtractorInceptionV3("inception", ["2048"], str(weights))
+        except Exception as error:  # torch has no class for what can be wrong with a file
+            raise ValueError(f"{weights} is not what is expected: {expected}.") from error
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features [N, 2048] of images [N, C, H, W] in [-1, 1], C = 1 or 3."""
+        pixels = images.add(1).mul(127.5).round().byte()
+        features: Tensor = self.network(pixels.expand(-1, 3, -1, -1))[0]
+        return features
+
+
+class Frechet:
+    """Fréchet distance of synthetic images from the real ones, whose statistics are taken once.
+
+    Args:
+        real: The real images, uint8 [N, C, H, W], N > 1.
+        extractor: What to compare them by, in evaluation mode.
+
+    Attributes:
+        name: The extractor's.
+    """
+
+    def __init__(self, real: Tensor, extractor: Extractor):
+        self.name = extractor.name
+        # Heusel et al. 2017, Eq. 6.
+        self._metric = FrechetInceptionDistance(_Features(extractor), reset_real_features=False)
+        self._metric.to(real.device)
+        self._update(real, real=True)
+
+    def __call__(self, synthetic: Tensor) -> float:
+        """The distance of synthetic images, uint8 [N, C, H, W], N > 1."""
+        self._update(synthetic, real=False)
+        distance = self._metric.compute().item()
+        self._metric.reset()
+        return float(distance)
+
+    @torch.no_grad()
+    def _update(self, images: Tensor, real: bool) -> None:
+        for batch in images.split(BATCH):
+            self._metric.update(batch, real=real)
+
+
+class _Features(nn.Module):
+    """An extractor the way torchmetrics calls it; float64, as its covariances are."""
+
+    def __init__(self, extractor: Extractor):
+        super().__init__()
+        self.extractor = extractor
+        self.num_features = extractor.num_features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.extractor.features(_normalise(images)).double()
+
+
+def frechet(
+    real: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    pretrained: bool,
+    inception_weights: str,
+    seed: int,
+) -> Frechet:
+    """The FID where it is wanted and can be had, else a distance by the hospital's own classifier.
+
+    Args:
+        real: The hospital's images, uint8 [N, C, H, W].
+        labels: Their labels, int64 [N].
+        classes: How many classes there are.
+        pretrained: Whether the FID is wanted.
+        inception_weights: The file with the FID's network; "" = torch's cache or a download.
+        seed: Decides on the classifier.
+
+    Raises:
+        FileNotFoundError: There is no file `inception_weights`.
+        ValueError: The file holds something else.
+    """
+    extractor: Extractor
+    weights = None
+    if pretrained:
+        weights = Path(inception_weights) if inception_weights else weights_file(URL_INCEPTION_V3)
+    if weights is not None:
+        extractor = Inception(weights).to(real.device)
+    else:
+        if pretrained:
+            logging.getLogger(__name__).warning(
+                "No FID without its network's weights: '%s' is measured instead.", Classifier.name
+            )
+        extractor = train_classifier(real, labels, classes, seed)
+    return Frechet(real, extractor)
+
+
+def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
+    """Train a small classifier, with as many steps whatever the number of images.
+
+    Args:
+        images: uint8 [N, C, H, W].
+        labels: int64 [N].
+        classes: How many classes there are.
+        seed: Decides on the initial weights and the batches.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        model = Classifier(images.shape[1], classes).to(images.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+        for _ in range(STEPS):
+            batch = torch.randint(len(images), (BATCH,)).to(images.device)
+            optimizer.zero_grad()
+            cross_entropy(model(_normalise(images[batch])), labels[batch]).backward()
+            optimizer.step()
+    return model.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def within_class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> float:
+    """Mean over the classes of the mean distance between two images of one class.
+
+    Args:
+        images: Real or synthetic images, uint8 [N, C, H, W].
+        labels: Their labels [N]. Classes with fewer than two images do not count.
+        distance: The perceptual distance, on the images' device.
+
+    Returns:
+        The diversity; NaN if no class has two images.
+    """
+    means = []
+    for label in labels.unique():
+        own = images[labels == label]
+        if len(own) < 2:
+            continue
+        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is ever formed, and no more than a
+        # batch of features is held. From the first image, and in float64, nothing cancels.
+        origin = distance.features(_normalise(own[:1])).double()
+        total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
+        for batch in own.split(BATCH):
+            features = distance.features(_normalise(batch)) - origin  # [n, F]
+            total += features.sum(dim=0)
+            squares += features.square().sum(dim=0)
+        pairs = len(own) * (len(own) - 1) / 2
+        means.append((len(own) * squares.sum() - total.square().sum()).item() / pairs)
+    return sum(means) / len(means) if means else math.nan
+
+
+def _normalise(images: Tensor) -> Tensor:
+    """Bring uint8 images to [-1, 1], as float32."""
+    return images.float().div_(127.5).sub_(1.0)

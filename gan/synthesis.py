@@ -1,0 +1,53 @@
+"""Images from a trained generator, as numbers and as a picture of many.
+
+Shapes: `n` images, `C` channels, `R` pixels a side, `D` size of a latent.
+"""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torchvision.utils import save_image
+
+from gan.networks import Generator
+
+SHOWN = 32  # pixels a side that smaller images are enlarged to in a picture
+
+
+def balanced_labels(count: int, present: Tensor) -> Tensor:
+    """The classes that occur in `present` int64 [.], in turn: int64 [count]."""
+    classes: Tensor = torch.unique(present)
+    return classes.repeat(count // len(classes) + 1)[:count]
+
+
+@torch.no_grad()
+def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> Tensor:
+    """Make uint8 [n, C, R, R] of the classes int64 [n], the same at every call.
+
+    Args:
+        generator: On any device; the images come back to the labels'.
+        labels: Class of each image, int64 [n].
+        seed: Decides on latents and noise.
+        batch: Images that are made at once; it changes the noise.
+    """
+    device = next(generator.parameters()).device
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        z = torch.randn(len(labels), generator.latent)
+        made = [
+            to_bytes(generator(c.to(device), part.to(device))).to(labels.device)
+            for c, part in zip(labels.split(batch), z.split(batch), strict=True)
+        ]
+    return torch.cat(made)
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Bring images in about [-1, 1] to uint8."""
+    return (images * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+def save_grid(path: Path, images: Tensor, columns: int = 16) -> None:
+    """Write uint8 [n, C, H, W] as one PNG file, `columns` in a row."""
+    factor = max(1, SHOWN // images.shape[-1])
+    large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)
+    save_image(large / 255, path, nrow=columns)

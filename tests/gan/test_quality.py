@@ -1,0 +1,163 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+from gan import quality
+from gan.perceptual import PairwiseLPIPS
+from gan.quality import (
+    Classifier,
+    Frechet,
+    Inception,
+    frechet,
+    train_classifier,
+    within_class_diversity,
+)
+
+
+class Pixels(quality.Extractor):
+    """The grey values themselves, 0 to 255, as features."""
+
+    name = "pixels"
+
+    def __init__(self, count):
+        super().__init__()
+        self.num_features = count
+
+    def features(self, images):
+        return images.add(1).mul(127.5).flatten(1)
+
+
+def noise(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, shape, dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = load_digits()
+    images = torch.from_numpy(data.images * 255 / 16).round().byte()[:, None]
+    return images, torch.from_numpy(data.target)
+
+
+def test_frechet_distance_of_two_pairs_of_pixels():
+    """On a line it is (µ₁ - µ₂)² + (σ₁ - σ₂)².
+
+    {0, 2}: mean 1, variance 2. {10, 16}: mean 13, variance 18. 12² + (√2 - 3√2)² = 144 + 8.
+    """
+    real = torch.tensor([0, 2], dtype=torch.uint8).view(2, 1, 1, 1)
+    synthetic = torch.tensor([10, 16], dtype=torch.uint8).view(2, 1, 1, 1)
+    distance = Frechet(real, Pixels(1))
+    assert distance(synthetic) == pytest.approx(152, rel=1e-5)
+    assert distance(real) == pytest.approx(0, abs=1e-4)
+    assert distance(synthetic) == pytest.approx(152, rel=1e-5)  # the real ones are not forgotten
+    assert distance.name == "pixels"
+
+
+@pytest.mark.parametrize("count", [100, 5])
+def test_frechet_distance_equals_the_formula(count):
+    """Heusel et al. 2017, Eq. 6, also with fewer images than features.
+
+    The root of AB, which is not symmetric, has the trace of that of A^½ B A^½, which is.
+    """
+    real, synthetic = noise(100, 1, 3, 3), noise(count, 1, 3, 3, seed=1) // 2
+    x, y = (images.flatten(1).double().numpy() for images in (real, synthetic))
+    a, b = np.cov(x.T), np.cov(y.T)
+    values, vectors = np.linalg.eigh(a)
+    root = vectors * np.sqrt(values) @ vectors.T
+    cross = np.sqrt(np.linalg.eigvalsh(root @ b @ root).clip(min=0)).sum()
+    expected = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(a) + np.trace(b) - 2 * cross
+    assert Frechet(real, Pixels(9))(synthetic) == pytest.approx(expected, rel=1e-4)
+
+
+def test_frechet_distance_is_finite_with_two_images(digits):
+    real, labels = digits
+    distance = frechet(real[:3], labels[:3], 10, pretrained=False, inception_weights="", seed=0)
+    assert math.isfinite(distance(real[5:7]))
+
+
+def test_the_classifier_learns_and_tells_noise_from_digits(digits, caplog):
+    images, labels = digits
+    distance = frechet(
+        images[:700], labels[:700], 10, pretrained=False, inception_weights="", seed=0
+    )
+    assert distance.name == "frechet-classifier"
+    assert not caplog.records
+    model = train_classifier(images[:700], labels[:700], 10, seed=0)
+    with torch.no_grad():
+        right = model(quality._normalise(images[700:])).argmax(dim=1) == labels[700:]
+    assert right.float().mean() > 0.85
+    assert distance(images[700:]) < 0.2 * distance(noise(200, 1, 8, 8))
+
+
+def test_the_classifier_follows_from_its_seed_alone(digits, monkeypatch):
+    monkeypatch.setattr(quality, "STEPS", 3)
+    before = torch.get_rng_state()
+    images, labels = digits
+    models = [train_classifier(images, labels, 10, seed) for seed in (1, 1, 2)]
+    assert torch.equal(before, torch.get_rng_state())
+    first, again, other = (model.features(torch.ones(1, 1, 8, 8)) for model in models)
+    assert first.shape == (1, Classifier.num_features)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not models[0].training
+
+
+def test_without_weights_the_distance_has_another_name(digits, monkeypatch, caplog):
+    monkeypatch.setattr(quality, "STEPS", 1)
+    monkeypatch.setattr(quality, "weights_file", lambda url: None)
+    images, labels = digits
+    distance = frechet(images, labels, 10, pretrained=True, inception_weights="", seed=0)
+    assert distance.name == "frechet-classifier"
+    assert "'frechet-classifier' is measured instead" in caplog.text
+
+
+def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
+    """The network is untrained here; grey images and colour images that are grey look the same."""
+    path = tmp_path / "inception.pth"
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+        torch.save({}, path)
+        torch.save(FeatureExtractorInceptionV3("any", ["2048"], str(path)).state_dict(), path)
+    images, labels = digits
+    assert (
+        frechet(images[:2], labels, 10, pretrained=True, inception_weights=str(path), seed=0).name
+        == "fid"
+    )
+    network = Inception(path)
+    grey = quality._normalise(images[:2])
+    features = network.features(grey)
+    assert features.shape == (2, Inception.num_features)
+    assert torch.equal(features, network.features(grey.expand(-1, 3, -1, -1)))
+    assert torch.equal(features, network.network(images[:2].expand(-1, 3, -1, -1))[0])
+
+
+def test_files_without_the_network_are_named(tmp_path, digits):
+    images, labels = digits
+    path = tmp_path / "inception.pth"
+    with pytest.raises(FileNotFoundError, match=r"inception\.pth.*torch-fidelity"):
+        frechet(images, labels, 10, pretrained=True, inception_weights=str(path), seed=0)
+    torch.save({"weight": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match=r"inception\.pth.*torch-fidelity"):
+        frechet(images, labels, 10, pretrained=True, inception_weights=str(path), seed=0)
+
+
+def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):
+    monkeypatch.setattr(quality, "BATCH", 2)
+    distance = PairwiseLPIPS("squeeze", "untrained")
+    images, labels = noise(8, 1, 20, 20), torch.tensor([0, 0, 1, 0, 1, 0, 2, 0])
+    with torch.no_grad():
+        matrix = distance(quality._normalise(images), quality._normalise(images))
+    zeros = [matrix[i, j].item() for i in (0, 1, 3, 5, 7) for j in (0, 1, 3, 5, 7) if i < j]
+    expected = (sum(zeros) / 10 + matrix[2, 4].item()) / 2  # the one image of class 2 has no pair
+    assert within_class_diversity(images, labels, distance) == pytest.approx(expected, abs=1e-6)
+
+
+def test_diversity_is_zero_for_copies_and_nan_without_pairs():
+    distance = PairwiseLPIPS("squeeze", "untrained")
+    images = noise(1, 3, 20, 20).expand(3, -1, -1, -1)
+    assert within_class_diversity(images, torch.zeros(3), distance) == pytest.approx(0, abs=1e-6)
+    assert math.isnan(within_class_diversity(images, torch.arange(3), distance))

@@ -1,0 +1,35 @@
+import matplotlib.pyplot as plt
+import torch
+
+from gan.networks import Generator
+from gan.synthesis import balanced_labels, render, save_grid, to_bytes
+
+
+def test_same_images_at_every_call(micro):
+    generator, labels = Generator(micro, 3, 1), torch.tensor([0, 1, 2, 0, 1])
+    torch.nn.init.ones_(generator.get_parameter("convs.0.noise_strength"))
+    before = torch.get_rng_state()
+    images = render(generator, labels, seed=4, batch=2)
+    assert images.shape == (5, 1, 8, 8)
+    assert images.dtype == torch.uint8
+    assert torch.equal(images, render(generator, labels, seed=4, batch=2))
+    assert not torch.equal(images, render(generator, labels, seed=5, batch=2))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_balanced_labels_take_present_classes_in_turn():
+    assert balanced_labels(5, torch.tensor([7, 2, 2, 2, 7])).tolist() == [2, 7, 2, 7, 2]
+    assert balanced_labels(2, torch.arange(4)).tolist() == [0, 1]
+
+
+def test_bytes():
+    images = torch.tensor([-1.5, -1.0, 0.0, 1.0, 1.5])
+    assert to_bytes(images).tolist() == [0, 0, 128, 255, 255]
+
+
+def test_a_picture_of_many_images(tmp_path):
+    """Three columns of 8 pixels, enlarged four times, with 2 pixels around each."""
+    save_grid(tmp_path / "grid.png", torch.full((4, 1, 8, 8), 200, dtype=torch.uint8), columns=3)
+    picture = plt.imread(tmp_path / "grid.png")
+    assert picture.shape == (2 * 34 + 2, 3 * 34 + 2, 3)
+    assert round(picture[10, 10, 0] * 255) == 200

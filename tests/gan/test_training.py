@@ -1,0 +1,265 @@
+import dataclasses
+import json
+import time
+from itertools import count
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from sklearn.svm import SVC
+from torch.nn import functional as F
+
+from gan.augment import Controller
+from gan.networks import Generator
+from gan.presets import PRESETS
+from gan.synthesis import balanced_labels, render
+from gan.training import Progress, train_gan
+
+LABELS = torch.tensor([0, 2, 2, 0, 2, 0, 2])  # of three classes; nobody has the second
+
+
+def pixel_distance(real, fake):
+    return torch.cdist(real.flatten(1), fake.flatten(1))
+
+
+class Scores:
+    """Fréchet distances as told, the last one for ever."""
+
+    def __init__(self, *scores):
+        self.scores = list(scores)
+
+    def __call__(self, images):
+        assert images.dtype == torch.uint8
+        return self.scores.pop(0) if len(self.scores) > 1 else self.scores[0]
+
+
+@pytest.fixture
+def train(micro, tmp_path):
+    """A training of 7 random images in tmp_path, or as the test changes it."""
+
+    def trained(images=None, labels=LABELS, classes=3, **changes):
+        if images is None:
+            drawn = torch.Generator().manual_seed(0)
+            images = torch.randint(256, (7, 1, 6, 6), generator=drawn, dtype=torch.uint8)
+        settings = {
+            "preset": micro,
+            "privacy_weight": 1.0,
+            "privacy_reduction": "mean",
+            "distance": pixel_distance,
+            "frechet": lambda images: images.float().mean().item(),
+            "folder": tmp_path / "gan",
+            "seed": 3,
+            "device": torch.device("cpu"),
+            "deadline": time.monotonic() + 60,
+            "report": lambda progress: None,
+        }
+        return train_gan(images, labels, classes, **{**settings, **changes})
+
+    return trained
+
+
+def weights(generator):
+    return torch.cat([part.flatten() for part in generator.state_dict().values()])
+
+
+def told(progress):
+    """What of a check does not depend on the clock."""
+    return dataclasses.replace(progress, seconds=0.0, iterations_per_second=0.0)
+
+
+def test_both_phases(train, tmp_path):
+    reported: list[Progress] = []
+    trained = train(report=reported.append, frechet=Scores(10.0))
+    assert [(p.phase, p.iteration) for p in reported] == [(1, 2), (1, 4), (1, 6), (2, 2), (2, 4)]
+    assert trained.progress == reported
+    assert [p.privacy_distance is None for p in reported] == [True, True, True, False, False]
+    assert not torch.equal(weights(trained.plain), weights(trained.private))
+    lines = (tmp_path / "gan" / "progress.jsonl").read_text().splitlines()
+    assert [Progress(**json.loads(line)) for line in lines] == reported
+    assert len(list((tmp_path / "gan").glob("*.png"))) == 5
+
+
+def test_no_second_phase_without_privacy(train):
+    trained = train(privacy_weight=0.0)
+    assert {p.phase for p in trained.progress} == {1}
+    assert torch.equal(weights(trained.plain), weights(trained.private))
+
+
+def test_phase_one_keeps_the_best(train, micro, tmp_path):
+    """The second of three checks is the best: the same as a training that ends there."""
+    best = train(privacy_weight=0.0, frechet=Scores(3.0, 1.0, 2.0)).plain
+    short = dataclasses.replace(micro, iterations=4)
+    last = train(
+        preset=short, privacy_weight=0.0, frechet=Scores(2.0, 1.0), folder=tmp_path / "short"
+    )
+    assert torch.equal(weights(best), weights(last.plain))
+
+
+def test_patience_ends_phase_one(train, micro):
+    hasty = dataclasses.replace(micro, iterations=100, patience=4)
+    trained = train(preset=hasty, privacy_weight=0.0, frechet=Scores(2.0, 1.0, 1.5, 1.0))
+    assert [p.iteration for p in trained.progress] == [2, 4, 6, 8]
+
+
+def test_phase_two_ends_when_images_become_bad(train, tmp_path):
+    """Phase 1's best is 1.0, so 2.5 is good enough and 2.6 is not."""
+    trained = train(frechet=Scores(1.0, 2.0, 2.0, 2.5, 2.6))
+    assert [p.iteration for p in trained.progress if p.phase == 2] == [2, 4]
+    assert not torch.equal(weights(trained.plain), weights(trained.private))
+    at_once = train(frechet=Scores(1.0, 2.0, 2.0, 2.6), folder=tmp_path / "at once")
+    assert [p.iteration for p in at_once.progress if p.phase == 2] == [2]
+    assert torch.equal(weights(at_once.plain), weights(at_once.private))
+
+
+def test_phase_two_drives_images_away(train, micro):
+    """With nothing but the privacy term to speak of, distances grow."""
+    long = dataclasses.replace(micro, privacy_iterations=60, check_every=20)
+    trained = train(preset=long, privacy_weight=1000.0, frechet=Scores(1.0))
+    first, *_, last = [p.privacy_distance for p in trained.progress if p.phase == 2]
+    assert last > first + 0.5
+
+
+@pytest.mark.parametrize("stop", [1, 5, 9])
+def test_a_training_that_was_killed_goes_on_bit_for_bit(train, tmp_path, monkeypatch, stop):
+    """Killed in the middle of an iteration: before the first checkpoint, in phase 1, in phase 2."""
+    unbroken = train(folder=tmp_path / "unbroken")
+    iterations = count(1)
+
+    class Killed(Controller):
+        def observe(self, logits):
+            if next(iterations) > stop:
+                raise KeyboardInterrupt
+            super().observe(logits)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gan.training.Controller", Killed)
+        with pytest.raises(KeyboardInterrupt):
+            train()
+    resumed = train()
+    assert torch.equal(weights(resumed.plain), weights(unbroken.plain))
+    assert torch.equal(weights(resumed.private), weights(unbroken.private))
+    assert [*map(told, resumed.progress)] == [*map(told, unbroken.progress)]
+
+
+def test_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
+    """Stopped again and again after a few looks at the clock: nothing is lost or done twice."""
+    unbroken = train(folder=tmp_path / "unbroken")
+    clock = count()
+    monkeypatch.setattr("gan.training.time.monotonic", lambda: float(next(clock)))
+    stops = 0
+    while True:
+        try:
+            resumed = train(deadline=float(next(clock)) + 5)
+        except TimeoutError:
+            stops += 1
+        else:
+            break
+    assert stops > 3
+    assert torch.equal(weights(resumed.private), weights(unbroken.private))
+    assert [*map(told, resumed.progress)] == [*map(told, unbroken.progress)]
+
+
+def test_a_finished_training_is_returned_at_once(train):
+    def never(*_):
+        pytest.fail("trained again")
+
+    first = train()
+    again = train(distance=never, frechet=never, report=never, deadline=0.0)
+    assert torch.equal(weights(first.plain), weights(again.plain))
+    assert torch.equal(weights(first.private), weights(again.private))
+    assert first.progress == again.progress
+
+
+def test_the_folder_of_another_training_is_refused(train):
+    train()
+    with pytest.raises(ValueError, match="another training"):
+        train(seed=4)
+
+
+def test_global_generators_do_not_change(train):
+    before = torch.get_rng_state()
+    train()
+    train()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_same_seed_same_images(train, tmp_path):
+    one, two = train(folder=tmp_path / "1"), train(folder=tmp_path / "2")
+    other = train(folder=tmp_path / "3", seed=4)
+    assert torch.equal(weights(one.private), weights(two.private))
+    assert not torch.equal(weights(one.private), weights(other.private))
+
+
+def test_missing_classes_are_never_drawn(train, monkeypatch):
+    seen: set[int] = set()
+
+    class Watched(Generator):
+        def map(self, labels, z):
+            seen.update(labels.tolist())
+            return super().map(labels, z)
+
+    monkeypatch.setattr("gan.training.Generator", Watched)
+    train()
+    assert seen == {0, 2}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_fewer_images_than_a_batch_and_colour(train, number):
+    images = torch.randint(256, (number, 3, 20, 20), dtype=torch.uint8)
+    trained = train(images, LABELS[:number])
+    assert render(trained.private, torch.tensor([0, 2]), 0).shape == (2, 3, 8, 8)
+
+
+def test_a_loss_that_is_not_finite_is_an_error(train, tmp_path):
+    with pytest.raises(FloatingPointError, match="phase 2"):
+        train(distance=lambda real, fake: pixel_distance(real, fake) * float("nan"))
+    with pytest.raises(FloatingPointError, match="Fréchet distance nan"):
+        train(frechet=Scores(float("nan")), folder=tmp_path / "other")
+
+
+def flat(images):
+    return images.flatten(1).double() / 127.5 - 1
+
+
+def gaussian_distance(one, other):
+    """Fréchet distance of two sets of vectors [., D], taken for Gaussians."""
+    gap = (one.mean(0) - other.mean(0)).square().sum()
+    c, d = torch.cov(one.T), torch.cov(other.T)
+    root = torch.linalg.eigvals(c @ d).real.clamp(min=0).sqrt().sum()
+    return (gap + c.trace() + d.trace() - 2 * root).item()
+
+
+def spread(images, labels):
+    """Mean distance between images of the same class, averaged over classes."""
+    groups = [flat(images[labels == k]) for k in labels.unique()]
+    return torch.stack([torch.pdist(group).mean() for group in groups]).mean().item()
+
+
+@pytest.mark.slow
+def test_tiny_makes_digits_that_differ(train):
+    """About a minute on one core.
+
+    A classifier of real images recognises the synthetic ones, one of synthetic images recognises
+    real ones, and images of a class differ nearly as much as real ones do.
+    """
+    digits, preset = load_digits(), PRESETS["tiny"]
+    images = (torch.from_numpy(digits.images) * 15.9375).to(torch.uint8)[:, None]
+    labels = torch.from_numpy(digits.target).to(torch.int64)
+    size = (preset.resolution, preset.resolution)
+    large = F.interpolate(images, size, mode="bilinear", antialias=True)
+    real, held_out, seen, wanted = large[:700], large[700:], labels[:700], labels[700:]
+    trained = train(
+        images[:700],
+        seen,
+        classes=10,
+        preset=preset,
+        frechet=lambda made: gaussian_distance(flat(made), flat(real)),
+        deadline=time.monotonic() + 600,
+    )
+    asked = balanced_labels(512, seen)
+    made = render(trained.private, asked, 0)
+    judge = SVC(C=10, gamma=0.01).fit(flat(real), seen)
+    pupil = SVC(C=10, gamma=0.01).fit(flat(made), asked)
+    assert judge.score(flat(made), asked) > 0.9
+    assert pupil.score(flat(held_out), wanted) > 0.75
+    assert spread(made, asked) > 0.65 * spread(real, seen)
