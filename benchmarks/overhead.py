@@ -86,7 +86,7 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     torch.set_num_threads(1)
     settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))
     data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
-    _, channels, height, width = data[0].train_images.shape
+    _, channels, height, width = data[0].train.images.shape
     classes, hidden = len(data[0].classes), settings.mlp.widths
     architecture = Architecture(settings.model, channels, height, width, classes, hidden)
     models = [architecture.build() for _ in data]
@@ -98,16 +98,16 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
             model.train()
             for _ in range(settings.train.epochs):
-                for batch in torch.randperm(len(own.train_images)).split(settings.train.batch_size):
-                    images = own.train_images[batch] / 127.5 - 1
+                for batch in torch.randperm(len(own.train.images)).split(settings.train.batch_size):
+                    images = own.train.images[batch] / 127.5 - 1
                     optimizer.zero_grad()
-                    cross_entropy(model(images), own.train_labels[batch]).backward()
+                    cross_entropy(model(images), own.train.labels[batch]).backward()
                     optimizer.step()
         for own in data:
             for model in models * PROCESSES:  # as many models as there are hospitals
                 model.eval()
                 with torch.inference_mode():
-                    model(own.test_images / 127.5 - 1).argmax(1).eq(own.test_labels).sum().item()
+                    model(own.test.images / 127.5 - 1).argmax(1).eq(own.test.labels).sum().item()
     times.put(time.perf_counter() - start)
 
 

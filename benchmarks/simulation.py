@@ -25,8 +25,12 @@ class RunFailed(RuntimeError):
 
 
 @contextmanager
-def superlink(folder: Path) -> Iterator[dict[str, str]]:
+def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     """A SuperLink for simulations, with its files in `folder`.
+
+    Args:
+        folder: Where it puts its files; made here.
+        variables: Environment variables for it and its hospitals.
 
     Yields:
         The environment in which `flwr` finds it as "local".
@@ -40,6 +44,7 @@ def superlink(folder: Path) -> Iterator[dict[str, str]]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        **variables,
     }
     command = [
         *("flower-superlink", "--insecure", "--simulation", "--host", "127.0.0.1", "--port", port),
@@ -63,6 +68,7 @@ def run(
     hospitals: int,
     *,
     cpus: int = 1,
+    gpus: float = 0.0,
     config: Path | None = None,
     **settings: object,
 ) -> Path:
@@ -73,8 +79,9 @@ def run(
         output_dir: Where the result folder shall be; nothing else may be put there meanwhile.
         hospitals: How many are simulated.
         cpus: Cores that a simulated hospital takes; so many of them work at once as that allows.
+        gpus: Share of a GPU that a simulated hospital gets; without one it computes on its cores.
         config: A TOML file of settings, instead of `settings`.
-        settings: As in pyproject.toml, with _ for - and __ for a dot.
+        settings: As in pyproject.toml, where _ may stand for - and __ for a dot.
 
     Returns:
         The result folder.
@@ -91,6 +98,7 @@ def run(
     else:
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
+    federation += f" client-resources-num-gpus={gpus}"
     command = ["flwr", "run", str(APP), "--stream"]
     command += ["--run-config", overrides, "--federation-config", federation]
     stream = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -29,6 +29,13 @@ class DeadlineError(TimeoutError):
     """The time allowed for a message ran out before the work was done."""
 
 
+class ReleaseError(ValueError):
+    """A hospital's synthetic images may not leave it.
+
+    Its text may name synthetic images, distances and thresholds, never a real image.
+    """
+
+
 LEAVES: dict[type[Exception], Failure] = {
     SettingsError: Failure.SETTINGS,
     ModelError: Failure.SETTINGS,
@@ -36,5 +43,6 @@ LEAVES: dict[type[Exception], Failure] = {
     ParcelError: Failure.PARCEL,
     UndeclaredError: Failure.UNDECLARED,
     DivergedError: Failure.DIVERGED,
+    ReleaseError: Failure.RELEASE,
     DeadlineError: Failure.TIMEOUT,
 }

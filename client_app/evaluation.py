@@ -5,7 +5,6 @@ import time
 import torch
 from torch import Tensor, nn
 
-from client_app.datasets import LocalData
 from client_app.errors import DeadlineError
 from client_app.training import normalise
 
@@ -14,36 +13,36 @@ BATCH_VALUES = 2**23
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, data: LocalData, deadline: float) -> dict[str, float]:
-    """Accuracy, balanced accuracy and AUROC, as fractions in [0, 1].
+def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
+    """The model's probability of each class for each image.
 
     Args:
         model: Maps [N, C, H, W] in [-1, 1] to logits [N, K].
-        data: The hospital's images, on the model's device.
+        images: uint8 [N, C, H, W], on the model's device.
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
-        The metrics by name; `auroc` is missing if the labels are all the same.
+        [N, K].
 
     Raises:
         DeadlineError: The deadline has passed.
     """
     model.eval()
-    images, labels = data.test_images, data.test_labels
     batch_size = max(1, BATCH_VALUES // images[0].numel())
     logits = []
     for batch in images.split(batch_size):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
         logits.append(model(normalise(batch)))
-    return score(torch.cat(logits).softmax(dim=1), labels)
+    return torch.cat(logits).softmax(dim=1)
 
 
 def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """Metrics of class scores [N, K] against labels [N].
+    """Accuracy, balanced accuracy and AUROC of class scores [N, K] against labels [N].
 
-    Balanced accuracy is the mean recall of the classes that occur in the labels. AUROC is the mean
-    over these classes of one class against the rest, ties counting half (Hand and Till, 2001, 3.1).
+    They are fractions in [0, 1]; the AUROC is missing if the labels are all the same. Balanced
+    accuracy is the mean recall of the classes that occur in the labels. AUROC is the mean over
+    these classes of one class against the rest, ties counting half (Hand and Till, 2001, 3.1).
     """
     right = (scores.argmax(dim=1) == labels).double()
     metrics = {"num-examples": float(len(labels)), "accuracy": right.mean().item()}

@@ -8,10 +8,12 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 
-from client_app.datasets import LocalData, open_data
+from client_app.datasets import LocalData, Samples, joined, open_data
 from client_app.models import Architecture
 from client_app.store import DEFAULT, Store
 from strategies.settings import Settings, SettingsError
+
+RESERVED = ("global", "ensemble")  # lineages that belong to no hospital
 
 
 @dataclass(frozen=True)
@@ -23,21 +25,40 @@ class Hospital:
         settings: Of the run; what the hospital's own node-config says wins.
         data: Its images, on `device`.
         device: Where it computes.
+        model: Name of the network that it starts with.
         store: Its own folder.
+        partitions: Over how many simulated hospitals its data set is cut; 0 = it is its own.
     """
 
     name: str
     settings: Settings
     data: LocalData
     device: torch.device
+    model: str
     store: Store
+    partitions: int = 0
 
     @property
     def architecture(self) -> Architecture:
-        """The network that the settings ask for, fitted to the hospital's images."""
-        _, channels, height, width = self.data.train_images.shape
+        """The network that the hospital starts with, fitted to its images."""
+        _, channels, height, width = self.data.train.images.shape
         classes, hidden = len(self.data.classes), self.settings.mlp.widths
-        return Architecture(self.settings.model, channels, height, width, classes, hidden)
+        return Architecture(self.model, channels, height, width, classes, hidden)
+
+    def everyone(self) -> Samples:
+        """The training images of all simulated hospitals.
+
+        Raises:
+            SettingsError: This is no simulation.
+        """
+        if not self.partitions:
+            raise SettingsError(
+                "The setting 'strategy' is 'centralized' with real images, which exists in a "
+                "simulation only: this hospital's images do not leave it."
+            )
+        indices = range(self.partitions)
+        parts = [open_data(self.settings, index, self.partitions).train for index in indices]
+        return joined(parts).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "") -> Hospital:
@@ -45,7 +66,8 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `store-dir`; for a simulated cut `partition-id`, `num-partitions`).
+            (`site`, `dataset`, `model`, `store-dir`; for a simulated cut `partition-id`,
+            `num-partitions`).
         name: The name under which the server knows the hospital; empty if it knows none.
 
     Raises:
@@ -56,10 +78,10 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
     name = name or str(node_config.get("site", f"hospital-{index:0{len(str(hospitals - 1))}}"))
-    if not re.fullmatch(r"[\w.-]+", name) or name == "global":
+    if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED:
         raise SettingsError(
             f"The hospital's name (site) is '{name}'; it must consist of letters, digits, '.', '-' "
-            "and '_', and not be 'global'."
+            f"and '_', and not be one of {', '.join(RESERVED)}."
         )
     settings = Settings.parse(context.run_config)
     settings = replace(settings, dataset=str(node_config.get("dataset", settings.dataset)))
@@ -72,6 +94,8 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
         settings=settings,
         data=_data_on(device, settings, index, hospitals),
         device=device,
+        model=str(node_config.get("model", settings.models[index % len(settings.models)])),
+        partitions=int(node_config.get("num-partitions", 0)),
         store=Store(Path(str(node_config.get("store-dir", DEFAULT))) / name),
     )
 
@@ -79,10 +103,4 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
 @lru_cache(maxsize=64)
 def _data_on(device: torch.device, settings: Settings, index: int, hospitals: int) -> LocalData:
     data = open_data(settings, index, hospitals)
-    return replace(
-        data,
-        train_images=data.train_images.to(device),
-        train_labels=data.train_labels.to(device),
-        test_images=data.test_images.to(device),
-        test_labels=data.test_labels.to(device),
-    )
+    return replace(data, train=data.train.to(device), test=data.test.to(device))

@@ -1,4 +1,6 @@
-"""Networks into parcels and back.
+"""Networks and buffers into records and back.
+
+The images of a buffer travel as one PNG picture, one below the other: compressed without loss.
 
 A network that arrives is checked before a byte of it is used: label and hashes, then names, dtypes,
 shapes and finiteness of its arrays. One that is not finite does not leave.
@@ -6,13 +8,17 @@ shapes and finiteness of its arrays. One that is not finite does not leave.
 
 from collections.abc import Mapping
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
+from client_app.datasets import Samples
 from client_app.errors import DivergedError
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
@@ -22,9 +28,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def pack_network(
-    network: nn.Module, learner: type[Plain], manifest: Manifest
+    network: nn.Module, learner: type[Plain], manifest: Manifest, buffer: ArrayRecord | None = None
 ) -> tuple[RecordDict, Arrays]:
-    """Make a parcel of what may travel.
+    """Make a parcel of what may travel, with the hospital's buffer if there is one.
 
     Returns:
         The parcel, and the arrays that stay home with this learner.
@@ -40,7 +46,8 @@ def pack_network(
     arrays = {name: tensor.cpu().numpy() for name, tensor in state.items()}
     home = learner.stays_home(network)
     model = ArrayRecord({name: Array(a) for name, a in arrays.items() if name not in home})
-    return pack({"model": model}, manifest), {name: arrays[name] for name in home}
+    records = {"model": model} if buffer is None else {"model": model, "buffer": buffer}
+    return pack(records, manifest), {name: arrays[name] for name in home}
 
 
 def unpack_network(
@@ -86,3 +93,51 @@ def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], li
             )
         if not torch.isfinite(tensor).all():
             raise ParcelError(f"'{name}' of lineage '{lineage}' is not finite.")
+
+
+def pack_buffer(samples: Samples) -> ArrayRecord:
+    """Write synthetic images as a record."""
+    _, channels, _, width = samples.images.shape
+    column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
+    file = BytesIO()
+    Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
+    picture = np.frombuffer(file.getvalue(), dtype=np.uint8)
+    return ArrayRecord({"images": Array(picture), "labels": Array(samples.labels.cpu().numpy())})
+
+
+def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -> Samples:
+    """The synthetic images of a record that came from another hospital.
+
+    Args:
+        record: What `pack_buffer` wrote.
+        like: The hospital's own images, which they must be the size of.
+        classes: How many there are.
+        size: How many images there must be.
+
+    Raises:
+        ParcelError: It is no such record.
+    """
+    if set(record) != {"images", "labels"}:
+        raise ParcelError(f"A buffer has the arrays {sorted(record)}, not images and labels.")
+    picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
+    channels, height, width = like.images.shape[1:]
+    if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:
+        raise ParcelError(
+            f"A buffer has {labels.dtype} {list(labels.shape)} labels and {picture.dtype} images; "
+            f"they must be int64 [{size}] (feder.buffer-size) and uint8."
+        )
+    if size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ParcelError(f"A buffer has labels that are none of the {classes} classes.")
+    try:
+        with Image.open(BytesIO(picture.numpy().tobytes()), formats=["PNG"]) as column:
+            # Known before a pixel is decoded: a picture that would fill the memory never is.
+            found = (column.mode, *column.size)
+            if found != ("L" if channels == 1 else "RGB", width, size * height):
+                raise ParcelError(
+                    f"A buffer's images are {found}, not {size} of {channels}x{height}x{width}, as "
+                    "this hospital's: set image-size and feder.buffer-size for the whole run."
+                )
+            images = torch.from_numpy(np.array(column)).view(size, height, width, channels)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ParcelError("A buffer's images are no PNG picture.") from error
+    return Samples(images.permute(0, 3, 1, 2).contiguous(), labels)

@@ -1,19 +1,28 @@
 """What the handlers share: open the hospital, unpack, keep the time, pack, answer."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
+from client_app.datasets import Samples
 from client_app.hospital import Hospital, open_hospital
 from client_app.learners import LEARNERS
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
-from client_app.packing import pack_network, unpack_network
-from strategies.parcel import Manifest, Order, ParcelError, check_parcel, from_record
+from client_app.packing import pack_network, unpack_buffer, unpack_network
+from strategies.parcel import (
+    Manifest,
+    Order,
+    ParcelError,
+    check_parcel,
+    from_record,
+    hash_arrays,
+)
 
 
 class Task:
@@ -63,10 +72,42 @@ class Task:
         self._check_fit(manifest)
         return network, manifest
 
-    def pack(self, network: nn.Module, manifest: Manifest) -> RecordDict:
+    def buffers(self) -> list[Samples]:
+        """The buffers that the order names: from the message, or kept from an earlier one.
+
+        Raises:
+            ParcelError: One is damaged, not for this hospital's images, or nowhere to be found.
+        """
+        with self.timed("serialise"):
+            return [self._buffer(hash_) for hash_ in self.order.replay]
+
+    def _buffer(self, hash_: str) -> Samples:
+        if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
+            raise ParcelError(f"'{hash_:.80}' is not the hash of a buffer.")
+        kept = self.hospital.store.load(f"buffers/{hash_}")
+        record = ArrayRecord({name: Array(array) for name, array in kept.items()})
+        if not kept:
+            record = self.message.content.array_records.get(f"{hash_}/buffer", record)
+        if hash_arrays(record) != hash_:
+            raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
+        data, settings = self.hospital.data, self.hospital.settings
+        size = settings.feder.buffer_size
+        samples = unpack_buffer(record, data.train, len(data.classes), size)
+        if not kept:
+            self.keep(hash_, record)
+        return samples.to(self.hospital.device)
+
+    def keep(self, hash_: str, buffer: ArrayRecord) -> None:
+        """Keep a buffer under its hash, so that it need not be sent again."""
+        arrays = {name: array.numpy() for name, array in buffer.items()}
+        self.hospital.store.save(f"buffers/{hash_}", arrays)
+
+    def pack(
+        self, network: nn.Module, manifest: Manifest, buffer: ArrayRecord | None = None
+    ) -> RecordDict:
         """Make a parcel of what may travel, and keep what stays home."""
         with self.timed("serialise"):
-            parcel, home = pack_network(network, self.learner, manifest)
+            parcel, home = pack_network(network, self.learner, manifest, buffer)
             if home:
                 self.hospital.store.save(self._home, home)
             return parcel
@@ -85,7 +126,7 @@ class Task:
     def _check_fit(self, manifest: Manifest) -> None:
         architecture, data = Architecture.from_json(manifest.architecture), self.hospital.data
         theirs = (architecture.channels, architecture.height, architecture.width)
-        ours = tuple(data.train_images.shape[1:])
+        ours = tuple(data.train.images.shape[1:])
         if theirs != ours:
             raise ParcelError(
                 f"Lineage '{manifest.lineage}' is for {theirs} images (channels, height, width), "

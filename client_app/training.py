@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from client_app.augmentation import AUGMENTATIONS
-from client_app.datasets import LocalData
+from client_app.datasets import Samples
 from client_app.errors import DeadlineError
 from client_app.learners.plain import Plain
 from client_app.randomness import seeded
@@ -18,7 +18,6 @@ OPTIMIZERS = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
 
 def train(
     learner: Plain,
-    data: LocalData,
     settings: TrainSettings,
     epochs: int,
     rng: np.random.Generator,
@@ -27,8 +26,7 @@ def train(
     """Train a model on a hospital's images, with an optimizer that knows nothing of former visits.
 
     Args:
-        learner: The local objective; holds the model.
-        data: The hospital's images, on the model's device.
+        learner: The local objective; holds the model and the images, on one device.
         settings: Batch size, optimizer and augmentation.
         epochs: Passes over the images.
         rng: Decides on the order of the images, the augmentation and dropout.
@@ -40,7 +38,7 @@ def train(
     Raises:
         DeadlineError: The deadline has passed.
     """
-    images, labels = data.train_images, data.train_labels
+    images, labels = learner.samples.images, learner.samples.labels
     optimizer = OPTIMIZERS[settings.optimizer](
         learner.model.parameters(),
         lr=settings.learning_rate,
@@ -57,8 +55,10 @@ def train(
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
                 batch = batch.to(images.device)
+                extended = learner.extend(Samples(images[batch], labels[batch]), generator)
                 optimizer.zero_grad()
-                loss = learner.loss(normalise(augment(images[batch], generator)), labels[batch])
+                changed = normalise(augment(extended.images, generator))
+                loss = learner.loss(changed, extended.labels)
                 loss.backward()
                 learner.add_penalty_gradient()
                 optimizer.step()

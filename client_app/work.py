@@ -1,12 +1,14 @@
 """What a hospital does with the messages that client_app/app.py lists."""
 
+import torch
 from flwr.app import Context, Message
 
-from client_app.evaluation import evaluate
+from client_app.evaluation import probabilities, score
+from client_app.packing import pack_buffer
 from client_app.randomness import seeded
 from client_app.task import Task
 from client_app.training import train
-from strategies.parcel import Manifest, code_hash, parcel_in, unbundle
+from strategies.parcel import Manifest, code_hash, hash_arrays, parcel_in, unbundle
 from strategies.settings import SettingsError, rng_for
 
 
@@ -22,30 +24,39 @@ def prepare(message: Message, context: Context) -> Message:
         hospital = task.hospital
         architecture = hospital.architecture
         architecture.check()
+        task.learner.check(hospital)
         start = hospital.name if task.order.own_start else ""
         with seeded(rng_for(hospital.settings.seed, "model", hospital=start)):
             network = architecture.build()
-    label = Manifest(hospital.name, architecture.to_json(), list(hospital.data.classes))
-    parcel = task.pack(network, label)
-    sizes = {
-        "num-train": len(hospital.data.train_labels),
-        "num-test": len(hospital.data.test_labels),
-    }
-    return task.answer(sizes, parcel, hospital=hospital.name)
+        data = hospital.data
+        metrics: dict[str, float] = {"num-train": len(data.train), "num-test": len(data.test)}
+        card = {"hospital": hospital.name}
+        buffer = None
+        if task.order.shares_buffer:
+            from client_app.buffer import make_buffer  # with it come imports that take seconds
+
+            made = make_buffer(hospital, task.deadline)
+            buffer = pack_buffer(made.samples)
+            task.keep(hash_arrays(buffer), buffer)
+            metrics |= made.figures
+            card["release"] = f"{len(made.samples)} synthetic images passed the release check."
+    label = Manifest(hospital.name, architecture.to_json(), list(data.classes))
+    return task.answer(metrics, task.pack(network, label, buffer), **card)
 
 
 def visit(message: Message, context: Context) -> Message:
     """Train the model that arrives on the hospital's own images."""
     task = Task(message, context)
-    order, data, settings = task.order, task.hospital.data, task.hospital.settings
+    order, settings, test = task.order, task.hospital.settings, task.hospital.data.test
     network, label = task.unpack(parcel_in(message.content))
+    buffers = task.buffers()
     with task.timed("train"):
-        learner = task.learner(network, settings)
+        learner = task.learner(network, task.hospital, buffers)
         rng = rng_for(settings.seed, "visit", order.round, order.hop, order.hospital)
-        metrics = train(learner, data, settings.train, order.epochs, rng, task.deadline)
+        metrics = train(learner, settings.train, order.epochs, rng, task.deadline)
     if order.test:
         with task.timed("evaluate"):
-            own = evaluate(network, data, task.deadline)
+            own = score(probabilities(network, test.images, task.deadline), test.labels)
         metrics["accuracy-after-visit"] = own["accuracy"]
     return task.answer(metrics, task.pack(network, label.after(order)))
 
@@ -53,10 +64,19 @@ def visit(message: Message, context: Context) -> Message:
 def test(message: Message, context: Context) -> Message:
     """Test the models that arrive on the hospital's own test images."""
     task = Task(message, context)
+    samples = task.hospital.data.test
     metrics: dict[str, float] = {}
+    total = torch.zeros((), device=task.hospital.device)
     for lineage, parcel in unbundle(message.content).items():
         network, _ = task.unpack(parcel)
         with task.timed("evaluate"):
-            figures = evaluate(network, task.hospital.data, task.deadline)
-        metrics |= {f"{lineage}/{name}": value for name, value in figures.items()}
+            each = probabilities(network, samples.images, task.deadline)
+            total = total + each
+            metrics |= _named(lineage, score(each, samples.labels))
+    if task.order.ensemble:
+        metrics |= _named("ensemble", score(total, samples.labels))
     return task.answer(metrics)
+
+
+def _named(lineage: str, metrics: dict[str, float]) -> dict[str, float]:
+    return {f"{lineage}/{name}": value for name, value in metrics.items()}

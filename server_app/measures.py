@@ -6,6 +6,7 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     pooled         ΣΣ n[j]·A[m, j] / (M·Σ n[j])     the same, every image counting alike
     personalized   1/N Σ A[held by j, j]            what j has in hand, after the hand-off
     after visit    1/N Σ A[trained by j, j]         what j had in hand before it handed on
+    ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
 
 Means are taken over what was measured; a figure without any measurement is NaN.
 """
@@ -20,6 +21,8 @@ from strategies.events import Event
 
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 PHASES = ("prepare", "train", "evaluate", "serialise")
+# What a hospital says about itself before the first hop; the rest is about its synthetic images.
+_NO_FIGURES = {"num-train", "num-test", "release-passed", *(f"seconds-{phase}" for phase in PHASES)}
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class Summary:
         hospitals: Those that ever answered, sorted.
         models: Lineages that were to be trained, sorted.
         federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
+        ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
         pooled_federation_accuracy: The same, every image counting alike.
         personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
         accuracy_after_visit: Of the last model that each hospital trained in the round.
@@ -75,6 +79,7 @@ class Summary:
         participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
             model, and the rounds in which it `missed` a visit that was asked of it.
         failures: Where, at what and why hospitals failed.
+        synthetic: Per hospital that has made synthetic images, what it measured of them.
     """
 
     strategy: str
@@ -86,6 +91,9 @@ class Summary:
     federation_accuracy: float
     federation_balanced_accuracy: float
     federation_auroc: float
+    ensemble_accuracy: float
+    ensemble_balanced_accuracy: float
+    ensemble_auroc: float
     pooled_federation_accuracy: float
     personalized_accuracy: float
     personalized_balanced_accuracy: float
@@ -103,6 +111,7 @@ class Summary:
     bytes_per_hop: float
     participation: dict[str, dict[str, Any]]
     failures: list[dict[str, Any]]
+    synthetic: dict[str, dict[str, float]]
 
 
 def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
@@ -111,12 +120,14 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
     visits = [event for event in events if _is_visit(event)]
     tests = {(e.lineage, e.hospital): e.metrics for e in events if e.verb == "evaluate"}
     held = {(e.lineage, e.hospital) for e in events if e.verb == "hand-off"}
+    ensemble = [event.metrics for event in events if event.verb == "ensemble"]
 
     figures = {"train_loss": mean(event.metrics.get("train-loss", nan) for event in visits)}
     for metric in METRICS:
         measured = {pair: metrics.get(metric, nan) for pair, metrics in tests.items()}
         name = metric.replace("-", "_")
         figures[f"federation_{name}"] = mean(measured.values()) if cross else nan
+        figures[f"ensemble_{name}"] = mean(metrics.get(metric, nan) for metrics in ensemble)
         figures[f"personalized_{name}"] = mean(measured.get(pair, nan) for pair in held)
 
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
@@ -181,6 +192,13 @@ def summarise(
         bytes_per_hop=mean(e.bytes_sent + e.bytes_received for e in visits if e.outcome == "ok"),
         participation={hospital: _participation(hospital, visits) for hospital in hospitals},
         failures=failures,
+        synthetic={
+            event.hospital: {
+                key: value for key, value in event.metrics.items() if key not in _NO_FIGURES
+            }
+            for event in events
+            if event.verb == "query.prepare" and "release-passed" in event.metrics
+        },
     )
 
 

@@ -48,6 +48,8 @@ def render(name: str, summary: Summary, config: str) -> str:
         body += _accuracies(summary)
     if any(each["visited"] or each["missed"] for each in summary.participation.values()):
         body += _participation(summary)
+    if summary.synthetic:
+        body += _synthetic(summary)
     body += _costs(summary)
     body += f"<h2>Settings</h2>\n<pre>{escape(config)}</pre>\n"
     return (
@@ -74,6 +76,12 @@ def _head(name: str, summary: Summary) -> str:
             summary.federation_auroc,
         ],
         [
+            "ensemble",
+            summary.ensemble_accuracy,
+            summary.ensemble_balanced_accuracy,
+            summary.ensemble_auroc,
+        ],
+        [
             "personalised",
             summary.personalized_accuracy,
             summary.personalized_balanced_accuracy,
@@ -85,8 +93,9 @@ def _head(name: str, summary: Summary) -> str:
         f"<h1>{escape(summary.strategy)}</h1>\n<p>{escape(' · '.join(facts))}</p>\n"
         f"{_table(['', 'accuracy', 'balanced accuracy', 'area under ROC curve'], rows)}"
         "<p>After the last evaluated round, on the hospitals' own test images, every hospital "
-        "counting alike. Federation: every model at every hospital. Personalised: the model that "
-        "a hospital holds after the hand-off. After visit: the model that it has just trained. "
+        "counting alike. Federation: every model at every hospital. Ensemble: the mean probability "
+        "of all models. Personalised: the model that a hospital holds after the hand-off. After "
+        "visit: the model that it has just trained. "
         "With every image counting alike, federation accuracy is "
         f"{_text(summary.pooled_federation_accuracy)}. Best round, chosen on test data: "
         f"{_text(summary.best_round)}.</p>\n"
@@ -122,6 +131,17 @@ def _participation(summary: Summary) -> str:
     return (
         "<h2>Who took part</h2>\n<p>Blue: trained a model. Red: missed a visit. Grey: was not "
         f"asked.</p>\n{plots.participation(summary)}"
+    )
+
+
+def _synthetic(summary: Summary) -> str:
+    hospitals = list(summary.synthetic)
+    figures = sorted({name for each in summary.synthetic.values() for name in each})
+    rows = [[name, *(summary.synthetic[h].get(name, nan) for h in hospitals)] for name in figures]
+    return (
+        "<h2>Synthetic images</h2>\n<p>What the hospitals measured of their GANs and of the images "
+        "that they handed on; docs/privacy.md says what each figure means. The images themselves "
+        f"are in the hospitals' own folders.</p>\n{_table(['', *hospitals], rows)}"
     )
 
 

@@ -35,6 +35,7 @@ LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in th
 # What the line about a round says, as far as the round was evaluated.
 PROGRESS = {
     "federation": "federation_accuracy",
+    "ensemble": "ensemble_accuracy",
     "personalised": "personalized_accuracy",
     "after visit": "accuracy_after_visit",
     "loss": "train_loss",

@@ -85,12 +85,14 @@ class Courier(Grid):
 
     Args:
         grid: The grid of the run.
-        timeout: Seconds a hospital may take to answer one message.
+        hop_timeout: Seconds a hospital may take to answer one message,
+        prepare_timeout: and the same for `query.prepare`.
     """
 
-    def __init__(self, grid: Grid, timeout: float) -> None:
+    def __init__(self, grid: Grid, hop_timeout: float, prepare_timeout: float) -> None:
         self.grid = grid
-        self.timeout = timeout
+        self.hop_timeout = hop_timeout
+        self.prepare_timeout = prepare_timeout
 
     def send_and_receive(  # type: ignore[override]  # Flower passes it on to our strategy untouched
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -128,7 +130,7 @@ class Courier(Grid):
                 message.content,
                 message.metadata.dst_node_id,
                 message.metadata.message_type,
-                ttl=self.timeout,
+                ttl=self._limit(message)[0],
             )
             since = time.monotonic()
             # Flower gives no id, or an empty one, for a node that it does not know.
@@ -147,10 +149,17 @@ class Courier(Grid):
                 yield _delivery(sent.message, reply, time.monotonic() - sent.since)
         for message_id, sent in list(outstanding.items()):
             seconds = time.monotonic() - sent.since
-            if seconds > self.timeout + GRACE:
+            limit, setting = self._limit(sent.message)
+            if seconds > limit + GRACE:
                 del outstanding[message_id]
-                reason = f"No answer within {self.timeout:g} seconds (hop-timeout)."
+                reason = f"No answer within {limit:g} seconds ({setting})."
                 yield _failed(sent.message, Failure.TIMEOUT, reason, seconds)
+
+    def _limit(self, message: Message) -> tuple[float, str]:
+        """Seconds a hospital may take to answer, and the setting that says so."""
+        if message.metadata.message_type == "query.prepare":
+            return self.prepare_timeout, "prepare-timeout"
+        return self.hop_timeout, "hop-timeout"
 
     @property
     def others_may_join(self) -> bool:

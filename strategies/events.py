@@ -12,11 +12,12 @@ from typing import Protocol
 class Event:
     """One thing that happened to one model at one hospital.
 
-    `verb` is the message type that the hospital was sent, or `hand-off`: at the end of an evaluated
-    round the hospital holds `lineage`, which it receives for the round to come.
+    `verb` is the message type that the hospital was sent; or `hand-off`: at the end of an evaluated
+    round the hospital holds `lineage`, which it receives for the round to come; or `ensemble`: it
+    has tested all models together.
 
     Attributes:
-        verb: `query.prepare`, `train`, ..., `evaluate` or `hand-off`.
+        verb: `query.prepare`, `train`, ..., `evaluate`, `hand-off` or `ensemble`.
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 where none applies.
         hospital: Name of the hospital.

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from strategies.courier import Delivery
 from strategies.parcel import check_parcel, pack
-from strategies.peer import Held, Leg, PeerStrategy
+from strategies.peer import Held, Leg, PeerStrategy, RunError
 from strategies.topology import GLOBAL, star
 
 
@@ -40,6 +40,12 @@ class FedAvg(PeerStrategy):
         """Start from the first hospital's model; all have derived the same one from the seed."""
         failed = super().enrol()
         if GLOBAL not in self.held and self.hospitals:
+            networks = {check_parcel(held.parcel).architecture for held in self.held.values()}
+            if len(networks) > 1:
+                raise RunError(
+                    f"The strategy '{self.settings.strategy}' averages models: all hospitals must "
+                    "have the same 'model' and 'image-size'."
+                )
             first = self.held[self.hospitals[0]]
             self.held[GLOBAL] = Held(GLOBAL, self._global_parcel(first, _model(first), 0))
         self.held = {GLOBAL: self.held[GLOBAL]} if self.held else {}

@@ -38,12 +38,18 @@ PARCEL_RECORDS = {
     "memory": ArrayRecord,
     "manifest": ConfigRecord,
 }
+_LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
     "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
-    "train": {**PARCEL_RECORDS, "metrics": MetricRecord},
+    "train": {"model": ArrayRecord, "memory": ArrayRecord, **_LABELS},
     "evaluate": {"metrics": MetricRecord},
 }
-CARD = frozenset({"hospital"})
+CARD = frozenset({"hospital", "release"})  # its name, and what the check of its buffer came to
+# Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
+# same shape where there are no trained weights.
+DISTANCES = [
+    f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("alex", "squeeze", "vgg")
+]
 METRICS = frozenset(
     {
         "num-train",  # images the hospital trains on
@@ -58,6 +64,26 @@ METRICS = frozenset(
         "seconds-train",
         "seconds-evaluate",
         "seconds-serialise",
+        # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
+        # ones (`fid`, or in the features of the hospital's own classifier), probability of ADA.
+        "gan-iterations",
+        "fid",
+        "frechet-classifier",
+        "ada-p",
+        # The check of the buffer (gan.audit); distances as fractions of the pixels' range, or
+        # perceptual.
+        "release-passed",
+        "release-discarded",
+        "release-nearer-to-training",
+        *(
+            f"{figure}-{distance}"
+            for figure in ("release-threshold", "release-nearest", "release-median")
+            for distance in ("pixels", *DISTANCES)
+        ),
+        *(f"held-out-median-{distance}" for distance in ("pixels", *DISTANCES)),
+        # Mean distance of two images of one class; of real images to their projections.
+        *(f"diversity-{kind}-{d}" for kind in ("real", "synthetic") for d in DISTANCES),
+        *(f"projection-{kind}-{d}" for kind in ("plain", "private") for d in DISTANCES),
     }
 )
 
@@ -75,6 +101,7 @@ class Failure(IntEnum):
     CRASHED = 4206  # an unforeseen error; its details stay in the hospital's own log
     UNDECLARED = 4207  # the answer held something that may not leave a hospital
     GONE = 4208  # the hospital is not connected
+    RELEASE = 4209  # the hospital's synthetic images may not leave it
 
 
 class ParcelError(ValueError):
@@ -140,6 +167,10 @@ class Order:
         epochs: Passes over the training images.
         test: Whether to test the model after training it.
         own_start: Whether the hospital's first model has initial weights of its own.
+        shares_buffer: Whether the hospital's first parcel shall hold its buffer.
+        replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
+            beside the parcel, as "<hash>/buffer".
+        ensemble: Whether to test also the mean of all models that came.
         code: `code_hash` of the server; empty in later messages than the first.
     """
 
@@ -150,6 +181,9 @@ class Order:
     epochs: int = 0
     test: bool = False
     own_start: bool = False
+    shares_buffer: bool = False
+    replay: list[str] = field(default_factory=list)
+    ensemble: bool = False
     code: str = ""
 
 
@@ -158,7 +192,7 @@ def code_hash() -> str:
     """SHA-256 of the source of the packages that server and hospitals must have the same of."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
-    for package in ("client_app", "strategies"):
+    for package in ("client_app", "gan", "strategies"):
         for path in sorted((root / package).rglob("*.py")):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

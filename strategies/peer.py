@@ -11,7 +11,7 @@ was meant for it stays as it was, counts as being there, and moves on at the nex
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from logging import INFO
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -19,6 +19,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from strategies.buffers import Buffers
 from strategies.courier import Courier, Delivery
 from strategies.events import Event, Journal
 from strategies.parcel import (
@@ -30,6 +31,7 @@ from strategies.parcel import (
     check_same_layout,
     code_hash,
     count_bytes,
+    from_record,
     parcel_in,
     to_record,
     unbundle,
@@ -53,11 +55,13 @@ class Leg:
         route: Which hospital receives the parcel of which.
         epochs: Passes over the receiver's training images.
         verb: The message type.
+        replay: The hospitals whose buffers a hospital trains on beside its own images.
     """
 
     route: Route
     epochs: int
     verb: str = "train"
+    replay: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,7 +79,8 @@ class PeerStrategy(Strategy):
 
     A method overrides `plan`, and what differs from these defaults: `hops_per_round`, the name of
     its `learner` (client_app.learners), `own_start` (each hospital's first model has initial
-    weights of its own, instead of one start for all) and `tests_after_visit` (hospitals test a
+    weights of its own, instead of one start for all), `shares_buffers` (each hospital's first
+    parcel holds synthetic images that stand for its own) and `tests_after_visit` (hospitals test a
     model right after training it, because it is not handed on as it is).
 
     Args:
@@ -91,10 +96,11 @@ class PeerStrategy(Strategy):
 
     def __init__(self, settings: Settings, grid: Grid, journal: Journal) -> None:
         self.settings = settings
-        self.courier = Courier(grid, settings.hop_timeout)
+        self.courier = Courier(grid, settings.hop_timeout, settings.prepare_timeout)
         self.journal = journal
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
+        self.buffers = Buffers()
 
     @abstractmethod
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
@@ -102,6 +108,11 @@ class PeerStrategy(Strategy):
 
     def finish_round(self, server_round: int) -> None:
         """What the server does after the last hop of a round; for most methods nothing."""
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Whether hospitals render synthetic images before the first hop; for most methods not."""
+        return False
 
     @property
     def hospitals(self) -> list[str]:
@@ -185,7 +196,10 @@ class PeerStrategy(Strategy):
         names = {node.node_id: node.name for node in self.courier.get_nodes()}
         for node in nodes:
             order = Order(
-                0, 0, names.get(node, ""), self.learner, own_start=self.own_start, code=code_hash()
+                *(0, 0, names.get(node, ""), self.learner),
+                own_start=self.own_start,
+                shares_buffer=self.shares_buffers,
+                code=code_hash(),
             )
             yield Message(RecordDict({"order": to_record(order)}), node, "query.prepare")
 
@@ -196,6 +210,7 @@ class PeerStrategy(Strategy):
                 "node-config, or register it under a name of its own."
             )
         self.nodes[hospital] = node
+        parcel = self.buffers.take_from(hospital, parcel)
         if hospital not in self.held:
             self.held[hospital] = Held(hospital, parcel)
 
@@ -215,9 +230,11 @@ class PeerStrategy(Strategy):
         for hospital, source in leg.route.items():
             held = self.held[source]
             if (node := self.nodes[hospital]) in connected:
-                order = Order(round_, hop, hospital, self.learner, leg.epochs, test)
-                content = RecordDict({**held.parcel, "order": to_record(order)})
-                messages.append(Message(content, node, leg.verb))
+                replay = self.buffers.hashes(leg.replay.get(hospital, ()))
+                order = Order(round_, hop, hospital, self.learner, leg.epochs, test, replay=replay)
+                content = {**held.parcel, "order": to_record(order)}
+                content |= self.buffers.missing(hospital, replay)
+                messages.append(Message(RecordDict(content), node, leg.verb))
             else:
                 self.journal.record(_absence(leg.verb, round_, hop, hospital, held.lineage))
         return messages
@@ -232,7 +249,10 @@ class PeerStrategy(Strategy):
         for delivery in replies:
             hospital = self._hospital_at(delivery.node)
             lineage = self.held[route[hospital]].lineage
-            if (parcel := self._admit(delivery, round_, hop, hospital, lineage)) is not None:
+            parcel = self._admit(delivery, round_, hop, hospital, lineage)
+            replay = from_record(Order, delivery.sent.config_records["order"]).replay
+            self.buffers.note(hospital, replay, held=parcel is not None)
+            if parcel is not None:
                 num_examples = _metrics(delivery)["num-examples"]
                 arrived[hospital] = Held(lineage, parcel, round_, num_examples)
         self.held = move(self.held, route, arrived)
@@ -255,8 +275,11 @@ class PeerStrategy(Strategy):
             if node not in connected:
                 self.journal.record(_absence("evaluate", round_, hop, hospital, ""))
                 continue
-            order = to_record(Order(round_, hop, hospital, self.learner))
-            for batch in _batches(self._models_to_test(hospital, round_)):
+            batches = list(_batches(self._models_to_test(hospital, round_)))
+            # Hospitals keep nothing from one message to the next.
+            ensemble = self._tests_ensemble(round_) and len(batches) == 1
+            order = to_record(Order(round_, hop, hospital, self.learner, ensemble=ensemble))
+            for batch in batches:
                 content = {**bundle(batch, ["manifest", "model"]), "order": order}
                 messages.append(Message(RecordDict(content), node, "evaluate"))
         return messages
@@ -270,25 +293,23 @@ class PeerStrategy(Strategy):
             hospital = self._hospital_at(delivery.node)
             tested = unbundle(delivery.sent)
             shared = {key: value for key, value in _metrics(delivery).items() if "/" not in key}
+            if ensemble := _metrics_of("ensemble", delivery):
+                event = Event("ensemble", round_, hop, hospital, metrics=ensemble)
+                self.journal.record(event)
             for lineage in tested:
                 event = _event(delivery, round_, hop, hospital, lineage)
                 share = {key: value / len(tested) for key, value in shared.items()}
-                own = {
-                    key.removeprefix(f"{lineage}/"): value
-                    for key, value in event.metrics.items()
-                    if key.startswith(f"{lineage}/")
-                }
                 self.journal.record(
                     replace(
                         event,
-                        metrics=share | own,
+                        metrics=share | _metrics_of(lineage, delivery),
                         seconds=delivery.seconds / len(tested),
                         bytes_sent=count_bytes(tested[lineage]),
                     )
                 )
         if hop == self.hops_per_round:
             if self._evaluates(round_):
-                for hospital, lineage in self._handed_on(round_).items():
+                for hospital, lineage in self.handed_on(round_).items():
                     self.journal.record(Event("hand-off", round_, hop, hospital, lineage))
             self.journal.round_finished(round_)
 
@@ -296,7 +317,15 @@ class PeerStrategy(Strategy):
         every, last = self.settings.evaluate.every, self.settings.num_server_rounds
         return round_ % every == 0 or round_ == last
 
-    def _handed_on(self, round_: int) -> dict[str, str]:
+    def _tests_ensemble(self, round_: int) -> bool:
+        """Whether all models are to be tested together too."""
+        settings = self.settings
+        last = round_ == settings.num_server_rounds
+        return (
+            settings.evaluate.ensemble and settings.evaluate.cross and last and len(self.held) > 1
+        )
+
+    def handed_on(self, round_: int) -> dict[str, str]:
         """Which hospital receives which lineage for the round to come."""
         route = self.plan(round_ + 1, 1, self.hospitals).route
         return {hospital: self.held[source].lineage for hospital, source in route.items()}
@@ -304,7 +333,7 @@ class PeerStrategy(Strategy):
     def _models_to_test(self, hospital: str, round_: int) -> dict[str, RecordDict]:
         if self.settings.evaluate.cross:
             return self.parcels
-        lineages = {self._handed_on(round_).get(hospital)}
+        lineages = {self.handed_on(round_).get(hospital)}
         if hospital in self.held:
             lineages.add(self.held[hospital].lineage)
         return {name: parcel for name, parcel in self.parcels.items() if name in lineages}
@@ -328,6 +357,8 @@ class PeerStrategy(Strategy):
             try:
                 if check_parcel(parcel).lineage != lineage:
                     raise ParcelError(f"Expected a parcel of lineage '{lineage}'.")
+                if round_ == 0 and self.shares_buffers and "buffer" not in parcel:
+                    raise ParcelError("The hospital's first parcel has no buffer.")
                 if "model" in delivery.sent:
                     check_same_layout(parcel, delivery.sent)
                     if not _metrics(delivery).get("num-examples", 0) > 0:
@@ -367,6 +398,13 @@ def _event(delivery: Delivery, round_: int, hop: int, hospital: str, lineage: st
 def _metrics(delivery: Delivery) -> dict[str, float]:
     record = delivery.content.metric_records.get("metrics", MetricRecord())
     return {key: float(value) for key, value in record.items() if not isinstance(value, list)}
+
+
+def _metrics_of(lineage: str, delivery: Delivery) -> dict[str, float]:
+    """What an answer says about one of several models."""
+    prefix = f"{lineage}/"
+    metrics = _metrics(delivery).items()
+    return {key.removeprefix(prefix): value for key, value in metrics if key.startswith(prefix)}
 
 
 def _absence(verb: str, round_: int, hop: int, hospital: str, lineage: str) -> Event:

@@ -1,8 +1,10 @@
 """All strategies by name; each is one short file."""
 
+from strategies.centralized import Centralized
 from strategies.cwt import CWT
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
+from strategies.feder import FedER
 from strategies.fedprox import FedProx
 from strategies.peer import PeerStrategy
 from strategies.rwt import RWT
@@ -10,9 +12,11 @@ from strategies.settings import SettingsError
 from strategies.standalone import Standalone
 
 STRATEGIES: dict[str, type[PeerStrategy]] = {
+    "centralized": Centralized,
     "cwt": CWT,
     "fedavg": FedAvg,
     "fedbn": FedBN,
+    "feder": FedER,
     "fedprox": FedProx,
     "rwt": RWT,
     "standalone": Standalone,

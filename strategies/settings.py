@@ -46,9 +46,69 @@ class EvaluateSettings:
 
     every: int
     cross: bool
+    ensemble: bool
 
     def __post_init__(self) -> None:
         _require(self.every >= 1, "evaluate.every", self.every, "1 or more")
+
+
+@dataclass(frozen=True)
+class FedERSettings:
+    """FedER: the keys `feder.*`."""
+
+    variant: Literal["full", "buffer-only", "synthetic-only"]
+    replay_weight: float
+    buffer_size: int
+
+    def __post_init__(self) -> None:
+        weight, size = self.replay_weight, self.buffer_size
+        _require(0 <= weight < 1, "feder.replay-weight", weight, "0 or more, and below 1")
+        _require(size >= 0, "feder.buffer-size", size, "0 or more")
+        if self.variant == "synthetic-only":
+            _require(size > 0, "feder.buffer-size", size, "1 or more with variant synthetic-only")
+
+
+@dataclass(frozen=True)
+class GANSettings:
+    """The hospitals' generative models: the keys `gan.*`."""
+
+    preset: str
+    iterations: int
+    privacy_weight: float
+    privacy_reduction: Literal["mean", "sum"]
+    lpips_weights: str
+    inception_weights: str
+    projections: int
+
+    def __post_init__(self) -> None:
+        _require(self.iterations >= 0, "gan.iterations", self.iterations, "0 or more")
+        _require(self.privacy_weight >= 0, "gan.privacy-weight", self.privacy_weight, "0 or more")
+        _require(self.projections >= 0, "gan.projections", self.projections, "0 or more")
+        for key in ("lpips_weights", "inception_weights"):
+            path = getattr(self, key)
+            allowed = "an absolute path, or empty"
+            usable = not path or Path(path).is_absolute()
+            _require(usable, f"gan.{key.replace('_', '-')}", path, allowed)
+
+
+@dataclass(frozen=True)
+class ReleaseSettings:
+    """The check before synthetic images leave a hospital: the keys `release.*`."""
+
+    quantile: float
+    max_discarded: float
+
+    def __post_init__(self) -> None:
+        share, allowed = self.max_discarded, "0 or more, and below 1"
+        _require(0 <= self.quantile < 1, "release.quantile", self.quantile, allowed)
+        _require(0 <= share < 1, "release.max-discarded", share, allowed)
+
+
+@dataclass(frozen=True)
+class CentralizedSettings:
+    """The centralised baselines: the keys `centralized.*`."""
+
+    data: Literal["real", "synthetic", "both"]
 
 
 @dataclass(frozen=True)
@@ -101,8 +161,13 @@ class Settings:
     output_dir: str
     min_hospitals: int
     hop_timeout: float
+    prepare_timeout: float
     train: TrainSettings
     evaluate: EvaluateSettings
+    feder: FedERSettings
+    gan: GANSettings
+    release: ReleaseSettings
+    centralized: CentralizedSettings
     mlp: MLPSettings
     fedprox: FedProxSettings
 
@@ -120,6 +185,8 @@ class Settings:
         _require(self.cpu_threads >= 1, "cpu-threads", self.cpu_threads, "1 or more")
         _require(self.min_hospitals >= 1, "min-hospitals", self.min_hospitals, "1 or more")
         _require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
+        patience = self.prepare_timeout
+        _require(patience > 0, "prepare-timeout", patience, "above 0 seconds")
         # The working directory of a Flower process is not the user's.
         _require(
             self.output_dir.startswith("~") or Path(self.output_dir).is_absolute(),
@@ -127,6 +194,11 @@ class Settings:
             self.output_dir,
             "an absolute path, or one that starts with ~",
         )
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the networks that hospitals start with, dealt out to them in turn."""
+        return [name.strip() for name in self.model.split(",")]
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> "Settings":

@@ -22,7 +22,16 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from strategies.events import Event
-from strategies.parcel import Manifest, Order, check_parcel, from_record, pack, parcel_in, unbundle
+from strategies.parcel import (
+    Manifest,
+    Order,
+    check_parcel,
+    from_record,
+    hash_arrays,
+    pack,
+    parcel_in,
+    unbundle,
+)
 from strategies.settings import Settings
 
 Handler = Callable[[Message], Message | None]
@@ -129,11 +138,16 @@ class Ledger:
 
 
 class CountingHospital:
-    """A hospital without torch: its model is [number of visits], and training adds one."""
+    """A hospital without torch: its model is [number of visits], and training adds one.
+
+    Its buffer is one image with its name; those that it has been sent are in `buffers`, by hash.
+    """
 
     def __init__(self, name: str, num_examples: float = 1.0):
         self.name = name
         self.num_examples = num_examples
+        self.buffers: dict[str, ArrayRecord] = {}
+        self.replayed: list[list[str]] = []  # names of the hospitals replayed, at each visit
 
     def __call__(self, message: Message) -> Message | None:
         order = from_record(Order, message.content.config_records["order"])
@@ -141,7 +155,13 @@ class CountingHospital:
         return handlers[message.metadata.message_type](message, order)
 
     def prepare(self, message: Message, order: Order) -> Message:
-        parcel = self.parcel(0.0, Manifest(self.name, "counter", ["a", "b"]))
+        label = Manifest(self.name, "counter", ["a", "b"])
+        parcel = self.parcel(0.0, label)
+        if order.shares_buffer:
+            name = np.frombuffer(self.name.encode(), dtype=np.uint8)
+            buffer = ArrayRecord({"images": Array(name), "labels": Array(np.zeros(1, "i8"))})
+            self.buffers[hash_arrays(buffer)] = buffer
+            parcel = pack({"model": parcel.array_records["model"], "buffer": buffer}, label)
         content = {
             **parcel,
             "metrics": MetricRecord(),
@@ -152,6 +172,10 @@ class CountingHospital:
     def train(self, message: Message, order: Order) -> Message | None:
         label = check_parcel(parcel_in(message.content))
         visits = message.content.array_records["model"]["visits"].numpy()[0]
+        for hash_, sent in unbundle(message.content).items():
+            self.buffers[hash_] = sent.array_records["buffer"]
+        buffers = [self.buffers[hash_] for hash_ in order.replay]
+        self.replayed.append([buffer["images"].numpy().tobytes().decode() for buffer in buffers])
         parcel = self.parcel(visits + 1, label.after(order))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
         return Message(RecordDict({**parcel, "metrics": metrics}), reply_to=message)
@@ -165,7 +189,7 @@ class CountingHospital:
         return pack({"model": ArrayRecord({"visits": Array(np.array([visits], "f4"))})}, label)
 
 
-def federation(count: int, **changes: Handler) -> dict[int, Handler]:
+def federation(count: int, **changes: Handler) -> dict[int, Any]:
     """Counting hospitals h0, h1, ... at nodes 100, 101, ...; `changes` replaces some by name."""
     return {100 + k: changes.get(f"h{k}", CountingHospital(f"h{k}")) for k in range(count)}
 

@@ -1,15 +1,46 @@
 """Whole federations on real digits, in one process: real hospitals behind a fake grid."""
 
+import time
+
 import numpy as np
 import pytest
+import torch
 
+from client_app import buffer
 from client_app.app import app as hospital_app
+from client_app.buffer import Buffer
+from client_app.datasets import Samples
+from client_app.evaluation import probabilities
+from client_app.hospital import open_hospital
+from client_app.models import Architecture
+from client_app.packing import unpack_network
 from strategies.parcel import check_parcel
+from strategies.peer import Leg, RunError
 from strategies.registry import STRATEGIES
-from strategies.settings import Settings
+from strategies.rwt import RWT
+from strategies.settings import Settings, rng_for
+from strategies.topology import random_ring, stay
 from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
 
 HOSPITALS = 3
+
+
+@pytest.fixture(autouse=True)
+def _quick_buffers(monkeypatch):
+    """Blends of two images of a class in the place of a GAN's: tests/gan has those."""
+
+    def blend(hospital, deadline):
+        train, size = hospital.data.train, hospital.settings.feder.buffer_size
+        labels = train.labels[torch.arange(size) % len(train)]
+        rng = torch.Generator().manual_seed(0)
+        pick = [
+            [int(torch.multinomial((train.labels == k) * 1.0, 1, generator=rng)) for k in labels]
+            for _ in range(2)
+        ]
+        images = (train.images[pick[0]].float() + train.images[pick[1]].float()) / 2
+        return Buffer(Samples(images.byte(), labels), {"release-passed": 1.0})
+
+    monkeypatch.setattr(buffer, "make_buffer", blend)
 
 
 def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
@@ -22,6 +53,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
             "mlp__hidden": "16",
             "train__epochs": 1,
             "train__learning_rate": 0.01,
+            "feder__buffer_size": 60,
             **overrides,
         }
     )
@@ -147,3 +179,105 @@ def test_what_cannot_work_ends_before_the_first_hop(tmp_path, overrides, words):
     with pytest.raises(Exception, match=words) as error:
         federate(tmp_path, **{"strategy": "rwt", **overrides})
     assert error.type.__name__ == "RunError"
+
+
+class BareRing(RWT):
+    """FedER's rings and starts, with nothing of FedER."""
+
+    own_start = True
+
+    def plan(self, server_round, hop, hospitals):
+        ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
+        return Leg(stay(hospitals) if server_round == 1 else ring, self.settings.train.epochs)
+
+
+def test_feder_without_buffers_is_the_bare_hand_off_bit_for_bit(tmp_path, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "bare-ring", BareRing)
+    bare, told, _ = federate(tmp_path, "bare-ring", num_server_rounds=3)
+    feder, told_too, _ = federate(tmp_path, "feder", num_server_rounds=3, feder__buffer_size=0)
+    assert_same_models(bare, feder)
+    assert figures(told) == figures(told_too)
+
+
+def test_feder_with_a_replay_weight_of_zero_is_the_bare_hand_off_too(tmp_path, monkeypatch):
+    monkeypatch.setitem(STRATEGIES, "bare-ring", BareRing)
+    bare, _, _ = federate(tmp_path, "bare-ring", num_server_rounds=3)
+    feder, _, _ = federate(tmp_path, "feder", num_server_rounds=3, feder__replay_weight=0.0)
+    assert_same_models(bare, feder)
+
+
+def test_replay_lowers_what_a_model_forgets(tmp_path):
+    """Each hospital holds classes of its own: a model that moves on forgets the last hospital's."""
+    cut = {"partition": "classes", "partition_classes": 5, "num_server_rounds": 6, "hospitals": 2}
+    figures = {}
+    for size in (0, 200):
+        _, ledger, _ = federate(tmp_path, "feder", feder__buffer_size=size, train__epochs=3, **cut)
+        last = [e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 6]
+        figures[size] = np.mean(last)
+    assert figures[200] > figures[0] + 0.2
+
+
+@pytest.mark.parametrize("variant", ["buffer-only", "synthetic-only"])
+def test_the_variants_of_feder_train(tmp_path, variant):
+    _, ledger, _ = federate(tmp_path, "feder", feder__variant=variant, num_server_rounds=8)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    means = [
+        np.mean([e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == round_])
+        for round_ in (1, 8)
+    ]
+    assert means[1] > means[0] > 0.1
+
+
+@pytest.mark.parametrize("data", ["real", "synthetic", "both"])
+def test_centralized_baselines_train(tmp_path, data):
+    _, ledger, _ = federate(tmp_path, "centralized", centralized__data=data, num_server_rounds=4)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    assert np.mean([e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 4]) > 0.3
+    assert {e.hospital for e in ledger.of("evaluate")} == {f"hospital-{k}" for k in range(3)}
+
+
+def test_every_hospital_may_start_with_a_network_of_its_own(tmp_path):
+    """Whatever arrives is trained: an mlp, a cnn and a torchvision network travel together."""
+    write_archive(tmp_path / "few.npz", 60)
+    peers, ledger, _ = federate(
+        tmp_path,
+        "feder",
+        num_server_rounds=3,
+        model="mlp, cnn, squeezenet1_1",
+        dataset=f"npz:{tmp_path}/few.npz",
+        image_size=32,
+        partition="iid",
+    )
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    labels = {name: check_parcel(parcel) for name, parcel in peers.parcels.items()}
+    networks = {name: Architecture.from_json(m.architecture).name for name, m in labels.items()}
+    assert networks == {"hospital-0": "mlp", "hospital-1": "cnn", "hospital-2": "squeezenet1_1"}
+    assert all(len(set(label.visited)) > 1 for label in labels.values())
+    assert {e.hospital for e in ledger.of("ensemble")} == {f"hospital-{k}" for k in range(3)}
+
+
+def test_networks_of_different_kinds_cannot_be_averaged(tmp_path):
+    with pytest.raises(RunError, match="'fedavg' averages models"):
+        federate(tmp_path, "fedavg", model="mlp,cnn")
+
+
+def test_the_ensemble_is_the_mean_probability_of_all_models(tmp_path):
+    """The same models, tested one by one here: argmax of the sum of their probabilities."""
+    peers, ledger, _ = federate(tmp_path, "feder")
+    place = context(0, HOSPITALS, run_config(), **{"store-dir": str(tmp_path)})
+    test = open_hospital(place).data.test
+    total = torch.zeros(())
+    for parcel in peers.parcels.values():
+        network = unpack_network(parcel, check_parcel(parcel), {}, torch.device("cpu"))
+        total = total + probabilities(network, test.images, time.monotonic() + 60)
+    expected = (total.argmax(dim=1) == test.labels).float().mean().item()
+    [measured] = [e.metrics for e in ledger.of("ensemble") if e.hospital == "hospital-0"]
+    assert measured["accuracy"] == pytest.approx(expected)
+
+
+def test_bytes_of_a_hop_are_a_model_both_ways_and_a_buffer_once(tmp_path):
+    _, ledger, _ = federate(tmp_path, "feder", num_server_rounds=8)
+    first, *later = [e for e in ledger.of("train") if e.hospital == "hospital-0"]
+    assert first.bytes_sent == first.bytes_received
+    extra = [e.bytes_sent - e.bytes_received for e in later]
+    assert sum(map(bool, extra)) == HOSPITALS - 1

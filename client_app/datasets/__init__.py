@@ -9,19 +9,18 @@ from functools import lru_cache
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
 from client_app.datasets.partition import Shares, cut
-from client_app.datasets.pool import LocalData, Pool
+from client_app.datasets.pool import LocalData, Pool, Samples, joined
 from client_app.datasets.resize import resized
 from client_app.datasets.split import choose_test
 from client_app.errors import DataError
 from strategies.settings import Settings, rng_for
 
-__all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
+__all__ = ["DATASETS", "LocalData", "Pool", "Samples", "joined", "open_data"]
 
 # The setting `dataset` up to its ':' -> what loads the text after it, at the setting `image-size`.
 # A name that ends in ':' needs such a text, another takes none. The size matters only to loaders of
@@ -55,11 +54,11 @@ def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalD
             "test-fraction, or another partition."
         )
 
-    def part(indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        images = torch.from_numpy(pool.images[indices])
-        return resized(images, settings.image_size), torch.from_numpy(pool.labels[indices])
+    def part(indices: NDArray[np.int64]) -> Samples:
+        images = resized(torch.from_numpy(pool.images[indices]), settings.image_size)
+        return Samples(images, torch.from_numpy(pool.labels[indices]))
 
-    return LocalData(*part(train), *part(test), pool.classes)
+    return LocalData(part(train), part(test), pool.classes)
 
 
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals

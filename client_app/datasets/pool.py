@@ -3,9 +3,11 @@
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -51,21 +53,38 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class LocalData:
-    """What one hospital holds.
+class Samples:
+    """Images and what they show.
 
     Attributes:
-        train_images: uint8 [n, C, H, W].
-        train_labels: int64 [n], an index into `classes`.
-        test_images: As `train_images`.
-        test_labels: As `train_labels`.
-        classes: Names of the classes of all hospitals, in the same order everywhere.
+        images: uint8 [n, C, H, W].
+        labels: int64 [n], an index into the classes.
     """
 
-    train_images: Tensor
-    train_labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def to(self, device: torch.device) -> "Samples":
+        """The same on another device."""
+        return Samples(self.images.to(device), self.labels.to(device))
+
+
+def joined(parts: Iterable[Samples]) -> Samples:
+    """Several sets of samples as one, in their order."""
+    parts = list(parts)
+    images, labels = [part.images for part in parts], [part.labels for part in parts]
+    return Samples(torch.cat(images), torch.cat(labels))
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """What one hospital holds; the classes are those of all hospitals, in the same order."""
+
+    train: Samples
+    test: Samples
     classes: tuple[str, ...]
 
 

@@ -1,7 +1,15 @@
 """The hospitals' halves of the methods: what is minimised during a visit, by name."""
 
+from client_app.learners.centralized import Centralized
 from client_app.learners.fedbn import FedBN
+from client_app.learners.feder import FedER
 from client_app.learners.fedprox import FedProx
 from client_app.learners.plain import Plain
 
-LEARNERS: dict[str, type[Plain]] = {"fedbn": FedBN, "fedprox": FedProx, "plain": Plain}
+LEARNERS: dict[str, type[Plain]] = {
+    "centralized": Centralized,
+    "fedbn": FedBN,
+    "feder": FedER,
+    "fedprox": FedProx,
+    "plain": Plain,
+}

@@ -180,8 +180,8 @@ def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
     for hospital in range(4):
         data = open_data(settings, hospital, 4)
         for images, labels in (
-            (data.train_images, data.train_labels),
-            (data.test_images, data.test_labels),
+            (data.train.images, data.train.labels),
+            (data.test.images, data.test.labels),
         ):
             assert (images.dtype, labels.dtype) == (torch.uint8, torch.int64)
             assert images.shape == (len(labels), 1, 2, 2)
@@ -207,8 +207,8 @@ def test_the_test_set_of_the_data_set_is_kept(tmp_path):
     settings = replace(SETTINGS, dataset=f"npz:{tmp_path / 'sets.npz'}", partition="site")
     data = open_data(settings, 1, 2)
 
-    assert data.train_images[:, 0, 0, 0].tolist() == [5, 6]
-    assert data.test_images[:, 0, 0, 0].tolist() == [7, 8]
+    assert data.train.images[:, 0, 0, 0].tolist() == [5, 6]
+    assert data.test.images[:, 0, 0, 0].tolist() == [7, 8]
 
 
 def test_images_are_resized_as_torchvision_does(npz):
@@ -219,7 +219,7 @@ def test_images_are_resized_as_torchvision_does(npz):
     assert resized(square, 1).item() == 100
     assert torch.equal(resized(images, 5), resize(images, [5, 5], antialias=True))
     assert torch.equal(resized(images, 0), images)
-    assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test_images.shape[1:] == (
+    assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test.images.shape[1:] == (
         (1, 5, 5)
     )
 

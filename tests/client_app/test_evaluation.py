@@ -6,9 +6,9 @@ import torch
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 
-from client_app.datasets import LocalData
+from client_app.datasets import Samples
 from client_app.errors import DeadlineError
-from client_app.evaluation import evaluate, score
+from client_app.evaluation import probabilities, score
 from client_app.training import normalise
 
 
@@ -52,19 +52,21 @@ def test_one_class_alone_has_no_auroc():
 def data(count=5):
     images = torch.arange(count * 16, dtype=torch.uint8).view(count, 1, 4, 4)
     labels = torch.arange(count) % 2
-    return LocalData(images, labels, images, labels, ("a", "b"))
+    return Samples(images, labels)
 
 
 def test_batches_change_nothing(monkeypatch):
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
-    whole = evaluate(network, data(), time.monotonic() + 60)
+    images = data().images
+    whole = probabilities(network, images, time.monotonic() + 60)
     monkeypatch.setattr("client_app.evaluation.BATCH_VALUES", 1)
-    assert evaluate(network, data(), time.monotonic() + 60) == whole
+    torch.testing.assert_close(probabilities(network, images, time.monotonic() + 60), whole)
+    assert whole.sum(dim=1).tolist() == pytest.approx([1.0] * 5)
 
 
 def test_a_deadline_is_kept():
     with pytest.raises(DeadlineError, match="hop-timeout"):
-        evaluate(nn.Flatten(), data(), time.monotonic() - 1)
+        probabilities(nn.Flatten(), data().images, time.monotonic() - 1)
 
 
 def test_pixels_are_brought_to_minus_one_to_one():

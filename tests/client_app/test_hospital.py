@@ -43,7 +43,7 @@ def test_data_are_loaded_once_per_process():
 def test_the_architecture_fits_the_images():
     hospital = open_hospital(context(0, 2, run_config(model="mlp", mlp__hidden="5", image_size=12)))
     assert hospital.architecture == Architecture("mlp", 1, 12, 12, 10, (5,))
-    assert hospital.data.train_images.dtype == torch.uint8
+    assert hospital.data.train.images.dtype == torch.uint8
 
 
 def test_threads_are_those_of_the_settings_not_of_the_process():

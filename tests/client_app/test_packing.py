@@ -3,11 +3,12 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from client_app.datasets import Samples
 from client_app.errors import DivergedError, ModelError
 from client_app.learners.fedbn import FedBN
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
-from client_app.packing import pack_network, unpack_network
+from client_app.packing import pack_buffer, pack_network, unpack_buffer, unpack_network
 from strategies.parcel import Manifest, ParcelError, check_parcel
 
 CPU = torch.device("cpu")
@@ -92,3 +93,49 @@ def test_a_network_that_diverged_does_not_leave():
     network.state_dict()["0.weight"][0] = float("inf")
     with pytest.raises(DivergedError, match=r"'0\.weight' is not finite.*learning-rate"):
         pack_network(network, Plain, LABEL)
+
+
+def samples(count=6, channels=1, height=5, width=4):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (count, channels, height, width), dtype=np.uint8)
+    return Samples(torch.from_numpy(images), torch.arange(count) % 3)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_buffer_survives_the_journey_bit_for_bit(channels):
+    sent = samples(channels=channels)
+    arrived = unpack_buffer(pack_buffer(sent), sent, classes=3, size=6)
+    assert torch.equal(arrived.images, sent.images)
+    assert torch.equal(arrived.labels, sent.labels)
+
+
+def test_a_buffer_of_smooth_images_travels_in_less_than_its_pixels():
+    ramp = torch.arange(64, dtype=torch.uint8).expand(100, 1, 64, 64)
+    record = pack_buffer(Samples(ramp, torch.zeros(100, dtype=torch.int64)))
+    assert len(record["images"].data) < ramp.numel() / 20
+
+
+@pytest.mark.parametrize(
+    ("record", "like", "words"),
+    [
+        (pack_buffer(samples(5)), samples(), r"int64 \[5\] labels"),
+        (pack_buffer(samples(width=5)), samples(), "not 6 of 1x5x4"),
+        (pack_buffer(samples(height=9)), samples(), "not 6 of 1x5x4"),
+        (pack_buffer(samples(channels=3)), samples(), "'RGB', 4, 30"),
+        (pack_buffer(Samples(samples().images, torch.full((6,), 3))), samples(), "none of the 3"),
+        (ArrayRecord({"images": Array(np.zeros(3))}), samples(), "not images and labels"),
+    ],
+)
+def test_a_buffer_that_does_not_fit_is_refused(record, like, words):
+    with pytest.raises(ParcelError, match=words):
+        unpack_buffer(record, like, classes=3, size=6)
+
+
+def test_a_buffer_that_is_no_picture_is_refused():
+    record = pack_buffer(samples())
+    picture = record["images"].numpy().copy()
+    picture[40:] = 7
+    with pytest.raises(ParcelError, match="no PNG"):
+        unpack_buffer(
+            ArrayRecord({"images": Array(picture), "labels": record["labels"]}), samples(), 3, 6
+        )

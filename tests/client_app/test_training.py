@@ -1,19 +1,26 @@
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from client_app.datasets import LocalData
+from client_app.datasets import LocalData, Samples, open_data
 from client_app.errors import DeadlineError
+from client_app.hospital import Hospital
 from client_app.learners import LEARNERS
+from client_app.learners.centralized import Centralized
 from client_app.learners.fedbn import FedBN
+from client_app.learners.feder import FedER
 from client_app.learners.fedprox import FedProx
 from client_app.learners.plain import Plain
 from client_app.models import Architecture
+from client_app.store import Store
 from client_app.training import batches, train
 from strategies.registry import STRATEGIES
+from strategies.settings import SettingsError
 from tests.fakes import settings
 
 
@@ -21,7 +28,7 @@ def data(count=20):
     rng = np.random.default_rng(0)
     images = torch.from_numpy(rng.integers(0, 256, (count, 1, 8, 8), dtype=np.uint8))
     labels = torch.arange(count) % 3
-    return LocalData(images, labels, images, labels, ("a", "b", "c"))
+    return Samples(images, labels)
 
 
 def network(name="mlp"):
@@ -30,13 +37,21 @@ def network(name="mlp"):
         return Architecture(name, 1, 8, 8, 3, (16,)).build()
 
 
-def visit(learner="plain", model=None, epochs=2, seed=0, deadline=60.0, **overrides):
+def hospital(**overrides):
+    """One of two simulated hospitals, which holds `data()`."""
+    held = LocalData(data(), data(), ("a", "b", "c"))
+    return Hospital("h", settings(**overrides), held, torch.device("cpu"), "mlp", Store(Path("no")))
+
+
+def visit(learner="plain", model=None, epochs=2, seed=0, deadline=60.0, buffers=(), **overrides):
     model = model or network()
-    chosen = settings(**overrides)
+    if learner == "centralized":
+        overrides = {"centralized__data": "synthetic", **overrides}
+        buffers = buffers or [data()]
+    where = hospital(**overrides)
     metrics = train(
-        LEARNERS[learner](model, chosen),
-        data(),
-        chosen.train,
+        LEARNERS[learner](model, where, buffers),
+        where.settings.train,
         epochs,
         np.random.default_rng(seed),
         time.monotonic() + deadline,
@@ -77,8 +92,8 @@ def test_training_leaves_global_randomness_alone():
 
 def test_one_step_of_sgd_by_hand():
     """w − η ∂L/∂w, with the gradient that autograd gives for the whole set as one batch."""
-    model, images = network(), data().train_images / 127.5 - 1
-    loss = nn.functional.cross_entropy(model(images), data().train_labels)
+    model, images = network(), data().images / 127.5 - 1
+    loss = nn.functional.cross_entropy(model(images), data().labels)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     expected = [p.detach() - 0.1 * g for p, g in zip(model.parameters(), gradients, strict=True)]
     visit(
@@ -95,8 +110,8 @@ def test_one_step_of_sgd_by_hand():
 def test_the_loss_is_the_mean_over_the_images():
     """With a learning rate that changes nothing, the mean over unequal batches is that over all."""
     model = network()
-    images = data().train_images / 127.5 - 1
-    expected = nn.functional.cross_entropy(model(images), data().train_labels).item()
+    images = data().images / 127.5 - 1
+    expected = nn.functional.cross_entropy(model(images), data().labels).item()
     _, metrics = visit(model=model, train__learning_rate=1e-30, train__batch_size=7)
     assert metrics == {"train-loss": pytest.approx(expected), "num-examples": 20}
 
@@ -128,7 +143,7 @@ def test_fedprox_adds_the_gradient_of_the_squared_norm():
     """
     model = nn.Linear(2, 1, bias=False)
     model.weight.data = torch.tensor([[1.0, 2.0]])
-    learner = FedProx(model, settings(fedprox__mu=0.5))
+    learner = FedProx(model, hospital(fedprox__mu=0.5))
     model.weight.data = torch.tensor([[3.0, 2.0]])
     model.weight.grad = torch.zeros(1, 2)
     learner.add_penalty_gradient()
@@ -160,3 +175,98 @@ def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet_home():
 
 def test_others_keep_nothing_home():
     assert Plain.stays_home(network("resnet18")) == set()
+
+
+def grey(level, label, count=4):
+    """Images of one grey level and one class."""
+    return Samples(
+        torch.full((count, 1, 8, 8), level, dtype=torch.uint8), torch.tensor([label] * count)
+    )
+
+
+def test_feder_adds_as_many_images_of_the_buffer_as_it_has_own():
+    learner = FedER(network(), hospital(), [grey(9, 2)])
+    batch = learner.extend(grey(1, 0, 3), torch.Generator().manual_seed(0))
+    assert batch.images[:, 0, 0, 0].tolist() == [1, 1, 1, 9, 9, 9]
+    assert batch.labels.tolist() == [0, 0, 0, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("own", "buffer"), [(3, 7), (7, 3), (4, 4)])
+def test_feder_replays_no_image_twice_before_all_others_once(own, buffer):
+    images = torch.arange(buffer, dtype=torch.uint8).view(-1, 1, 1, 1)
+    learner = FedER(
+        network(), hospital(), [Samples(images, torch.zeros(buffer, dtype=torch.int64))]
+    )
+    start = Samples(torch.full((own, 1, 1, 1), 99, dtype=torch.uint8), torch.zeros(own).long())
+    extended = learner.extend(start, torch.Generator().manual_seed(0))
+    times = torch.bincount(extended.images[own:].flatten().int(), minlength=buffer)
+    assert times.sum() == own
+    assert times.max() - times.min() <= 1
+
+
+@pytest.mark.parametrize("replay_weight", [0.25, 0.5])
+def test_feder_weighs_the_two_terms(replay_weight):
+    """Logits (0, ln 3) for every image: −ln p is ln 4 for class 0 and ln 4/3 for class 1.
+
+    Own images are of class 0, replayed ones of class 1: (1 − w) ln 4 + w ln 4/3.
+    """
+
+    class Constant(nn.Module):
+        def forward(self, images):
+            return torch.tensor([[0.0, np.log(3)]]).expand(len(images), 2)
+
+    learner = FedER(
+        Constant(),
+        hospital(feder__replay_weight=replay_weight),
+        [grey(0, 1)],
+    )
+    batch = learner.extend(grey(0, 0, 2), torch.Generator())
+    expected = (1 - replay_weight) * np.log(4) + replay_weight * np.log(4 / 3)
+    assert learner.loss(batch.images, batch.labels).item() == pytest.approx(expected)
+
+
+def test_feder_with_half_the_weight_is_the_mean_over_all_images():
+    """λ = 0.5 is what the authors' code does: one mean over 2B images."""
+    model = network()
+    learner = FedER(model, hospital(), [grey(200, 1)])
+    batch = learner.extend(grey(10, 0), torch.Generator().manual_seed(0))
+    images = batch.images / 127.5 - 1
+    expected = nn.functional.cross_entropy(model(images), batch.labels)
+    torch.testing.assert_close(learner.loss(images, batch.labels), expected)
+
+
+@pytest.mark.parametrize("off", [{}, {"buffers": [grey(9, 2)], "feder__replay_weight": 0.0}])
+def test_feder_without_replay_is_plain_bit_for_bit(off):
+    plain, _ = visit("plain", network("cnn"))
+    feder, _ = visit("feder", network("cnn"), **off)
+    assert_same(plain, feder)
+
+
+def test_feder_with_replay_is_not():
+    plain, _ = visit("plain")
+    feder, _ = visit("feder", buffers=[grey(9, 2)])
+    assert not torch.equal(plain["1.weight"], feder["1.weight"])
+
+
+def test_synthetic_only_takes_the_own_buffer_in_the_place_of_the_images():
+    own, received = grey(1, 0), grey(9, 2)
+    learner = FedER(network(), hospital(feder__variant="synthetic-only"), [own, received])
+    assert learner.samples is own
+    assert learner.replay is received
+
+
+def test_centralized_puts_everything_on_one_heap():
+    where = replace(hospital(centralized__data="both", dataset="digits"), partitions=2)
+    everyone = where.everyone()
+    alone = [open_data(where.settings, index, 2).train for index in range(2)]
+    assert len(everyone) == sum(map(len, alone))
+    buffer = Samples(
+        torch.zeros(5, *everyone.images.shape[1:], dtype=torch.uint8), torch.zeros(5).long()
+    )
+    assert len(Centralized(network(), where, [buffer, buffer]).samples) == len(everyone) + 10
+
+
+def test_a_real_hospital_refuses_to_centralise_its_images():
+    with pytest.raises(SettingsError, match="do not leave it"):
+        Centralized.check(hospital())
+    Centralized.check(hospital(centralized__data="synthetic"))

@@ -17,7 +17,7 @@ def messages(*nodes):
 
 
 def carry(handlers, to, timeout=60.0):
-    return list(Courier(FakeGrid(handlers), timeout).send_and_receive(messages(*to)))
+    return list(Courier(FakeGrid(handlers), timeout, timeout).send_and_receive(messages(*to)))
 
 
 def test_every_message_is_answered_once_and_a_hospital_has_one_at_a_time():
@@ -35,7 +35,7 @@ def test_answers_are_yielded_as_they_come():
         return answer(message)
 
     grid = FakeGrid(dict.fromkeys(range(8), counting_answer), np.random.default_rng(3))
-    next(Courier(grid, 60.0).send_and_receive(messages(*range(8))))
+    next(Courier(grid, 60.0, 60.0).send_and_receive(messages(*range(8))))
     assert len(worked) < 8
 
 
@@ -73,7 +73,7 @@ def test_a_hospital_that_never_answers_is_given_up(monkeypatch):
 
 def test_messages_live_as_long_as_the_hospital_may_take():
     grid = FakeGrid({1: answer})
-    list(Courier(grid, 42.0).send_and_receive(messages(1)))
+    list(Courier(grid, 42.0, 43.0).send_and_receive(messages(1)))
     assert grid.sent[0].metadata.ttl == 42.0
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from strategies import courier, peer
 from strategies.courier import SimulationBroken
-from strategies.parcel import Failure, check_parcel, hash_arrays
+from strategies.parcel import Failure, check_parcel, hash_arrays, parcel_in
 from strategies.peer import Held, RunError, move
 from strategies.registry import STRATEGIES
 from strategies.topology import derangement
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
 
-PEER_TO_PEER = ["cwt", "rwt", "standalone"]
+PEER_TO_PEER = ["cwt", "feder", "rwt", "standalone"]
 
 
 def run(handlers, strategy="rwt", rng=None, **overrides):
@@ -120,7 +120,7 @@ def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
 
 def garbage(message, rng):
     """One of the ways to answer badly."""
-    parcel = CountingHospital("x").parcel(7.0, check_parcel(message.content))
+    parcel = CountingHospital("x").parcel(7.0, check_parcel(parcel_in(message.content)))
     kinds = [
         failing(message),
         failing(message, 8, "killed"),

@@ -1,0 +1,54 @@
+"""FedER: each model is handed on with synthetic images of where it was, and replays them.
+
+Pennisi et al., "FedER: Federated Learning through Experience Replay and Privacy-Preserving Data
+Synthesis", arXiv:2206.10048, Algorithm 1. Before the first round hospital j trains a GAN on its
+images D_j and renders its buffer B_j. At round r, with i the hospital before j on a ring through
+all hospitals that is drawn anew every round:
+
+    M_j^1 = argmin_θ E_{D_j} ℓ(θ)                                        starting from M_j^0
+    M_j^r = argmin_θ λ E_{D_j} ℓ(θ) + (1 − λ) E_{B_i} ℓ(θ)               starting from M_i^{r-1}
+
+Each hospital's M_j^0 has weights of its own, and may be a network of its own. Variants (section
+IV.D): `buffer-only` (FedER-A) starts from M_j^{r-1}, so that only B_i travels; `synthetic-only`
+(FedER-B) has B_j in the place of D_j.
+
+Deviations:
+ 1. Local training before the federation counts as round 1, as in the authors' code.
+ 2. A buffer is a set of images, rendered once, as in Definition 2; in the authors' code the
+    generator itself travels and renders other images at every step.
+ 3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i:
+    it learns from the buffer what it missed.
+
+The hospital's half: client_app/learners/feder.py.
+"""
+
+from collections.abc import Sequence
+
+from strategies.peer import Leg, PeerStrategy
+from strategies.settings import rng_for
+from strategies.topology import random_ring, stay
+
+
+class FedER(PeerStrategy):
+    """A fresh ring every round, for models and buffers."""
+
+    learner = "feder"
+    own_start = True
+
+    @property
+    def shares_buffers(self) -> bool:
+        """Without buffers this is the bare hand-off of models, and nobody trains a GAN."""
+        return self.settings.feder.buffer_size > 0
+
+    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+        """Train at home first, then exchange along the ring."""
+        variant, home = self.settings.feder.variant, stay(hospitals)
+        ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
+        replay: dict[str, list[str]] = {hospital: [] for hospital in hospitals}
+        for receiver, source in ring.items():
+            if variant == "synthetic-only":
+                replay[receiver].append(receiver)  # in the place of its images
+            if server_round > 1 and self.shares_buffers:
+                replay[receiver].append(source)
+        moves = server_round > 1 and variant != "buffer-only"
+        return Leg(ring if moves else home, self.settings.train.epochs, replay=replay)

@@ -1,0 +1,146 @@
+"""Real GANs of a few steps: what they render is noise, and all around it is as in a real run."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from client_app import buffer
+from client_app.buffer import make_buffer
+from client_app.errors import DeadlineError, ReleaseError
+from client_app.hospital import open_hospital
+from gan.projection import measure_privacy
+from strategies.parcel import METRICS
+from strategies.settings import SettingsError
+from tests.fakes import context, run_config
+
+
+@pytest.fixture
+def hospital(tmp_path):
+    """One of 20 hospitals, with 72 digits to train on, and settings changed by keywords."""
+
+    def opened(**overrides):
+        config = run_config(
+            **{
+                "partition": "iid",
+                "feder__buffer_size": 20,
+                "gan__iterations": 2,
+                **overrides,
+            }
+        )
+        return open_hospital(context(0, 20, config, **{"store-dir": str(tmp_path / "store")}))
+
+    return opened
+
+
+def soon():
+    return time.monotonic() + 300
+
+
+def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
+    made = make_buffer(hospital(), soon())
+    assert made.samples.images.shape == (20, 1, 8, 8)
+    assert made.samples.images.dtype == torch.uint8
+    assert torch.bincount(made.samples.labels).tolist() == [2] * 10
+    assert made.figures.keys() <= METRICS
+    assert made.figures["release-passed"] == 1.0
+    assert made.figures.keys() >= {
+        *("gan-iterations", "frechet-classifier", "release-nearest-pixels"),
+        *("diversity-synthetic-untrained-squeeze", "release-threshold-untrained-squeeze"),
+    }
+
+
+def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
+    first = make_buffer(hospital(), soon())
+    monkeypatch.setattr(buffer, "train_gan", None)  # to call it would fail
+    again = make_buffer(hospital(num_server_rounds=3, strategy="centralized"), soon())
+    assert torch.equal(first.samples.images, again.samples.images)
+    assert first.figures == again.figures
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 1}, {"gan__privacy_weight": 0.5}, {"gan__iterations": 3}]
+)
+def test_what_a_gan_depends_on_trains_another(hospital, change):
+    make_buffer(hospital(), soon())
+    make_buffer(hospital(**change), soon())
+    assert len(list((hospital().store.folder / "gan").iterdir())) == 2
+
+
+def test_another_size_is_another_buffer_of_the_same_gan(hospital, monkeypatch):
+    make_buffer(hospital(), soon())
+    assert len(make_buffer(hospital(feder__buffer_size=10), soon()).samples) == 10
+    assert len(list((hospital().store.folder / "gan").iterdir())) == 1
+
+
+def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkeypatch):
+    quick = partial(measure_privacy, steps=3)
+    monkeypatch.setattr(buffer, "measure_privacy", quick)
+    make_buffer(hospital(gan__projections=4), soon())
+    (folder,) = (hospital().store.folder / "gan").iterdir()
+    assert {path.name for path in folder.glob("*.png")} >= {
+        *("buffer.png", "nearest.png", "privacy.png", "projections.png"),
+    }
+
+
+def copying(hospital, monkeypatch, share=1.0):
+    """Make the generator render training images, as one that has learnt them by heart would."""
+    train = hospital.data.train
+
+    def render(generator, labels, seed):
+        rng = torch.Generator().manual_seed(seed)
+        images = torch.randint(0, 256, (len(labels), 1, 8, 8), dtype=torch.uint8, generator=rng)
+        copied = torch.rand(len(labels), generator=rng) < share
+        images[copied] = train.images[torch.randint(len(train), (len(labels),), generator=rng)][
+            copied
+        ]
+        return images
+
+    monkeypatch.setattr(buffer, "render", render)
+    return hospital
+
+
+def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch):
+    """The error names synthetic images and why, and nothing is kept as releasable."""
+    with pytest.raises(ReleaseError, match=r"'hospital-00' may not leave it. .* 0 \(a copy\)"):
+        make_buffer(copying(hospital(), monkeypatch), soon())
+    assert list(hospital().store.folder.rglob("*.npz")) == []
+
+
+def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
+    made = make_buffer(copying(hospital(release__quantile=0.0), monkeypatch, 0.3), soon())
+    assert 0 < made.figures["release-discarded"] <= 0.5
+    train = {image.numpy().tobytes() for image in hospital().data.train.images}
+    assert not train & {image.numpy().tobytes() for image in made.samples.images}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"gan__preset": "tinny"}, "'tinny'; it must be one of tiny, "),
+        ({"image_size": 64}, "'tiny', for images of 16 pixels, and the hospital's have 64"),
+        (
+            {"gan__preset": "small", "gan__lpips_weights": "/no/such.pth", "image_size": 64},
+            "'gan.lpips-weights' cannot be used",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_training(hospital, overrides, words):
+    with pytest.raises(SettingsError, match=words):
+        make_buffer(hospital(**overrides), soon())
+
+
+def test_a_deadline_is_kept_and_the_gan_goes_on_afterwards(hospital):
+    with pytest.raises(DeadlineError, match="prepare-timeout"):
+        make_buffer(hospital(), time.monotonic() - 1)
+    assert len(make_buffer(hospital(), soon()).samples) == 20
+
+
+def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
+    held = hospital().data
+    wide = replace(held.train, images=held.train.images.repeat(1, 1, 2, 3))
+    tested = replace(held.test, images=held.test.images.repeat(1, 1, 2, 3))
+    place = replace(hospital(), data=replace(held, train=wide, test=tested))
+    assert make_buffer(place, soon()).samples.images.shape == (20, 1, 16, 24)

@@ -1,0 +1,151 @@
+"""Who gets whose model and buffer, with hospitals that count visits instead of training."""
+
+import pytest
+
+from strategies.parcel import Failure, check_parcel, load, parcel_in, save
+from strategies.registry import STRATEGIES
+from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
+
+
+def run(handlers, strategy="feder", rounds=6, **overrides):
+    grid, ledger = FakeGrid(handlers), Ledger()
+    chosen = settings(num_server_rounds=rounds, min_hospitals=1, **overrides)
+    peers = STRATEGIES[strategy](chosen, grid, ledger)
+    peers.run()
+    return peers, ledger, grid
+
+
+def visits(grid):
+    """Round, hospital, the hospital that the model was at before, and the message."""
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            visited = check_parcel(parcel_in(message.content)).visited
+            order = message.content["order"]
+            yield order["round"], order["hospital"], [None, *visited][-1], message
+
+
+def test_a_model_comes_with_the_buffer_of_the_hospital_that_it_comes_from():
+    """Round 1 is at home, without replay; a ring of four moves every model from then on."""
+    handlers = federation(4)
+    _, _, grid = run(handlers)
+    hospitals = {hospital.name: hospital for hospital in handlers.values()}
+    for round_, hospital, source, _ in visits(grid):
+        expected = [] if round_ == 1 else [source]
+        assert hospitals[hospital].replayed[round_ - 1] == expected
+        assert source != hospital
+
+
+def test_rings_are_drawn_anew_and_go_through_all_hospitals():
+    _, _, grid = run(federation(5), rounds=12)
+    rings: dict[int, dict[str, str]] = {}
+    for round_, hospital, source, _ in visits(grid):
+        rings.setdefault(round_, {})[source] = hospital
+    for round_ in range(2, 13):
+        place, seen = "h0", set()
+        while place not in seen:
+            seen.add(place)
+            place = rings[round_][place]
+        assert len(seen) == 5
+    assert len({tuple(sorted(ring.items())) for round_, ring in rings.items() if round_ > 1}) > 5
+
+
+def test_a_buffer_is_sent_to_a_hospital_once_and_named_by_its_hash_afterwards():
+    handlers = federation(3)
+    _, _, grid = run(handlers, rounds=10)
+    assert all(len(hospital.buffers) == 3 for hospital in handlers.values())
+    attached = [name for *_, m in visits(grid) for name in m.content if name.endswith("/buffer")]
+    assert len(attached) == 3 * 2
+
+
+def test_a_hospital_that_fails_is_sent_the_buffer_again():
+    class Forgetful(CountingHospital):
+        def train(self, message, order):
+            if order.round == 3:
+                self.buffers.clear()
+                return failing(message, Failure.PARCEL, "The buffer is missing.")
+            return super().train(message, order)
+
+    hospital = Forgetful("h1")
+    _, ledger, _ = run(federation(2, h1=hospital), rounds=5)
+    assert [e.round for e in ledger.of("train") if e.outcome != "ok"] == [3]
+    assert hospital.replayed == [[], ["h0"], ["h0"], ["h0"]]
+
+
+def test_buffer_only_keeps_models_home_and_moves_buffers():
+    handlers = federation(3)
+    peers, _, _ = run(handlers, feder__variant="buffer-only")
+    for name, parcel in peers.parcels.items():
+        assert set(check_parcel(parcel).visited) == {name}
+    for hospital in handlers.values():
+        assert hospital.replayed[0] == []
+        assert all(len(r) == 1 and r[0] != hospital.name for r in hospital.replayed[1:])
+
+
+def test_synthetic_only_has_the_own_buffer_in_the_place_of_the_images():
+    handlers = federation(3)
+    run(handlers, feder__variant="synthetic-only")
+    for hospital in handlers.values():
+        assert hospital.replayed[0] == [hospital.name]
+        assert all(r[0] == hospital.name and len(r) == 2 for r in hospital.replayed[1:])
+
+
+def test_without_buffers_nobody_makes_any():
+    handlers = federation(3)
+    _, _, grid = run(handlers, feder__buffer_size=0)
+    assert all(hospital.buffers == {} for hospital in handlers.values())
+    assert not any("buffer" in name for m in grid.sent for name in m.content)
+
+
+def test_a_first_parcel_without_a_buffer_is_refused():
+    class Mean(CountingHospital):
+        def prepare(self, message, order):
+            return super().prepare(message, type(order)(**{**vars(order), "shares_buffer": False}))
+
+    _, ledger, _ = run(federation(3, h2=Mean("h2")), rounds=1)
+    assert {e.hospital: e.reason for e in ledger.of("query.prepare") if e.outcome != "ok"} == {
+        "h2": "The hospital's first parcel has no buffer."
+    }
+
+
+def test_a_hospital_whose_release_is_refused_does_not_stop_the_others():
+    class Refused(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message, Failure.RELEASE, "Image 3 is too near.")
+
+    peers, ledger, _ = run(federation(3, h2=Refused("h2")), rounds=2)
+    assert sorted(peers.parcels) == ["h0", "h1"]
+    assert {e.outcome for e in ledger.of("query.prepare")} == {"ok", "release"}
+
+
+@pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
+def test_centralized_trains_one_model_at_the_first_hospital(data, replayed):
+    handlers = federation(3)
+    peers, ledger, _ = run(handlers, "centralized", rounds=2, centralized__data=data)
+    assert list(peers.parcels) == ["h0"]
+    assert [e.hospital for e in ledger.of("train")] == ["h0", "h0"]
+    assert {e.hospital for e in ledger.of("evaluate")} == {"h0", "h1", "h2"}
+    assert {(e.hospital, e.lineage) for e in ledger.of("hand-off")} == {
+        (f"h{k}", "h0") for k in range(3)
+    }
+    assert handlers[100].replayed == [replayed, replayed]
+
+
+def test_a_parcel_without_its_buffer_can_be_saved_and_read(tmp_path):
+    peers, _, _ = run(federation(2), rounds=1)
+    save(peers.parcels["h0"], tmp_path / "h0.npz")
+    assert check_parcel(load(tmp_path / "h0.npz")).lineage == "h0"
+
+
+def test_the_ensemble_is_asked_for_after_the_last_round_alone():
+    class Testing(CountingHospital):
+        def evaluate(self, message, order):
+            reply = super().evaluate(message, order)
+            if order.ensemble:
+                reply.content.metric_records["metrics"]["ensemble/accuracy"] = 0.75
+            return reply
+
+    handlers = {100 + k: Testing(f"h{k}") for k in range(3)}
+    _, ledger, _ = run(handlers, rounds=2)
+    assert [(e.round, e.metrics) for e in ledger.of("ensemble")] == [(2, {"accuracy": 0.75})] * 3
+    _, ledger, _ = run(handlers, rounds=2, evaluate__ensemble=False)
+    assert ledger.of("ensemble") == []
