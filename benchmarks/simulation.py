@@ -44,6 +44,7 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
+        "XDG_DATA_HOME": str(folder / "data"),  # where hospitals have their stores
         **variables,
     }
     command = [

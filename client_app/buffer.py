@@ -8,7 +8,8 @@ is checked as a whole (gan.audit) before it may leave.
     <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
     <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
     <store>/gan/<hash>/buffer.png     the same to look at
-    <store>/gan/<hash>/nearest.png    its images that are nearest to a training image, beside that
+    <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
+    <store>/gan/<hash>/nearest-to-real.png         real images, each with the nearest synthetic one
 """
 
 import hashlib
@@ -28,6 +29,7 @@ from client_app.errors import DeadlineError, DivergedError, ReleaseError
 from client_app.hospital import Hospital
 from client_app.training import normalise
 from gan.audit import Auditor, save_nearest
+from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import PRESETS, Preset
 from gan.projection import mean_w, measure_privacy
@@ -37,7 +39,7 @@ from gan.training import Progress, Trained, train_gan
 from strategies.parcel import METRICS
 from strategies.settings import SettingsError, rng_for
 
-DIVERSITY_IMAGES = 512  # real images whose diversity is measured, at most
+REAL_IMAGES = 1000  # real images that are enough to compare with, where not all are needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +68,15 @@ def make_buffer(hospital: Hospital, deadline: float) -> Buffer:
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     trained_on = [data.classes, asdict(preset), asdict(settings.gan), distance.name, seed]
     checked_with = [asdict(settings.release), settings.feder.buffer_size]
-    folder = f"gan/{_hash(data.train, trained_on)}"
+    learnt = _frequent(data.train, settings.release.min_class_images)
+    if not len(learnt):
+        raise ReleaseError(_refusal(hospital, ("No class has release.min-class-images images.",)))
+    folder = f"gan/{_hash(learnt, trained_on)}"
     name = f"{folder}/{_hash(data.test, checked_with)}"
     if not (kept := hospital.store.load(name)):
         try:
-            kept = _make(hospital, preset, distance, seed, hospital.store.folder / folder, deadline)
+            place = hospital.store.folder / folder
+            kept = _make(hospital, learnt, preset, distance, seed, place, deadline)
         except FloatingPointError as error:
             raise DivergedError(f"The training of the GAN diverged: {error}") from error
         except TimeoutError as error:
@@ -107,6 +113,7 @@ def _preset(hospital: Hospital) -> Preset:
 
 def _make(
     hospital: Hospital,
+    learnt: Samples,
     preset: Preset,
     distance: PairwiseLPIPS,
     seed: int,
@@ -114,34 +121,38 @@ def _make(
     deadline: float,
 ) -> dict[str, np.ndarray]:
     """Train or restore the GAN, render, check, measure."""
-    train, classes = hospital.data.train, hospital.data.classes
-    trained, figures = _train(hospital, preset, distance, seed, folder, deadline)
+    train = hospital.data.train
+    trained, figures = _train(hospital, learnt, preset, distance, seed, folder, deadline)
     try:
         auditor = Auditor(
             train.images,
-            train.labels,
-            hospital.data.test.images,
-            classes=classes,
+            _some(hospital.data.test, REAL_IMAGES).images,
+            wanted=learnt.labels,
+            classes=hospital.data.classes,
             features=distance.features,
             quantile=hospital.settings.release.quantile,
         )
     except ValueError as error:
         raise ReleaseError(_refusal(hospital, (str(error),))) from error
-    samples, discarded = _render(hospital, trained, auditor, seed, deadline)
+    labels = balanced_labels(hospital.settings.feder.buffer_size, learnt.labels)
+    samples, discarded = _render(hospital, trained.private, labels, auditor, seed, deadline)
     verdict = auditor.check(samples.images, samples.labels)
     if not verdict.passed:
         raise ReleaseError(_refusal(hospital, verdict.reasons))
     figures |= verdict.figures | {"release-passed": 1.0, "release-discarded": discarded}
-    some = slice(DIVERSITY_IMAGES)
+    some = _some(learnt, len(samples))
     figures["diversity-real-perceptual"] = within_class_diversity(
-        train.images[some], train.labels[some], distance
+        some.images, some.labels, distance
     )
     figures["diversity-synthetic-perceptual"] = within_class_diversity(
         samples.images, samples.labels, distance
     )
     by_class = samples.labels.argsort(stable=True)
     save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
-    save_nearest(folder / "nearest.png", samples.images, train.images, distance.features)
+    shown = _some(train, REAL_IMAGES)
+    for name, one, other in (("synthetic", samples, train), ("real", shown, samples)):
+        path = folder / f"nearest-to-{name}.png"
+        save_nearest(path, one.images, other.images, distance.features)
     # A perceptual distance carries the name of what measured it. What is not declared stays here.
     named = {key.replace("perceptual", distance.name): value for key, value in figures.items()}
     declared = {key: value for key, value in named.items() if key in METRICS}
@@ -155,6 +166,7 @@ def _make(
 
 def _train(
     hospital: Hospital,
+    learnt: Samples,
     preset: Preset,
     distance: PairwiseLPIPS,
     seed: int,
@@ -162,12 +174,12 @@ def _train(
     deadline: float,
 ) -> tuple[Trained, dict[str, float]]:
     """The hospital's GAN, and what was measured of it."""
-    gan, train, classes = hospital.settings.gan, hospital.data.train, len(hospital.data.classes)
-    square = _resized(train.images, preset.resolution, preset.resolution)
+    gan, classes = hospital.settings.gan, len(hospital.data.classes)
+    square = _resized(learnt.images, preset.resolution, preset.resolution)
     try:
         distance_to_real = frechet(
             square,
-            train.labels,
+            learnt.labels,
             classes,
             pretrained=preset.pretrained,
             inception_weights=gan.inception_weights,
@@ -190,7 +202,7 @@ def _train(
 
     trained = train_gan(
         square,
-        train.labels,
+        learnt.labels,
         classes,
         preset,
         privacy_weight=gan.privacy_weight,
@@ -203,16 +215,16 @@ def _train(
         deadline=deadline,
         report=report,
     )
-    # The generator that is used is the last one whose Fréchet distance was good enough.
-    last = trained.progress[-1]
+    judged = render(trained.private, _some(learnt, preset.fid_images).labels, seed)
+    last_of_phase = {each.phase: each for each in trained.progress}.values()
     figures = {
-        "gan-iterations": float(sum(_iterations(trained.progress))),
-        distance_to_real.name: last.frechet,
-        "ada-p": last.ada_p,
+        "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
+        "ada-p": trained.progress[-1].ada_p,
+        distance_to_real.name: distance_to_real(judged),
     }
     if gan.projections:
         count = min(gan.projections, len(square))
-        start = mean_w(trained.plain, train.labels, seed=seed)
+        start = mean_w(trained.plain, learnt.labels, seed=seed)
         measured = measure_privacy(
             trained.plain,
             trained.private,
@@ -227,15 +239,15 @@ def _train(
     return trained, figures
 
 
-def _iterations(progress: list[Progress]) -> list[int]:
-    """Iterations of each phase."""
-    return list({each.phase: each.iteration for each in progress}.values())
-
-
 def _render(
-    hospital: Hospital, trained: Trained, auditor: Auditor, seed: int, deadline: float
+    hospital: Hospital,
+    generator: Generator,
+    labels: Tensor,
+    auditor: Auditor,
+    seed: int,
+    deadline: float,
 ) -> tuple[Samples, float]:
-    """Render a buffer, anew where an image is too near to a training image.
+    """Render an image for each label [n], anew where it is too near to a training image.
 
     Returns:
         The buffer, and the share of all rendered images that was discarded.
@@ -244,14 +256,13 @@ def _render(
         ReleaseError: That share is too large.
     """
     height, width = hospital.data.train.images.shape[2:]
-    labels = balanced_labels(hospital.settings.feder.buffer_size, hospital.data.train.labels)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
     rendered = discarded = 0
     while len(wanted):
         if time.monotonic() > deadline:
             raise TimeoutError
-        drawn = render(trained.private, labels[wanted], seed + rendered)
+        drawn = render(generator, labels[wanted], seed + rendered)
         drawn = _resized(drawn, height, width)
         images = drawn if not rendered else images.index_copy(0, wanted, drawn)
         too_near = auditor.too_near(drawn)
@@ -262,6 +273,19 @@ def _render(
             raise ReleaseError(_refusal(hospital, reasons))
         wanted = wanted[too_near]
     return Samples(images, labels), discarded / rendered
+
+
+def _frequent(samples: Samples, fewest: int) -> Samples:
+    """Those of classes with at least so many images: fewer would be learnt one by one."""
+    chosen = torch.bincount(samples.labels)[samples.labels] >= fewest
+    return Samples(samples.images[chosen], samples.labels[chosen])
+
+
+def _some(samples: Samples, count: int) -> Samples:
+    """At most so many of the samples, at random."""
+    chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:count]
+    chosen = chosen.to(samples.labels.device)
+    return Samples(samples.images[chosen], samples.labels[chosen])
 
 
 def _refusal(hospital: Hospital, reasons: tuple[str, ...]) -> str:

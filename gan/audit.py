@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-BLOCK, BLOCK_VALUES = 256, 2**28  # most images and float32 values of a block of vectors: 1 GiB
+BLOCK, BLOCK_VALUES = 2048, 2**28  # most images and float32 values of a block of vectors: 1 GiB
 KEPT_VALUES = 2**29  # vectors of a set of images that are kept: up to 2 GiB
 NAMED = 10  # refused images that a reason names
 PAIRS, COLUMNS, PIXELS = 60, 6, 96  # pairs, pairs in a row, least pixels of an image's side
@@ -106,9 +106,9 @@ class Auditor:
     def __init__(
         self,
         training: Tensor,
-        labels: Tensor,
         held_out: Tensor,
         *,
+        wanted: Tensor,
         classes: Sequence[str],
         features: Callable[[Tensor], Tensor],
         quantile: float,
@@ -122,8 +122,8 @@ class Auditor:
 
         Args:
             training: The images [N, C, H, W] uint8 that the generator was trained on.
-            labels: Their classes [N] int64.
             held_out: Images [M, C, H, W] uint8 of the same hospital that it was not trained on.
+            wanted: Labels int64 [.] in which every class occurs that a buffer must show.
             classes: The names of all classes.
             features: Maps images in [-1, 1] to [N, F]; the perceptual distance is the squared norm
                 of the difference. On the images' device.
@@ -133,7 +133,7 @@ class Auditor:
             ValueError: No held-out image is left to compare with.
         """
         self.training, self.classes, self.quantile = training, classes, quantile
-        self.present = labels.unique().tolist()
+        self.wanted = wanted.unique().tolist()
         self.hashes = set(map(_hash, training))
         unseen = held_out[~self._copied(held_out)]
         if not len(unseen):
@@ -209,7 +209,7 @@ class Auditor:
             yield f"There are labels of shape {tuple(labels.shape)} for {len(images)} images."
         elif ((labels < 0) | (labels >= len(self.classes))).any():
             yield f"Labels are not all within 0..{len(self.classes) - 1}."
-        elif missing := sorted(set(self.present) - set(labels.tolist())):
+        elif missing := sorted(set(self.wanted) - set(labels.tolist())):
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
     def _embed(self, images: Tensor) -> dict[str, Vectors]:

@@ -22,7 +22,7 @@ def balanced_labels(count: int, present: Tensor) -> Tensor:
 
 @torch.no_grad()
 def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> Tensor:
-    """Make uint8 [n, C, R, R] of the classes int64 [n], the same at every call.
+    """Make uint8 [n, C, R, R] of the classes int64 [n], the same images at every call.
 
     Args:
         generator: On any device; the images come back to the labels'.

@@ -3,6 +3,14 @@
 Paper: FedER (Pennisi et al. 2023), sections III.B and IV.B: StyleGAN2-ADA, trained until it gets no
 better (phase 1), then pushed away from the real images as long as it stays good enough (phase 2).
 
+Where this is not StyleGAN2-ADA as published:
+1. R1 is taken with respect to augmented real images: resampling has no second derivative in torch.
+2. Both networks see the same synthetic images in a step, which saves one pass of the generator.
+3. Batches are sorted by class, and the minibatch standard deviation compares neighbours.
+4. The discriminator adds a logit of its own to the projection, as Miyato & Koyama do.
+5. Path lengths are taken on the whole batch, without style mixing.
+6. Augmentation resamples bilinearly; its shifts and turns are continuous ones only.
+
 Shapes: `N` images, `C` channels, `H, W` pixels, `R` pixels a side in the preset, `b` a batch.
 """
 
@@ -154,7 +162,8 @@ def train_gan(
         images, labels, classes, preset, privacy_weight, privacy_reduction, seed
     )
     size = (preset.resolution, preset.resolution)
-    images = F.interpolate(images, size, mode="bilinear", antialias=True)
+    labels = labels.cpu()
+    images = F.interpolate(images.cpu(), size, mode="bilinear", antialias=True)
     shown = balanced_labels(SHOWN, labels)
     # As many images of each class as its share of the real ones, to the nearest image.
     spread = torch.arange(preset.fid_images) * len(labels) // preset.fid_images

@@ -7,17 +7,20 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     personalized   1/N Σ A[held by j, j]            what j has in hand, after the hand-off
     after visit    1/N Σ A[trained by j, j]         what j had in hand before it handed on
     ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
+    disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
 
 Means are taken over what was measured; a figure without any measurement is NaN.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import Any
 
 from strategies.events import Event
+
+Tests = dict[tuple[str, str], Mapping[str, float]]  # metrics by (model, hospital)
 
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 PHASES = ("prepare", "train", "evaluate", "serialise")
@@ -61,6 +64,7 @@ class Summary:
         federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
         ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
         pooled_federation_accuracy: The same, every image counting alike.
+        disagreement: With `balanced_disagreement`, of the balanced accuracy.
         personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
         accuracy_after_visit: Of the last model that each hospital trained in the round.
         train_loss: Mean over the visits of the round.
@@ -95,6 +99,8 @@ class Summary:
     ensemble_balanced_accuracy: float
     ensemble_auroc: float
     pooled_federation_accuracy: float
+    disagreement: float
+    balanced_disagreement: float
     personalized_accuracy: float
     personalized_balanced_accuracy: float
     personalized_auroc: float
@@ -130,6 +136,9 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
         figures[f"ensemble_{name}"] = mean(metrics.get(metric, nan) for metrics in ensemble)
         figures[f"personalized_{name}"] = mean(measured.get(pair, nan) for pair in held)
 
+    figures["disagreement"] = _disagreement(tests, "accuracy") if cross else nan
+    balanced = _disagreement(tests, "balanced-accuracy") if cross else nan
+    figures["balanced_disagreement"] = balanced
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
     images = {pair: tests[pair].get("num-examples", 0) for pair in matrix}
@@ -231,7 +240,21 @@ def _after_visit(visits: Sequence[Event], matrix: dict[tuple[str, str], float]) 
 
 def _convergence(hospital: str, last: Round) -> dict[str, float]:
     accuracies = [accuracy for (_, where), accuracy in last.matrix.items() if where == hospital]
-    return {"mean": mean(accuracies), "std": stdev(accuracies) if len(accuracies) > 1 else nan}
+    return {"mean": mean(accuracies), "std": spread(accuracies)}
+
+
+def spread(values: Iterable[float]) -> float:
+    """Standard deviation (N - 1) of the finite values; NaN if there are fewer than two."""
+    finite = list(filter(isfinite, values))
+    return stdev(finite) if len(finite) > 1 else nan
+
+
+def _disagreement(tests: Tests, metric: str) -> float:
+    """How much all models differ at a hospital, mean over the hospitals."""
+    at: dict[str, list[float]] = {}
+    for (_, hospital), metrics in tests.items():
+        at.setdefault(hospital, []).append(metrics.get(metric, nan))
+    return mean(map(spread, at.values()))
 
 
 def _best_round(evaluated: Sequence[Round]) -> int | None:

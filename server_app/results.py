@@ -36,6 +36,7 @@ LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in th
 PROGRESS = {
     "federation": "federation_accuracy",
     "ensemble": "ensemble_accuracy",
+    "disagreement": "disagreement",
     "personalised": "personalized_accuracy",
     "after visit": "accuracy_after_visit",
     "loss": "train_loss",

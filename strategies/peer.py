@@ -174,6 +174,8 @@ class PeerStrategy(Strategy):
                 failed.append(delivery)
             else:
                 self._welcome(hospital, delivery.node, parcel)
+                if "release" in card:
+                    log(INFO, "%s: %s", hospital, card["release"])
         return failed
 
     def _wait_for_hospitals(self) -> list[int]:

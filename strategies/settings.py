@@ -97,11 +97,14 @@ class ReleaseSettings:
 
     quantile: float
     max_discarded: float
+    min_class_images: int
 
     def __post_init__(self) -> None:
         share, allowed = self.max_discarded, "0 or more, and below 1"
         _require(0 <= self.quantile < 1, "release.quantile", self.quantile, allowed)
         _require(0 <= share < 1, "release.max-discarded", share, allowed)
+        fewest = self.min_class_images
+        _require(fewest >= 1, "release.min-class-images", fewest, "1 or more")
 
 
 @dataclass(frozen=True)

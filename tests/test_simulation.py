@@ -47,7 +47,8 @@ def test_the_commands_of_the_readme_work(command, flower, tmp_path):
     write_archive(tmp_path / "mnist.npz", 200)
     command = command.replace("/data/", f"{tmp_path}/")
     command += (
-        f""" --run-config "num-server-rounds=1 train.epochs=1 output-dir='{tmp_path}/runs'" """
+        " --run-config"
+        f""" "num-server-rounds=1 train.epochs=1 gan.iterations=2 output-dir='{tmp_path}/runs'" """
     )
     subprocess.run(command, shell=True, env=flower, cwd=Path(__file__).parents[1], check=True)
     (result,) = (tmp_path / "runs").iterdir()

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
+from client_app.datasets.manifest import load_manifests
 from client_app.datasets.npz import load_npz
 from client_app.datasets.partition import Shares, cut
 from client_app.datasets.pool import LocalData, Pool, Samples, joined
@@ -30,6 +31,7 @@ DATASETS: dict[str, Callable[[str, int], Pool]] = {
     "mnist": lambda _, image_size: load_hub("ylecun/mnist", image_size),
     "npz:": lambda file, image_size: load_npz(file),
     "hf:": load_hub,
+    "manifest:": load_manifests,
 }
 
 
@@ -43,7 +45,8 @@ def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalD
     own = shares[hospital_index]
     if pool.held_out is None:
         rng = rng_for(settings.seed, "split", hospital=str(hospital_index))
-        held_out = choose_test(pool.labels[own], settings.test_fraction, rng)
+        groups = None if pool.groups is None else pool.groups[own]
+        held_out = choose_test(pool.labels[own], settings.test_fraction, rng, groups)
     else:
         held_out = pool.held_out[own]
     train, test = own[~held_out], own[held_out]

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from client_app.datasets.pool import Pool, numbered_classes
-from client_app.datasets.resize import resized
+from client_app.datasets.resize import pixels, stacked
 from client_app.errors import DataError
 
 
@@ -80,31 +79,13 @@ def _images(source: str, pictures: Any, image_size: int) -> NDArray[np.uint8]:
     images: list[NDArray[np.uint8]] = []
     try:
         for picture in pictures:
-            images.append(_pixels(picture, image_size))
+            images.append(pixels(picture, image_size))  # of no picture: AttributeError
     except Exception as error:  # decoders fail in many ways
         raise DataError(
             f"Image {len(images)} of '{source}', counted from 0, cannot be used "
             f"({type(error).__name__}): it must be an image file of 8 bits per channel."
         ) from error
-    sizes = sorted({image.shape[1:] for image in images})
-    if len(sizes) > 1:
-        raise DataError(
-            f"The images of '{source}' have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: "
-            "give the setting 'image-size' a value above 0."
-        )
-    channels = max(len(image) for image in images)  # grey among colour: three equal channels
-    return np.stack([np.broadcast_to(image, (channels, *sizes[0])) for image in images])
-
-
-def _pixels(picture: Any, image_size: int) -> NDArray[np.uint8]:
-    """One PIL image as [C, H, W]: grey as it is, everything else as RGB."""
-    # Pillow would cut 16-bit and float pixels off at 255, and say nothing.
-    if picture is None or picture.mode.startswith(("I", "F")):
-        raise ValueError("no image, or more than 8 bits")
-    rows = np.array(picture if picture.mode == "L" else picture.convert("RGB"))
-    image = torch.from_numpy(np.atleast_3d(rows)).permute(2, 0, 1)  # [C, H, W]
-    pixels: NDArray[np.uint8] = resized(image[None], image_size)[0].numpy()
-    return pixels
+    return stacked(source, images)
 
 
 def _sites(source: str, names: list[Any]) -> NDArray[np.int64]:

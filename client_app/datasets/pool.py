@@ -24,6 +24,10 @@ class Pool:
         classes: Names of the classes; each has an image.
         sites: int64 [N], the site that each image comes from; None if the data set names none.
         held_out: bool [N], True for a test image; None if hospitals are to choose theirs.
+        groups: int64 [N], which images belong together, those of one patient for instance: at a
+            hospital they are all trained on or all tested on. Only the partition `site` keeps a
+            group at one hospital; the others cut without regard to groups. None if every image is
+            on its own.
 
     Raises:
         DataError: A label is no class, or a class has no image.
@@ -34,6 +38,7 @@ class Pool:
     classes: tuple[str, ...]
     sites: NDArray[np.int64] | None = None
     held_out: NDArray[np.bool_] | None = None
+    groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.classes)

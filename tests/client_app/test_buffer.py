@@ -27,6 +27,7 @@ def hospital(tmp_path):
                 "partition": "iid",
                 "feder__buffer_size": 20,
                 "gan__iterations": 2,
+                "release__min_class_images": 2,
                 **overrides,
             }
         )
@@ -69,6 +70,20 @@ def test_what_a_gan_depends_on_trains_another(hospital, change):
     assert len(list((hospital().store.folder / "gan").iterdir())) == 2
 
 
+def test_classes_of_few_images_are_left_out(hospital):
+    counts = torch.bincount(hospital().data.train.labels)
+    fewest = int(counts.sort().values[5])
+    made = make_buffer(hospital(release__min_class_images=fewest), soon())
+    frequent = (counts >= fewest).nonzero().flatten()
+    assert len(frequent) < 10
+    assert made.samples.labels.unique().tolist() == frequent.tolist()
+
+
+def test_without_any_frequent_class_nothing_leaves(hospital):
+    with pytest.raises(ReleaseError, match=r"No class has release\.min-class-images images"):
+        make_buffer(hospital(release__min_class_images=1000), soon())
+
+
 def test_another_size_is_another_buffer_of_the_same_gan(hospital, monkeypatch):
     make_buffer(hospital(), soon())
     assert len(make_buffer(hospital(feder__buffer_size=10), soon()).samples) == 10
@@ -81,7 +96,7 @@ def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkey
     make_buffer(hospital(gan__projections=4), soon())
     (folder,) = (hospital().store.folder / "gan").iterdir()
     assert {path.name for path in folder.glob("*.png")} >= {
-        *("buffer.png", "nearest.png", "privacy.png", "projections.png"),
+        *("buffer.png", "nearest-to-real.png", "privacy.png", "projections.png"),
     }
 
 

@@ -12,6 +12,8 @@ import pytest
 import sklearn.datasets
 import torch
 from flwr.common.config import flatten_dict
+from hypothesis import given
+from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import resize
 
 from client_app.datasets import DATASETS, Pool, open_data
@@ -51,7 +53,16 @@ def source(npz, tmp_path, monkeypatch):
     hub = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=kinds)
     known = {"ylecun/mnist": {"train": hub}, str(tmp_path): {"train": hub}}
     monkeypatch.setattr(datasets, "load_dataset", known.__getitem__)
-    return {"digits": "", "mnist": "", "npz:": npz.removeprefix("npz:"), "hf:": str(tmp_path)}
+    for name, picture in zip("ab", pictures, strict=True):
+        picture.save(tmp_path / f"{name}.png")
+    (tmp_path / "manifest.csv").write_text("image,label,group\na.png,a,1\nb.png,b,2\n")
+    return {
+        "digits": "",
+        "mnist": "",
+        "npz:": npz.removeprefix("npz:"),
+        "hf:": str(tmp_path),
+        "manifest:": str(tmp_path),
+    }
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -64,7 +75,8 @@ def test_every_data_set_is_a_pool(name, source):
     assert pool.images.shape[:2] in {(count, 1), (count, 3)}
     assert pool.labels.dtype == np.int64
     assert np.array_equal(np.unique(pool.labels), np.arange(len(pool.classes)))
-    for column, kind in ((pool.sites, np.int64), (pool.held_out, np.bool_)):
+    kinds = ((pool.sites, np.int64), (pool.held_out, np.bool_), (pool.groups, np.int64))
+    for column, kind in kinds:
         assert column is None or (column.dtype == kind and column.shape == (count,))
 
 
@@ -173,6 +185,62 @@ def test_every_class_is_split(test_fraction, tests):
     assert np.bincount(labels[chosen], minlength=3).tolist() == tests
 
 
+@given(
+    images=st.lists(st.tuples(st.integers(0, 12), st.integers(0, 2)), min_size=1, max_size=60),
+    test_fraction=st.floats(0.05, 0.95),
+    seed=st.integers(0, 9),
+    pure=st.booleans(),
+)
+def test_a_group_is_tested_on_as_a_whole(images, test_fraction, seed, pure):
+    """Groups of one class miss the number wanted of it by less than the class's largest group.
+
+    A group is taken if that brings it nearer, so it goes beyond by less than half a group, or by
+    less than a group if it is the class's first; and those left out are at least twice what is
+    missing, or else hold the last images to train on.
+    """
+    groups, labels = np.array(images).T
+    if pure:
+        groups = groups * 3 + labels
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(seed), groups)
+    again = choose_test(labels, test_fraction, np.random.default_rng(seed), groups)
+
+    assert np.array_equal(chosen, again)
+    assert not set(groups[chosen]) & set(groups[~chosen])
+    assert set(labels[~chosen]) == set(labels)
+    for label in set(labels) if pure else ():
+        sizes = np.unique(groups[labels == label], return_counts=True)[1]
+        wanted = min(round(sizes.sum() * test_fraction), sizes.sum() - 1)
+        tested = int((labels[chosen] == label).sum())
+        assert abs(tested - wanted) < sizes.max()
+        assert (tested > 0) == (wanted > 0 and len(sizes) > 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_patients_of_both_classes_are_split(seed):
+    """200 patients, each of 1 to 9 images, a tenth of which show class 1."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(200), rng.integers(1, 10, 200))
+    labels = (rng.random(len(groups)) < 0.1).astype(np.int64)
+    chosen = choose_test(labels, 0.2, rng, groups)
+
+    assert not set(groups[chosen]) & set(groups[~chosen])
+    for label in (0, 1):
+        assert chosen[labels == label].mean() == pytest.approx(0.2, abs=0.02)
+
+
+def test_groups_of_one_image_are_split_like_images():
+    labels = np.repeat([0, 1, 2], [10, 5, 1])
+    chosen = choose_test(labels, 0.3, np.random.default_rng(0), np.arange(16))
+
+    assert np.bincount(labels[chosen], minlength=3).tolist() == [3, 2, 0]
+
+
+def test_without_groups_the_split_is_what_it_was():
+    chosen = choose_test(NUMBERS % 4, 0.05, np.random.default_rng(0))
+
+    assert np.flatnonzero(chosen).tolist() == [8, 29, 39, 44, 45, 71, 82, 110]
+
+
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "classes"])
 def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
     settings = replace(SETTINGS, dataset=npz, partition=name)
@@ -228,7 +296,9 @@ def test_images_are_resized_as_torchvision_does(npz):
     "name", ["nothing", "nothing:/file", "npz", "digits:/file", "mnist:", ":", ""]
 )
 def test_unknown_data_sets_list_the_choices(name):
-    with pytest.raises(DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:"):
+    with pytest.raises(
+        DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:, manifest:"
+    ):
         open_data(replace(SETTINGS, dataset=name), 0, 2)
 
 

@@ -26,7 +26,7 @@ def auditor(quantile=0.01, held_out=None):
     training, labels = draw(200, seed=1)
     held_out = draw(100, seed=2)[0] if held_out is None else held_out
     settings = {"classes": CLASSES, "features": features, "quantile": quantile}
-    return Auditor(training, labels, held_out, **settings)
+    return Auditor(training, held_out, wanted=labels, **settings)
 
 
 def dots(*values):
@@ -42,8 +42,8 @@ def grey(images):
 def dot_auditor(held_out, quantile, training=(0, 200)):
     return Auditor(
         dots(*training),
-        torch.zeros(len(training), dtype=torch.int64),
         dots(*held_out),
+        wanted=torch.zeros(1, dtype=torch.int64),
         classes=("only",),
         features=grey,
         quantile=quantile,
@@ -150,8 +150,8 @@ def test_what_is_near_in_one_metric_only_is_refused():
     images = (training.clamp(100, 155) + 100 * board).to(torch.uint8)
     judge = Auditor(
         training.clamp(100, 155),
-        labels,
         draw(100, seed=2)[0].clamp(100, 155),
+        wanted=labels,
         classes=CLASSES,
         features=features,
         quantile=0.01,

@@ -78,9 +78,10 @@ def test_noise_is_added_with_its_strength():
 
 
 def test_minibatch_deviation_by_hand():
-    """Two groups of four. In the first, all pixels are 0, 0, 2, 2: deviation 1. In the second, one
+    """Two groups of four images, of two channels.
 
-    of two channels is the same and the other deviates by 3: 1.5 on average.
+    In the first group all pixels are 0, 0, 2, 2: a deviation of 1. In the second, one channel is
+    always 0 and the other 6, 6, 0, 0, a deviation of 3: on average 1.5.
     """
     x = torch.zeros(8, 2, 4, 4)
     x[2:4] = 2

@@ -260,6 +260,6 @@ def test_tiny_makes_digits_that_differ(train):
     made = render(trained.private, asked, 0)
     judge = SVC(C=10, gamma=0.01).fit(flat(real), seen)
     pupil = SVC(C=10, gamma=0.01).fit(flat(made), asked)
-    assert judge.score(flat(made), asked) > 0.9
+    assert judge.score(flat(made), asked) > 0.85
     assert pupil.score(flat(held_out), wanted) > 0.75
     assert spread(made, asked) > 0.65 * spread(real, seen)

@@ -20,12 +20,14 @@ def test_the_figures_of_a_round(events):
     federation    (0.9 + 0.5 + 0.6 + 0.8) / 4                   = 0.7
     pooled        (10·(0.9 + 0.6) + 30·(0.5 + 0.8)) / (2·40)    = 0.675
     personalized  A holds model B: 0.6, B holds A: 0.5          = 0.55
+    disagreement  at A 0.9 and 0.6, at B 0.5 and 0.8: both 0.3/√2
     after visit   A trained A: 0.9, B trained B: 0.8            = 0.85
     """
     [round_] = measured(events, 1)
     assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
     assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.675)
     assert round_.figures["personalized_accuracy"] == pytest.approx(0.55)
+    assert round_.figures["disagreement"] == pytest.approx(0.3 / 2**0.5)
     assert round_.figures["accuracy_after_visit"] == pytest.approx(0.85)
     assert round_.figures["train_loss"] == pytest.approx(0.4)
     assert round_.held == {"A": 0.6, "B": 0.5}

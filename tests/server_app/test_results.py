@@ -138,7 +138,8 @@ def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
     results.record(Event("train", 2, 1, "A", "B", metrics={"train-loss": 0.25}))
     results.round_finished(2)
     assert [line.rpartition(" | ")[0] for line in lines if " | " in line] == [
-        "round 1/10 | federation 0.700 | personalised 0.550 | after visit 0.850 | loss 0.400"
+        "round 1/10 | federation 0.700 | disagreement 0.212 | personalised 0.550"
+        " | after visit 0.850 | loss 0.400"
         " | 2 of 2 hospitals",
         "round 2/10 | loss 0.250 | 1 of 2 hospitals",
     ]

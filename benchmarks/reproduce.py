@@ -1,0 +1,358 @@
+"""Runs the table that benchmarks/<name>.toml describes: every row with every seed, one run each.
+
+    uv run python -m benchmarks.reproduce feder_digits
+
+    title = "..."                          # what it is, of which paper
+    hospitals = 3                          # simulated in every run
+    seeds = [0, 1]                         # a run for each
+    columns = ["federation_accuracy"]      # see `known_columns`
+    [settings]                             # for all rows, as in pyproject.toml; {data} stands for
+    dataset = "npz:{data}/x.npz"           # the folder that --data names
+    [[rows]]
+    name = "FedER"                         # without a comma, for --rows
+    settings.strategy = "feder"            # what differs
+    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json
+
+Runs that are completed are not done again, so a table that was interrupted goes on where it was.
+GANs are trained once: all runs have one store, in the output folder.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from flwr.common.config import flatten_dict
+
+from benchmarks.simulation import APP, RunFailed, run, superlink
+from server_app.measures import Summary
+from strategies.registry import strategy_named
+from strategies.settings import Settings, SettingsError
+
+Values = Callable[[Mapping[str, Any]], list[float | None]]
+TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
+
+
+class TableError(ValueError):
+    """A table's description cannot be used."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of figures.
+
+    Attributes:
+        heading: With the unit.
+        scale: From the unit of summary.json to that of the table.
+        values: Its figures in a summary, None for one that was not measured. A cell is mean and
+            standard deviation (N - 1) over all figures of all seeds.
+    """
+
+    heading: str
+    scale: float
+    values: Values
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row: the settings that differ from pyproject.toml, and the paper's figures by column."""
+
+    name: str
+    settings: dict[str, Any]
+    paper: dict[str, list[float]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What benchmarks/<name>.toml says, checked."""
+
+    title: str
+    hospitals: int
+    seeds: list[int]
+    columns: dict[str, Column]
+    rows: list[Row]
+
+
+def main() -> None:
+    """Do the runs that are missing, then print and keep the table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce")
+    parser.add_argument("name", choices=sorted(TABLES))
+    parser.add_argument("--data", type=Path, help="what {data} stands for in the table's settings")
+    parser.add_argument("--output", type=Path, help="default: ~/fedhandoff/benchmarks/<name>")
+    parser.add_argument("--rows", help="names of the rows to run, with commas; default: all")
+    arguments = parser.parse_args()
+    output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / arguments.name
+    output = output.expanduser().resolve()
+    try:
+        table = load(TABLES[arguments.name], arguments.data)
+        rows = choose(table, arguments.rows)
+    except (TableError, SettingsError) as error:
+        parser.error(str(error))
+
+    output.mkdir(parents=True, exist_ok=True)
+    gpus = min(1.0, len(gpu_names()) / table.hospitals)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        superlink(Path(folder) / "superlink", XDG_DATA_HOME=str(output / "store")) as flower,
+    ):
+
+        def start(output_dir: Path, settings: dict[str, Any]) -> Path:
+            return run(flower, output_dir, table.hospitals, gpus=gpus, **settings)
+
+        complete = run_missing(table, rows, output, start)
+    command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
+    text = render(table, output, command)
+    (output / "table.md").write_text(text, encoding="utf-8")
+    print(f"\n{text}")
+    sys.exit(not complete)
+
+
+def load(path: Path, data: Path | None) -> Table:
+    """Read a table, and check everything that can be checked without the images.
+
+    Raises:
+        TableError: It does not fit together.
+        SettingsError: A setting has a value that cannot be used.
+    """
+    described = tomllib.loads(path.read_text(encoding="utf-8"))
+    known = known_columns(described["hospitals"])
+    if unknown := set(described["columns"]) - known.keys():
+        raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
+    rows = []
+    for row in described["rows"]:
+        differences = flatten_dict(row.get("settings", {}))
+        settings = {
+            key: _filled_in(value, data)
+            for key, value in {**flatten_dict(described["settings"]), **differences}.items()
+        }
+        if unknown := settings.keys() - defaults().keys():
+            raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
+        strategy_named(Settings.parse({**defaults(), **settings}).strategy)
+        paper = {
+            name: figure if isinstance(figure, list) else [figure]
+            for name, figure in row.get("paper", {}).items()
+        }
+        if unknown := paper.keys() - set(described["columns"]):
+            raise TableError(f"The table has no column {_list(unknown)} (row {row['name']}).")
+        rows.append(Row(row["name"], settings, paper))
+    columns = {name: known[name] for name in described["columns"]}
+    return Table(described["title"], described["hospitals"], described["seeds"], columns, rows)
+
+
+def known_columns(hospitals: int) -> dict[str, Column]:
+    """All columns that a table may have, by name.
+
+    They are the accuracies, AUROCs and disagreements of summary.json, and:
+
+        hospital-0, ...  accuracy there of all models; FedER calls it "node convergence"
+        bytes_per_hop    to and from a hospital at a visit
+        wall_seconds     of the run; where GANs are missing they are trained in this time
+    """
+    columns = {
+        field.name: Column(f"{field.name.replace('_', ' ')}, %", 100, _scalar(field.name))
+        for field in fields(Summary)
+        if re.search("accuracy|auroc|disagreement", field.name) and field.name != "accuracy_matrix"
+    }
+    for index in range(hospitals):
+        name = f"hospital-{index:0{len(str(hospitals - 1))}}"  # as client_app.hospital has it
+        columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(name))
+    columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
+    columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
+    return columns
+
+
+def _scalar(key: str) -> Values:
+    return lambda summary: [summary[key]]
+
+
+def _all_models_at(hospital: str) -> Values:
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        index = summary["hospitals"].index(hospital)
+        return [accuracies[index] for accuracies in summary["accuracy_matrix"]]
+
+    return values
+
+
+def _filled_in(value: Any, data: Path | None) -> Any:
+    if not isinstance(value, str) or "{data}" not in value:
+        return value
+    if data is None:
+        raise TableError(f"'{value}' needs a folder of data: name it with --data.")
+    return value.replace("{data}", str(data.expanduser().resolve()))
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, sorted(names)))
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """The settings in pyproject.toml, flat as Flower has them."""
+    project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
+    return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
+
+
+def choose(table: Table, names: str | None) -> list[Row]:
+    """The rows of these names, separated by commas; all rows if it is None.
+
+    Raises:
+        TableError: There is no row of a name.
+    """
+    every = [row.name for row in table.rows]
+    wanted = every if names is None else [name.strip() for name in names.split(",")]
+    if unknown := set(wanted) - set(every):
+        raise TableError(f"No row is called {_list(unknown)}. There are: {', '.join(every)}.")
+    return [row for row in table.rows if row.name in wanted]
+
+
+def run_missing(
+    table: Table,
+    rows: Sequence[Row],
+    output: Path,
+    start: Callable[[Path, dict[str, Any]], Path],
+) -> bool:
+    """Do those runs of some rows that are not completed yet.
+
+    Args:
+        table: The table.
+        rows: Which of its rows to run.
+        output: The table's folder.
+        start: Does a run, by its output-dir and other settings, and returns the result folder.
+
+    Returns:
+        Whether all of them are completed now.
+    """
+    runs = [(row, seed) for seed in table.seeds for row in rows]
+    for number, (row, seed) in enumerate(runs, 1):
+        print(f"[{number}/{len(runs)}] {row.name}, seed {seed}: ", end="", flush=True)
+        if completed(table, row, seed, output):
+            print("completed before")
+            continue
+        began = time.monotonic()
+        try:
+            result = start(_folder(row, seed, output), {**row.settings, "seed": seed})
+            (result / "commit").write_text(commit(), encoding="utf-8")
+            summary = _read_summary(result)
+            outcome = ": ".join([summary["status"], *_reasons(summary)])
+        except RunFailed as error:
+            outcome = f"failed: {error}"
+        print(f"{outcome}, {time.monotonic() - began:.0f} s", flush=True)
+    return all(completed(table, row, seed, output) for row, seed in runs)
+
+
+def completed(table: Table, row: Row, seed: int, output: Path) -> Path | None:
+    """The newest result folder of a row with a seed, as the table has them now; None without."""
+    wanted = {**defaults(), **row.settings, "seed": seed}
+    del wanted["output-dir"]
+    for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
+        summary = _read_summary(path.parent)
+        config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
+        same = wanted.items() <= config.items() and len(summary["hospitals"]) == table.hospitals
+        if same and summary["status"] == "completed":
+            return path.parent
+    return None
+
+
+def render(table: Table, output: Path, command: str) -> str:
+    """What is completed as Markdown, beside the paper's figures, with what it takes to repeat it.
+
+    Args:
+        table: The table.
+        output: Its folder.
+        command: The command that did the runs.
+    """
+    with_paper = {name for row in table.rows for name in row.paper}
+    lines, commits = [], set()
+    for row in table.rows:
+        found = [completed(table, row, seed, output) for seed in table.seeds]
+        results = [result for result in found if result is not None]
+        commits |= {(result / "commit").read_text("utf-8") for result in results}
+        summaries = [_read_summary(result) for result in results]
+        missing = f" ({len(results)} of {len(found)} runs)" if None in found else ""
+        line = [row.name + missing]
+        for name, column in table.columns.items():
+            figures = [value for summary in summaries for value in column.values(summary)]
+            line.append(cell(mean_and_std(figures), column.scale))
+            if name in with_paper:
+                line.append(cell(row.paper.get(name, []), column.scale))
+        lines.append(line)
+    heading = [""]
+    for name, column in table.columns.items():
+        heading += [column.heading, "paper"] if name in with_paper else [column.heading]
+    rule = ["---"] * len(heading)
+    markdown = "\n".join(f"| {' | '.join(line)} |" for line in [heading, rule, *lines])
+    seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
+    return (
+        f"## {table.title}\n\n    {command}\n\n"
+        f"Seeds {seeds}. Commit {states}; {machine()}.\n\n{markdown}\n"
+    )
+
+
+def mean_and_std(figures: Iterable[float | None]) -> list[float]:
+    """Mean and standard deviation (N - 1) of what was measured, as far as they exist."""
+    measured = [figure for figure in figures if figure is not None]
+    if len(measured) < 2:
+        return measured
+    return [fmean(measured), stdev(measured)]
+
+
+def cell(figures: Sequence[float], scale: float) -> str:
+    """[], [mean] or [mean, std] as text."""
+    return " ± ".join(f"{scale * figure:.1f}" for figure in figures) or "–"
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether files differ from it."""
+    short, changes = (
+        subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
+        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
+    )
+    return short.strip() + (" + changes" if changes else "")
+
+
+def machine() -> str:
+    """This machine's processor, cores and GPUs."""
+    details = Path("/proc/cpuinfo")
+    named = re.search("model name\\s*: (.+)", details.read_text()) if details.exists() else None
+    processor = named[1] if named else platform.processor() or platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, {', '.join(gpu_names()) or 'no GPU'}"
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs of this machine."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def _folder(row: Row, seed: int, output: Path) -> Path:
+    return output / re.sub(r"\W+", "-", row.name.lower()).strip("-") / f"seed-{seed}"
+
+
+def _reasons(summary: Mapping[str, Any]) -> list[str]:
+    """Why hospitals failed, each reason once."""
+    return sorted({failure["reason"] for failure in summary["failures"]})
+
+
+def _read_summary(result: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((result / "summary.json").read_text("utf-8"))
+    return summary
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The tables in benchmarks/ and their runner, without any run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from flwr.common.config import flatten_dict
+
+from benchmarks import reproduce
+from benchmarks.reproduce import TABLES, TableError, choose, completed, load, render, run_missing
+from benchmarks.simulation import RunFailed
+from tests.fakes import run_config
+
+TABLE = """
+title = "Two rows"
+hospitals = 2
+seeds = [0, 1]
+columns = ["federation_accuracy", "disagreement", "hospital-1", "bytes_per_hop"]
+[settings]
+num-server-rounds = 3
+dataset = "npz:{data}/x.npz"
+[[rows]]
+name = "alone"
+settings.strategy = "standalone"
+[[rows]]
+name = "FedER"
+settings = { strategy = "feder", feder.buffer-size = 16 }
+paper = { federation_accuracy = 0.8341, hospital-1 = [0.8567, 0.0236] }
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    (tmp_path / "two.toml").write_text(TABLE)
+    return load(tmp_path / "two.toml", Path("/data"))
+
+
+class Runs:
+    """In the place of Flower: leaves a result folder with a summary by (strategy, seed)."""
+
+    def __init__(self, **changes):
+        self.done = []
+        self.changes = changes
+
+    def __call__(self, output_dir, settings):
+        self.done.append((settings["strategy"], settings["seed"]))
+        result = output_dir / f"time-{len(self.done)}"
+        result.mkdir(parents=True)
+        config = {**run_config(**settings), "output-dir": str(output_dir)}
+        (result / "config.toml").write_text(tomli_w.dumps(nested(config)))
+        shift = 0.1 * settings["seed"]  # so that seeds differ
+        summary = {
+            "status": "completed",
+            "failures": [],
+            "hospitals": ["hospital-0", "hospital-1"],
+            "federation_accuracy": 0.8 - shift,
+            "disagreement": 0.2,
+            "accuracy_matrix": [[0.6, 0.8], [0.8, 1.0 - 2 * shift]],
+            "bytes_per_hop": None,
+            **self.changes,
+        }
+        (result / "summary.json").write_text(json.dumps(summary))
+        return result
+
+
+def nested(flat):
+    """Settings as config.toml has them."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        section, _, name = key.rpartition(".")
+        (tables.setdefault(section, {}) if section else tables)[name] = value
+    assert flatten_dict(tables) == flat
+    return tables
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_can_be_run_as_far_as_its_settings_go(name):
+    """`load` checks settings, strategies, columns and the paper's figures."""
+    table = load(TABLES[name], Path("/data"))
+    names = [row.name for row in table.rows]
+    assert len({reproduce._folder(row, 0, Path()) for row in table.rows}) == len(names)
+    assert not any("," in name for name in names)
+    figures = [figure for row in table.rows for each in row.paper.values() for figure in each]
+    assert all(0 < figure < 1 for figure in figures)
+    assert "/home" not in TABLES[name].read_text()
+    assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"disagreement"', '"agreement"', "No column is called 'agreement'"),
+        ('"hospital-1"', '"hospital-2"', "No column is called 'hospital-2'"),
+        ("num-server-rounds", "num-rounds", "No setting is called 'num-rounds'"),
+        ("num-server-rounds = 3", "num-server-rounds = 0", "num-server-rounds"),
+        ('"feder"', '"feddr"', "feddr"),
+        ("paper = { federation", "paper = { ensemble", "no column 'ensemble_accuracy'"),
+    ],
+)
+def test_a_table_that_does_not_fit_together_is_refused_at_once(tmp_path, old, new, words):
+    assert old in TABLE
+    (tmp_path / "two.toml").write_text(TABLE.replace(old, new))
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path / "two.toml", Path("/data"))
+
+
+def test_the_folder_of_data_is_named_on_the_command_line(table, tmp_path):
+    assert table.rows[0].settings["dataset"] == "npz:/data/x.npz"
+    with pytest.raises(TableError, match="--data"):
+        load(tmp_path / "two.toml", None)
+
+
+def test_a_row_that_does_not_exist_is_refused(table):
+    with pytest.raises(TableError, match="No row is called 'FedRE'"):
+        choose(table, "alone,FedRE")
+
+
+def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
+    """By hand, in percent.
+
+    federation_accuracy: 80 and 70, mean 75, std sqrt((25 + 25) / 1) = 7.1.
+    disagreement: 20 in both runs, std 0.
+    hospital-1: 80, 100 and 80, 80 over models and seeds, mean 85, std sqrt((3·25 + 225) / 3) = 10.
+    """
+    assert run_missing(table, table.rows, tmp_path, Runs())
+    text = render(table, tmp_path, "the command")
+    heading, _, alone, feder = text.splitlines()[-4:]
+    assert heading == (
+        "|  | federation accuracy, % | paper | disagreement, % | all models at hospital-1, % "
+        "| paper | MB per hop |"
+    )
+    assert alone == "| alone | 75.0 ± 7.1 | – | 20.0 ± 0.0 | 85.0 ± 10.0 | – | – |"
+    assert feder == "| FedER | 75.0 ± 7.1 | 83.4 | 20.0 ± 0.0 | 85.0 ± 10.0 | 85.7 ± 2.4 | – |"
+    assert text.startswith("## Two rows\n\n    the command\n\nSeeds 0, 1. Commit ")
+    assert reproduce.commit() in text
+    assert reproduce.machine() in text
+
+
+def test_what_is_completed_is_not_run_again(table, tmp_path):
+    first, second = Runs(), Runs()
+    assert run_missing(table, table.rows[:1], tmp_path, first)
+    assert first.done == [("standalone", 0), ("standalone", 1)]
+    assert "| FedER (0 of 2 runs) | – |" in render(table, tmp_path, "")
+    assert run_missing(table, table.rows, tmp_path, second)
+    assert second.done == [("feder", 0), ("feder", 1)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome"),
+    [
+        (
+            {"status": "completed with failures", "failures": [{"reason": "out of ink"}] * 2},
+            "completed with failures: out of ink",
+        ),
+        ({"hospitals": ["hospital-0"]}, "completed"),
+    ],
+)
+def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
+    assert not run_missing(table, table.rows[:1], tmp_path, Runs(**changes))
+    assert f"seed 0: {outcome}, 0 s" in capsys.readouterr().out
+    assert completed(table, table.rows[0], 0, tmp_path) is None
+    again = Runs()
+    again.done = [None] * 5  # its folders have names of their own
+    assert run_missing(table, table.rows[:1], tmp_path, again)
+    assert len(again.done) == 7
+
+
+def test_a_result_with_other_settings_does_not_count(table, tmp_path):
+    run_missing(table, table.rows, tmp_path, Runs())
+    (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
+    changed = load(tmp_path / "two.toml", Path("/data"))
+    assert completed(changed, changed.rows[0], 0, tmp_path)
+    assert completed(changed, changed.rows[1], 0, tmp_path) is None
+
+
+def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
+    runs = Runs()
+
+    def start(output_dir, settings):
+        if settings["seed"] == 0 and settings["strategy"] == "standalone":
+            raise RunFailed("boom")
+        return runs(output_dir, settings)
+
+    assert not run_missing(table, table.rows, tmp_path, start)
+    assert len(runs.done) == 3
+    assert "alone, seed 0: failed: boom" in capsys.readouterr().out
+    assert "| alone (1 of 2 runs) | 70.0 |" in render(table, tmp_path, "")
+
+
+def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, monkeypatch, capsys):
+    """With Flower replaced."""
+    (tmp_path / "two.toml").write_text(TABLE)
+    output, runs = tmp_path / "output", Runs()
+    monkeypatch.setitem(TABLES, "two", tmp_path / "two.toml")
+    monkeypatch.setattr(reproduce, "superlink", Superlink)
+    monkeypatch.setattr(reproduce, "run", lambda _, folder, *count, gpus, **s: runs(folder, s))
+    command = ["reproduce", "two", "--data", "/data", "--rows", "FedER", "--output", str(output)]
+    monkeypatch.setattr("sys.argv", command)
+    with pytest.raises(SystemExit) as end:
+        reproduce.main()
+    assert end.value.code == 0
+    assert runs.done == [("feder", 0), ("feder", 1)]
+    kept = (output / "table.md").read_text()
+    assert kept in capsys.readouterr().out
+    assert "benchmarks.reproduce two --data /data --rows FedER --output" in kept
+
+
+class Superlink:
+    def __init__(self, folder, XDG_DATA_HOME):
+        self.store = XDG_DATA_HOME
+
+    def __enter__(self):
+        assert self.store.endswith("output/store")
+        return {}
+
+    def __exit__(self, *error):
+        return None
