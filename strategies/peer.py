@@ -99,6 +99,7 @@ class PeerStrategy(Strategy):
         self.courier = Courier(grid, settings.hop_timeout, settings.prepare_timeout)
         self.journal = journal
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
+        self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
         self.buffers = Buffers()
 
@@ -161,7 +162,8 @@ class PeerStrategy(Strategy):
         Raises:
             RunError: There are too few hospitals, or two of one name.
         """
-        unknown = set(self._wait_for_hospitals()) - set(self.nodes.values())
+        known = self.withheld.union(self.nodes.values())
+        unknown = set(self._wait_for_hospitals()) - known
         if unknown:
             log(INFO, "%d hospitals prepare data and model", len(unknown))
         failed = []
@@ -172,6 +174,8 @@ class PeerStrategy(Strategy):
             hospital = str(card.get("hospital", registered or f"node {delivery.node}"))
             if (parcel := self._admit(delivery, 0, 0, hospital, hospital)) is None:
                 failed.append(delivery)
+                if delivery.failure == Failure.RELEASE:
+                    self.withheld.add(delivery.node)
             else:
                 self._welcome(hospital, delivery.node, parcel)
                 if "release" in card:

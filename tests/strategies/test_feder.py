@@ -114,7 +114,7 @@ def test_a_hospital_whose_release_is_refused_does_not_stop_the_others():
 
     peers, ledger, _ = run(federation(3, h2=Refused("h2")), rounds=2)
     assert sorted(peers.parcels) == ["h0", "h1"]
-    assert {e.outcome for e in ledger.of("query.prepare")} == {"ok", "release"}
+    assert [e.outcome for e in ledger.of("query.prepare")].count("release") == 1
 
 
 @pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
