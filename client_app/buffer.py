@@ -18,10 +18,11 @@ import logging
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
 from client_app.datasets import Samples
@@ -50,33 +51,57 @@ class Buffer:
     figures: dict[str, float]
 
 
+@dataclass(frozen=True)
+class _Work:
+    """All that it takes to make a buffer.
+
+    Attributes:
+        hospital: Whose.
+        learnt: The images that the GAN learns from.
+        preset: Its size and schedule.
+        distance: The perceptual distance of the privacy loss, the check and the figures.
+        seed: Of everything random.
+        folder: Where the GAN is kept.
+        deadline: When to give up, in the time of `time.monotonic`.
+    """
+
+    hospital: Hospital
+    learnt: Samples
+    preset: Preset
+    distance: PairwiseLPIPS
+    seed: int
+    folder: Path
+    deadline: float
+
+    def refusal(self, *reasons: str) -> ReleaseError:
+        """What a hospital says when its synthetic images may not leave."""
+        name = self.hospital.name
+        return ReleaseError(
+            f"The synthetic images of '{name}' may not leave it. {' '.join(reasons)}"
+        )
+
+
 def make_buffer(hospital: Hospital, deadline: float) -> Buffer:
     """Render a buffer that may leave the hospital, or take it from the store.
 
     Raises:
         SettingsError: There is no such preset, or it does not fit the images.
         ReleaseError: The images may not leave; says which and why.
+        DivergedError: The training of the GAN failed.
         DeadlineError: The deadline has passed; the GAN goes on from its checkpoint next time.
     """
-    settings, data = hospital.settings, hospital.data
-    preset = _preset(hospital)
-    weights = (settings.gan.lpips_weights or None) if preset.pretrained else "untrained"
-    try:
-        distance = PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
-    except (FileNotFoundError, ValueError) as error:
-        raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
-    seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
-    trained_on = [data.classes, asdict(preset), asdict(settings.gan), distance.name, seed]
-    checked_with = [asdict(settings.release), settings.feder.buffer_size]
-    learnt = _frequent(data.train, settings.release.min_class_images)
-    if not len(learnt):
-        raise ReleaseError(_refusal(hospital, ("No class has release.min-class-images images.",)))
-    folder = f"gan/{_hash(learnt, trained_on)}"
-    name = f"{folder}/{_hash(data.test, checked_with)}"
+    gan, release, data = hospital.settings.gan, hospital.settings.release, hospital.data
+    preset, distance = _preset(hospital), _distance(hospital)
+    seed = int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
+    learnt = _frequent(data.train, release.min_class_images)
+    loss = [gan.privacy_weight, gan.privacy_reduction, distance.name, gan.inception_weights]
+    folder = f"gan/{_hash(learnt, [data.classes, asdict(preset), *loss, seed])}"
+    checks = [asdict(release), hospital.settings.feder.buffer_size, gan.projections]
+    name = f"{folder}/{_hash(data.test, checks)}"
     if not (kept := hospital.store.load(name)):
+        place = hospital.store.folder / folder
         try:
-            place = hospital.store.folder / folder
-            kept = _make(hospital, learnt, preset, distance, seed, place, deadline)
+            kept = _make(_Work(hospital, learnt, preset, distance, seed, place, deadline))
         except FloatingPointError as error:
             raise DivergedError(f"The training of the GAN diverged: {error}") from error
         except TimeoutError as error:
@@ -105,27 +130,29 @@ def _preset(hospital: Hospital) -> Preset:
             f"pixels, and the hospital's have {size}: choose a larger one of "
             f"{', '.join(PRESETS)}, or a smaller image-size."
         )
-    if gan.iterations:
-        few = gan.iterations
-        preset = replace(preset, iterations=few, privacy_iterations=few)
-    return preset
+    few = gan.iterations
+    return replace(preset, iterations=few, privacy_iterations=few) if few else preset
 
 
-def _make(
-    hospital: Hospital,
-    learnt: Samples,
-    preset: Preset,
-    distance: PairwiseLPIPS,
-    seed: int,
-    folder: Path,
-    deadline: float,
-) -> dict[str, np.ndarray]:
+def _distance(hospital: Hospital) -> PairwiseLPIPS:
+    """The perceptual distance of the preset, with weights where it has use for them."""
+    preset = PRESETS[hospital.settings.gan.preset]
+    weights = (hospital.settings.gan.lpips_weights or None) if preset.pretrained else "untrained"
+    try:
+        return PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
+    except (FileNotFoundError, ValueError) as error:
+        raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
+
+
+def _make(work: _Work) -> dict[str, NDArray[Any]]:
     """Train or restore the GAN, render, check, measure."""
-    train = hospital.data.train
-    trained, figures = _train(hospital, learnt, preset, distance, seed, folder, deadline)
+    hospital, learnt, distance = work.hospital, work.learnt, work.distance
+    if not len(learnt):
+        raise work.refusal("No class has release.min-class-images images.")
+    trained, figures = _train(work)
     try:
         auditor = Auditor(
-            train.images,
+            hospital.data.train.images,
             _some(hospital.data.test, REAL_IMAGES).images,
             wanted=learnt.labels,
             classes=hospital.data.classes,
@@ -133,26 +160,16 @@ def _make(
             quantile=hospital.settings.release.quantile,
         )
     except ValueError as error:
-        raise ReleaseError(_refusal(hospital, (str(error),))) from error
-    labels = balanced_labels(hospital.settings.feder.buffer_size, learnt.labels)
-    samples, discarded = _render(hospital, trained.private, labels, auditor, seed, deadline)
+        raise work.refusal(str(error)) from error
+    samples, discarded = _render(work, trained.private, auditor)
     verdict = auditor.check(samples.images, samples.labels)
     if not verdict.passed:
-        raise ReleaseError(_refusal(hospital, verdict.reasons))
+        raise work.refusal(*verdict.reasons)
     figures |= verdict.figures | {"release-passed": 1.0, "release-discarded": discarded}
-    some = _some(learnt, len(samples))
-    figures["diversity-real-perceptual"] = within_class_diversity(
-        some.images, some.labels, distance
-    )
-    figures["diversity-synthetic-perceptual"] = within_class_diversity(
-        samples.images, samples.labels, distance
-    )
-    by_class = samples.labels.argsort(stable=True)
-    save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
-    shown = _some(train, REAL_IMAGES)
-    for name, one, other in (("synthetic", samples, train), ("real", shown, samples)):
-        path = folder / f"nearest-to-{name}.png"
-        save_nearest(path, one.images, other.images, distance.features)
+    for kind, some in (("real", _some(learnt, len(samples))), ("synthetic", samples)):
+        diversity = within_class_diversity(some.images, some.labels, distance)
+        figures[f"diversity-{kind}-perceptual"] = diversity
+    _draw(work, samples)
     # A perceptual distance carries the name of what measured it. What is not declared stays here.
     named = {key.replace("perceptual", distance.name): value for key, value in figures.items()}
     declared = {key: value for key, value in named.items() if key in METRICS}
@@ -164,26 +181,19 @@ def _make(
     }
 
 
-def _train(
-    hospital: Hospital,
-    learnt: Samples,
-    preset: Preset,
-    distance: PairwiseLPIPS,
-    seed: int,
-    folder: Path,
-    deadline: float,
-) -> tuple[Trained, dict[str, float]]:
+def _train(work: _Work) -> tuple[Trained, dict[str, float]]:
     """The hospital's GAN, and what was measured of it."""
+    hospital, learnt, preset = work.hospital, work.learnt, work.preset
     gan, classes = hospital.settings.gan, len(hospital.data.classes)
-    square = _resized(learnt.images, preset.resolution, preset.resolution)
+    square = _resized(learnt, preset.resolution, preset.resolution)
     try:
         distance_to_real = frechet(
-            square,
-            learnt.labels,
+            square.images,
+            square.labels,
             classes,
             pretrained=preset.pretrained,
             inception_weights=gan.inception_weights,
-            seed=seed,
+            seed=work.seed,
         )
     except (FileNotFoundError, ValueError) as error:
         raise SettingsError(
@@ -191,31 +201,30 @@ def _train(
         ) from error
 
     def report(progress: Progress) -> None:
+        apart = progress.privacy_distance
         logging.getLogger("flwr").info(
             "%s: GAN phase %d, iteration %d, %.1f/s, %s %.1f, ADA p %.2f%s",
             *(hospital.name, progress.phase, progress.iteration, progress.iterations_per_second),
             *(distance_to_real.name, progress.frechet, progress.ada_p),
-            ""
-            if progress.privacy_distance is None
-            else f", {distance.name} {progress.privacy_distance:.3f}",
+            "" if apart is None else f", {work.distance.name} {apart:.3f}",
         )
 
     trained = train_gan(
-        square,
-        learnt.labels,
+        square.images,
+        square.labels,
         classes,
         preset,
         privacy_weight=gan.privacy_weight,
         privacy_reduction=gan.privacy_reduction,
-        distance=distance,
+        distance=work.distance,
         frechet=distance_to_real,
-        folder=folder,
-        seed=seed,
+        folder=work.folder,
+        seed=work.seed,
         device=hospital.device,
-        deadline=deadline,
+        deadline=work.deadline,
         report=report,
     )
-    judged = render(trained.private, _some(learnt, preset.fid_images).labels, seed)
+    judged = render(trained.private, _some(learnt, preset.fid_images).labels, work.seed)
     last_of_phase = {each.phase: each for each in trained.progress}.values()
     figures = {
         "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
@@ -223,31 +232,22 @@ def _train(
         distance_to_real.name: distance_to_real(judged),
     }
     if gan.projections:
-        count = min(gan.projections, len(square))
-        start = mean_w(trained.plain, learnt.labels, seed=seed)
         measured = measure_privacy(
             trained.plain,
             trained.private,
-            normalise(square[:count]),
-            start,
-            metric=distance,
-            folder=folder,
-            seed=seed,
-            deadline=deadline,
+            normalise(_some(square, gan.projections).images),
+            mean_w(trained.plain, learnt.labels, seed=work.seed),
+            metric=work.distance,
+            folder=work.folder,
+            seed=work.seed,
+            deadline=work.deadline,
         )
         figures |= {f"{key}-perceptual": value for key, value in measured.items()}
     return trained, figures
 
 
-def _render(
-    hospital: Hospital,
-    generator: Generator,
-    labels: Tensor,
-    auditor: Auditor,
-    seed: int,
-    deadline: float,
-) -> tuple[Samples, float]:
-    """Render an image for each label [n], anew where it is too near to a training image.
+def _render(work: _Work, generator: Generator, auditor: Auditor) -> tuple[Samples, float]:
+    """Render a buffer, anew where an image is too near to a training image.
 
     Returns:
         The buffer, and the share of all rendered images that was discarded.
@@ -255,24 +255,35 @@ def _render(
     Raises:
         ReleaseError: That share is too large.
     """
-    height, width = hospital.data.train.images.shape[2:]
+    settings = work.hospital.settings
+    height, width = work.hospital.data.train.images.shape[2:]
+    labels = balanced_labels(settings.feder.buffer_size, work.learnt.labels)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
     rendered = discarded = 0
     while len(wanted):
-        if time.monotonic() > deadline:
+        if time.monotonic() > work.deadline:
             raise TimeoutError
-        drawn = render(generator, labels[wanted], seed + rendered)
-        drawn = _resized(drawn, height, width)
-        images = drawn if not rendered else images.index_copy(0, wanted, drawn)
+        drawn = render(generator, labels[wanted], work.seed + rendered)
+        drawn = _resized(Samples(drawn, labels[wanted]), height, width).images
+        images = images.index_copy(0, wanted, drawn) if rendered else drawn
         too_near = auditor.too_near(drawn)
         rendered += len(drawn)
         discarded += int(too_near.sum())
-        if discarded > hospital.settings.release.max_discarded * rendered:
-            reasons = auditor.check(images, labels).reasons
-            raise ReleaseError(_refusal(hospital, reasons))
+        if discarded > settings.release.max_discarded * rendered:
+            raise work.refusal(*auditor.check(images, labels).reasons)
         wanted = wanted[too_near]
     return Samples(images, labels), discarded / rendered
+
+
+def _draw(work: _Work, samples: Samples) -> None:
+    """Pictures for the hospital's own eyes: its buffer, and what is nearest to what."""
+    train, features = work.hospital.data.train.images, work.distance.features
+    by_class = samples.labels.argsort(stable=True)
+    save_grid(work.folder / "buffer.png", samples.images[by_class], columns=32)
+    save_nearest(work.folder / "nearest-to-synthetic.png", samples.images, train, features)
+    some = _some(work.hospital.data.train, REAL_IMAGES).images
+    save_nearest(work.folder / "nearest-to-real.png", some, samples.images, features)
 
 
 def _frequent(samples: Samples, fewest: int) -> Samples:
@@ -288,14 +299,12 @@ def _some(samples: Samples, count: int) -> Samples:
     return Samples(samples.images[chosen], samples.labels[chosen])
 
 
-def _refusal(hospital: Hospital, reasons: tuple[str, ...]) -> str:
-    """What a hospital says when its synthetic images may not leave; names no real image."""
-    return f"The synthetic images of '{hospital.name}' may not leave it. {' '.join(reasons)}"
-
-
-def _resized(images: Tensor, height: int, width: int) -> Tensor:
-    """Resize uint8 [N, C, ., .] to [N, C, height, width]."""
-    return interpolate(images, size=(height, width), mode="bilinear", antialias=True)
+def _resized(samples: Samples, height: int, width: int) -> Samples:
+    """The same samples in another size."""
+    size = (height, width)
+    return replace(
+        samples, images=interpolate(samples.images, size=size, mode="bilinear", antialias=True)
+    )
 
 
 def _hash(samples: Samples, settings: object) -> str:

@@ -46,7 +46,7 @@ from gan.presets import Preset
 from gan.synthesis import balanced_labels, render, save_grid
 
 ENOUGH = 2.5  # phase 2 ends when the Fréchet distance is that many times phase 1's (FedER IV.B.2)
-SHOWN = 160  # images in a picture of the progress
+SHOWN, SHOWN_PIXELS = 160, 2**20  # most images, and pixels, in a picture of the progress
 PATH_MEMORY = 0.01  # weight of the newest path length in their running mean
 
 
@@ -164,7 +164,7 @@ def train_gan(
     size = (preset.resolution, preset.resolution)
     labels = labels.cpu()
     images = F.interpolate(images.cpu(), size, mode="bilinear", antialias=True)
-    shown = balanced_labels(SHOWN, labels)
+    shown = balanced_labels(min(SHOWN, SHOWN_PIXELS // preset.resolution**2), labels)
     # As many images of each class as its share of the real ones, to the nearest image.
     spread = torch.arange(preset.fid_images) * len(labels) // preset.fid_images
     judged = labels.sort().values[spread]
