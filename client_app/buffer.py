@@ -130,7 +130,7 @@ def _preset(hospital: Hospital) -> Preset:
             f"pixels, and the hospital's have {size}: choose a larger one of "
             f"{', '.join(PRESETS)}, or a smaller image-size."
         )
-    few = gan.iterations
+    preset, few = preset.fitted(size), gan.iterations
     return replace(preset, iterations=few, privacy_iterations=few) if few else preset
 
 

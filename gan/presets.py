@@ -4,7 +4,8 @@ Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), StyleGAN2-ADA (Karras 
 arXiv:2006.06676), FedER (Pennisi et al. 2023, sections III.B and IV.B).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Literal
 
 
@@ -42,6 +43,11 @@ class Preset:
         """Height and width of the images."""
         return int(4 << (len(self.channels) - 1))
 
+    def fitted(self, size: int) -> "Preset":
+        """The preset for images of `size` pixels, at a resolution no finer than they need."""
+        levels = max(2, math.ceil(math.log2(size / 4)) + 1)
+        return replace(self, channels=self.channels[:levels])
+
 
 # StyleGAN2-ADA's "auto" configuration for 256 x 256 pixels, with FedER's batch and learning rate.
 _XRAY = Preset(
@@ -69,7 +75,7 @@ _XRAY = Preset(
 )
 
 PRESETS: dict[str, Preset] = {
-    # 16 x 16: digits in about a minute on one CPU core, so fast and steep rather than fine. What
+    # 16 x 16 or less: digits in about a minute on one CPU core, so fast and steep rather than fine. What
     # makes digits of a class differ is above all a small latent: of 64 numbers, half a minute is
     # too short to give each a meaning.
     "tiny": Preset(
@@ -87,7 +93,7 @@ PRESETS: dict[str, Preset] = {
         ada_target=0.6,
         ada_images=50_000,
         mirror=False,
-        iterations=900,
+        iterations=1200,
         patience=400,
         privacy_iterations=100,
         check_every=50,
