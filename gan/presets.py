@@ -75,9 +75,9 @@ _XRAY = Preset(
 )
 
 PRESETS: dict[str, Preset] = {
-    # 16 x 16 or less: digits in about a minute on one CPU core, so fast and steep rather than fine. What
-    # makes digits of a class differ is above all a small latent: of 64 numbers, half a minute is
-    # too short to give each a meaning.
+    # 16 x 16 or less: digits in half a minute on one CPU core, so fast and steep rather than fine.
+    # What makes digits of a class differ is above all a small latent: of 64 numbers, so short a
+    # time is too little to give each a meaning.
     "tiny": Preset(
         channels=(48, 32, 16),
         latent=12,

@@ -42,13 +42,13 @@ class FedER(PeerStrategy):
 
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
         """Train at home first, then exchange along the ring."""
-        variant, home = self.settings.feder.variant, stay(hospitals)
-        ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
-        replay: dict[str, list[str]] = {hospital: [] for hospital in hospitals}
+        variant, ring = self.settings.feder.variant, stay(hospitals)
+        if server_round > 1:
+            ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
+        replay = {}
         for receiver, source in ring.items():
-            if variant == "synthetic-only":
-                replay[receiver].append(receiver)  # in the place of its images
-            if server_round > 1 and self.shares_buffers:
-                replay[receiver].append(source)
-        moves = server_round > 1 and variant != "buffer-only"
-        return Leg(ring if moves else home, self.settings.train.epochs, replay=replay)
+            received = [source] if self.shares_buffers and source != receiver else []
+            # FedER-B: its own buffer in the place of its images.
+            replay[receiver] = [receiver, *received] if variant == "synthetic-only" else received
+        route = stay(hospitals) if variant == "buffer-only" else ring
+        return Leg(route, self.settings.train.epochs, replay=replay)

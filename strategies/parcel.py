@@ -3,7 +3,7 @@
 A parcel is a Flower RecordDict of
 
     model      ArrayRecord    the state dict, names and dtypes kept
-    buffer     ArrayRecord    synthetic images (uint8) and their labels
+    buffer     ArrayRecord    synthetic images, as one PNG picture, and their labels
     memory     ArrayRecord    what a method carries beside the model
     manifest   ConfigRecord   what the parcel is: `Manifest`
 

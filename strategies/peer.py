@@ -134,13 +134,15 @@ class PeerStrategy(Strategy):
             SimulationBroken: An actor of Flower's simulation died.
         """
         unusable = (Failure.SETTINGS, Failure.DATA)
-        for delivery in self.enrol():
+        failed = self.enrol()
+        for delivery in failed:
             if delivery.failure in unusable:
                 raise RunError(delivery.reason)
         if len(self.nodes) < self.settings.min_hospitals:
+            reasons = " ".join(delivery.reason for delivery in failed)
             raise RunError(
                 f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
-                "ready; see the failures above."
+                f"ready. {reasons}"
             )
         num_hops = self.settings.num_server_rounds * self.hops_per_round
         self.start(self.courier, ArrayRecord(), num_rounds=num_hops)
