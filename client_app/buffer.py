@@ -214,7 +214,7 @@ def _train(work: _Work) -> tuple[Trained, dict[str, float]]:
         square.labels,
         classes,
         preset,
-        privacy_weight=gan.privacy_weight,
+        privacy_weight=gan.privacy_weight * preset.privacy_scale,
         privacy_reduction=gan.privacy_reduction,
         distance=work.distance,
         frechet=distance_to_real,

@@ -33,6 +33,7 @@ class Preset:
     iterations: int  # most iterations of phase 1
     patience: int  # iterations without a better Fréchet distance that end phase 1
     privacy_iterations: int  # most iterations of phase 2
+    privacy_scale: float  # on α: untrained distances are some tens of times smaller than LPIPS
     check_every: int  # iterations from one Fréchet distance (and checkpoint) to the next
     fid_images: int  # synthetic images that a Fréchet distance is measured on
     pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
@@ -68,6 +69,7 @@ _XRAY = Preset(
     iterations=780_000,  # 25 million images, where StyleGAN2 ends at the latest
     patience=10_000,
     privacy_iterations=780_000,
+    privacy_scale=1.0,
     check_every=1_000,
     fid_images=5_000,
     pretrained=True,
@@ -95,7 +97,8 @@ PRESETS: dict[str, Preset] = {
         mirror=False,
         iterations=1200,
         patience=400,
-        privacy_iterations=100,
+        privacy_iterations=200,
+        privacy_scale=20.0,
         check_every=50,
         fid_images=512,
         pretrained=False,
@@ -120,6 +123,7 @@ PRESETS: dict[str, Preset] = {
         iterations=20_000,
         patience=5_000,
         privacy_iterations=5_000,
+        privacy_scale=1.0,
         check_every=500,
         fid_images=1_000,
         pretrained=True,
