@@ -12,6 +12,7 @@ from server_app import plots
 from server_app.measures import Summary
 
 LISTED = 20  # failures on the page; summary.json has all of them
+COLUMNS = 6  # hospitals in the table of synthetic images
 
 STYLE = """
 body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #222; max-width: 48em;
@@ -95,9 +96,10 @@ def _head(name: str, summary: Summary) -> str:
         "<p>After the last evaluated round, on the hospitals' own test images, every hospital "
         "counting alike. Federation: every model at every hospital. Ensemble: the mean probability "
         "of all models. Personalised: the model that a hospital holds after the hand-off. After "
-        "visit: the model that it has just trained. "
-        "With every image counting alike, federation accuracy is "
-        f"{_text(summary.pooled_federation_accuracy)}. Best round, chosen on test data: "
+        "visit: the model that it has just trained. With every image counting alike, federation "
+        f"accuracy is {_text(summary.pooled_federation_accuracy)}. At a hospital the accuracies of "
+        f"all models deviate by {_text(summary.disagreement)}: standard deviation, mean over "
+        "hospitals. Best round, chosen on test data: "
         f"{_text(summary.best_round)}.</p>\n"
     )
 
@@ -135,13 +137,14 @@ def _participation(summary: Summary) -> str:
 
 
 def _synthetic(summary: Summary) -> str:
-    hospitals = list(summary.synthetic)
+    hospitals = sorted(summary.synthetic)[:COLUMNS]
     figures = sorted({name for each in summary.synthetic.values() for name in each})
     rows = [[name, *(summary.synthetic[h].get(name, nan) for h in hospitals)] for name in figures]
     return (
         "<h2>Synthetic images</h2>\n<p>What the hospitals measured of their GANs and of the images "
         "that they handed on; docs/privacy.md says what each figure means. The images themselves "
-        f"are in the hospitals' own folders.</p>\n{_table(['', *hospitals], rows)}"
+        "are in the hospitals' own folders. Of many hospitals only the first are shown; "
+        f"summary.json has all.</p>\n{_table(['', *hospitals], rows)}"
     )
 
 

@@ -139,3 +139,20 @@ def test_a_run_that_measured_nothing_can_be_summed_up():
     summary = summarise("rwt", [], [], 1.0, "RunError: nobody is there")
     assert isnan(summary.federation_accuracy)
     assert (summary.hospitals, summary.best_round, summary.rounds) == ([], None, 0)
+
+
+def test_the_ensemble_is_the_mean_over_hospitals_and_no_model_of_the_matrix(events):
+    told = [
+        Event("ensemble", 2, 1, name, metrics={"accuracy": a})
+        for name, a in (("A", 0.9), ("B", 0.6))
+    ]
+    summary = summary_of([*events, *told])
+    assert summary.ensemble_accuracy == pytest.approx(0.75)
+    assert summary.models == ["A", "B"]
+    assert summary.federation_accuracy == summary_of(events).federation_accuracy
+
+
+def test_synthetic_images_are_summed_up_by_hospital(events):
+    figures = {"num-train": 7.0, "release-passed": 1.0, "fid": 12.5, "seconds-prepare": 3.0}
+    prepared = Event("query.prepare", 0, 0, "A", "A", metrics=figures)
+    assert summary_of([prepared, *events]).synthetic == {"A": {"fid": 12.5}}

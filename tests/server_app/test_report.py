@@ -91,3 +91,13 @@ def test_a_run_may_fail_before_anything_was_measured(events, count):
 def test_a_page_without_cross_evaluation(events):
     own = [e for e in events if e.verb != "evaluate" or e.hospital != e.lineage]
     assert "<td>–</td>" in page_of(own, cross=False)
+
+
+def test_what_hospitals_measured_of_their_synthetic_images_is_shown(events):
+    figures = {"num-train": 7.0, "release-passed": 1.0, "fid": 12.5, "seconds-prepare": 3.0}
+    prepared = [Event("query.prepare", 0, 0, name, name, metrics=figures) for name in "BA"]
+    page = page_of([*prepared, *events])
+    assert "<th></th><th>A</th><th>B</th>" in page
+    assert "<td>fid</td><td>12.500</td><td>12.500</td>" in page
+    assert "release-passed" not in page
+    assert "Synthetic images" not in page_of(events)
