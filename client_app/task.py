@@ -84,17 +84,15 @@ class Task:
     def _buffer(self, hash_: str) -> Samples:
         if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
             raise ParcelError(f"'{hash_:.80}' is not the hash of a buffer.")
-        kept = self.hospital.store.load(f"buffers/{hash_}")
-        record = ArrayRecord({name: Array(array) for name, array in kept.items()})
-        if not kept:
-            record = self.message.content.array_records.get(f"{hash_}/buffer", record)
+        sent = self.message.content.array_records.get(f"{hash_}/buffer")
+        kept = {} if sent else self.hospital.store.load(f"buffers/{hash_}")
+        record = sent or ArrayRecord({name: Array(array) for name, array in kept.items()})
         if hash_arrays(record) != hash_:
             raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
-        data, settings = self.hospital.data, self.hospital.settings
-        size = settings.feder.buffer_size
+        data, size = self.hospital.data, self.hospital.settings.feder.buffer_size
         samples = unpack_buffer(record, data.train, len(data.classes), size)
-        if not kept:
-            self.keep(hash_, record)
+        if sent:
+            self.keep(hash_, sent)
         return samples.to(self.hospital.device)
 
     def keep(self, hash_: str, buffer: ArrayRecord) -> None:

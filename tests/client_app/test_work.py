@@ -3,11 +3,14 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
+from client_app.datasets import Samples
 from client_app.models import Architecture
-from strategies.parcel import Failure, Order, check_parcel, code_hash, pack, to_record
+from client_app.packing import pack_buffer
+from strategies.parcel import Failure, Order, check_parcel, code_hash, hash_arrays, pack, to_record
 from tests.fakes import context, run_config
 
 
@@ -86,3 +89,50 @@ def test_evaluation_answers_with_figures_alone(tmp_path):
     assert {key for key in answer["metrics"] if key.startswith("a/")} == {
         *("a/accuracy", "a/balanced-accuracy", "a/auroc", "a/num-examples"),
     }
+
+
+def received(level=9):
+    """A buffer of another hospital, of 512 grey images (feder.buffer-size), and its hash."""
+    images = torch.full((512, 1, 8, 8), level, dtype=torch.uint8)
+    record = pack_buffer(Samples(images, torch.zeros(512, dtype=torch.int64)))
+    return record, hash_arrays(record)
+
+
+def replay(tmp_path, content, hash_, sent=None):
+    parcels = parcel_of(content) | ({f"{hash_}/buffer": sent} if sent else {})
+    return ask("train", tmp_path, parcels, epochs=1, learner="feder", replay=[hash_])
+
+
+def test_a_buffer_that_came_once_is_kept(tmp_path):
+    content, (buffer, hash_) = prepared(tmp_path), received()
+    first = replay(tmp_path, content, hash_, buffer).content
+    again = replay(tmp_path, content, hash_).content
+    assert check_parcel(first).hash_of == check_parcel(again).hash_of
+
+
+def test_a_buffer_that_is_nowhere_is_missed(tmp_path):
+    answer = replay(tmp_path, prepared(tmp_path), received()[1])
+    assert answer.error.code == Failure.PARCEL
+    assert "is missing" in answer.error.reason
+
+
+def test_a_buffer_that_changed_on_its_way_is_refused_and_not_kept(tmp_path):
+    answer = replay(tmp_path, prepared(tmp_path), received(9)[1], received(8)[0])
+    assert answer.error.code == Failure.PARCEL
+    assert list(tmp_path.rglob("buffers/*")) == []
+
+
+def test_a_kept_buffer_that_was_damaged_is_replaced_when_it_is_sent_again(tmp_path):
+    content, (buffer, hash_) = prepared(tmp_path), received()
+    replay(tmp_path, content, hash_, buffer)
+    (path,) = tmp_path.rglob("buffers/*.npz")
+    path.write_bytes(b"damaged")
+    assert replay(tmp_path, content, hash_).has_error()
+    assert not replay(tmp_path, content, hash_, buffer).has_error()
+    assert not replay(tmp_path, content, hash_).has_error()
+
+
+def test_a_hash_that_is_no_hash_names_no_file(tmp_path):
+    answer = replay(tmp_path, prepared(tmp_path), "../../home")
+    assert answer.error.code == Failure.PARCEL
+    assert "not the hash of a buffer" in answer.error.reason
