@@ -34,7 +34,7 @@ class Preset:
     patience: int  # iterations without a better Fréchet distance that end phase 1
     privacy_iterations: int  # most iterations of phase 2
     privacy_scale: float  # on α: untrained distances are some tens of times smaller than LPIPS
-    check_every: int  # iterations from one Fréchet distance (and checkpoint) to the next
+    check_every: int  # iterations between Fréchet distances, and checkpoints; a fifth in phase 2
     fid_images: int  # synthetic images that a Fréchet distance is measured on
     pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
     perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's

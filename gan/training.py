@@ -261,12 +261,15 @@ def train_gan(
             # A short memory while everything still changes fast (StyleGAN2-ADA, appendix C).
             _follow(average, generator, min(preset.ema_images, state.seen / 20), batch)
             sums += torch.stack([d_loss.detach(), g_loss.detach(), apart])
-            limit = preset.iterations if state.phase == 1 else preset.privacy_iterations
-            if state.iteration % preset.check_every and state.iteration < limit:
+            limit, every = preset.iterations, preset.check_every
+            if state.phase == 2:
+                # The private generator is the last one that was still good enough: look closely.
+                limit, every = preset.privacy_iterations, max(1, preset.check_every // 5)
+            if state.iteration % every and state.iteration < limit:
                 continue
 
             # Check: how good are the images, and is this phase over?
-            steps = (state.iteration - 1) % preset.check_every + 1
+            steps = (state.iteration - 1) % every + 1
             d_mean, g_mean, apart_mean = (sums / steps).tolist()
             rate = steps / (time.monotonic() - checked)
             finite = math.isfinite(d_mean + g_mean + apart_mean)
