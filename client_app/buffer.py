@@ -75,9 +75,9 @@ class _Work:
 
     def refusal(self, *reasons: str) -> ReleaseError:
         """What a hospital says when its synthetic images may not leave."""
-        name = self.hospital.name
+        why = " ".join(reasons).replace("perceptual", self.distance.name)
         return ReleaseError(
-            f"The synthetic images of '{name}' may not leave it. {' '.join(reasons)}"
+            f"The synthetic images of '{self.hospital.name}' may not leave it. {why}"
         )
 
 

@@ -124,6 +124,14 @@ def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch):
     assert list(hospital().store.folder.rglob("*.npz")) == []
 
 
+def test_a_refusal_names_what_measured_the_distance(hospital, monkeypatch):
+    """Training images, one grey level lighter."""
+    train = hospital().data.train.images.clamp(max=254) + 1
+    monkeypatch.setattr(buffer, "render", lambda generator, labels, seed: train[: len(labels)])
+    with pytest.raises(ReleaseError, match=r"pixels 0\.\d+ < .*untrained-squeeze .* < 0\.\d+"):
+        make_buffer(hospital(), soon())
+
+
 def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     made = make_buffer(copying(hospital(release__quantile=0.0), monkeypatch, 0.3), soon())
     assert 0 < made.figures["release-discarded"] <= 0.5
