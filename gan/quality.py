@@ -2,6 +2,7 @@
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,7 +23,7 @@ LEARNING_RATE = 0.003
 WIDTHS = (16, 32, 64)
 
 
-class Extractor(nn.Module):
+class Extractor(nn.Module, ABC):
     """What a Fréchet distance compares images by.
 
     Attributes:
@@ -33,9 +34,9 @@ class Extractor(nn.Module):
     name: str
     num_features: int
 
+    @abstractmethod
     def features(self, images: Tensor) -> Tensor:
         """Features [N, D] of images [N, C, H, W] in [-1, 1]."""
-        raise NotImplementedError
 
 
 class Classifier(Extractor):
