@@ -91,7 +91,8 @@ def make_buffer(hospital: Hospital, deadline: float) -> Buffer:
         DeadlineError: The deadline has passed; the GAN goes on from its checkpoint next time.
     """
     gan, release, data = hospital.settings.gan, hospital.settings.release, hospital.data
-    preset, distance = _preset(hospital), _distance(hospital)
+    preset = _preset(hospital)
+    distance = _distance(hospital, preset)
     seed = int(rng_for(hospital.settings.seed, "gan", hospital=hospital.name).integers(2**31))
     learnt = _frequent(data.train, release.min_class_images)
     loss = [gan.privacy_weight, gan.privacy_reduction, distance.name, gan.inception_weights]
@@ -134,9 +135,8 @@ def _preset(hospital: Hospital) -> Preset:
     return replace(preset, iterations=few, privacy_iterations=few) if few else preset
 
 
-def _distance(hospital: Hospital) -> PairwiseLPIPS:
+def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
     """The perceptual distance of the preset, with weights where it has use for them."""
-    preset = PRESETS[hospital.settings.gan.preset]
     weights = (hospital.settings.gan.lpips_weights or None) if preset.pretrained else "untrained"
     try:
         return PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
