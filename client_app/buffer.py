@@ -28,7 +28,7 @@ from torch.nn.functional import interpolate
 from client_app.datasets import Samples
 from client_app.errors import DeadlineError, DivergedError, ReleaseError
 from client_app.hospital import Hospital
-from client_app.training import normalise
+from client_app.models import normalise
 from gan.audit import Auditor, save_nearest
 from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.errors import DeadlineError
-from client_app.training import normalise
+from client_app.models import normalise
 
 # Values of the images in one batch: enough to keep a device busy, little enough for its memory.
 BATCH_VALUES = 2**23
@@ -55,6 +55,16 @@ def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
         wins = (member * ranks(scores[:, classes].T)).sum(dim=1) - own * (own + 1) / 2
         metrics["auroc"] = (wins / (own * others)).mean().item()
     return metrics
+
+
+def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """Of each class the number of images, and of those that the model gets right."""
+    right = labels[scores.argmax(dim=1) == labels]
+    counts: dict[str, float] = {}
+    for name, found in (("images", labels), ("right", right)):
+        per_class = found.bincount(minlength=scores.shape[1]).tolist()
+        counts |= {f"{name}-of-class-{k}": float(count) for k, count in enumerate(per_class)}
+    return counts
 
 
 def ranks(rows: Tensor) -> Tensor:

@@ -28,9 +28,12 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def pack_network(
-    network: nn.Module, learner: type[Plain], manifest: Manifest, buffer: ArrayRecord | None = None
+    network: nn.Module,
+    learner: type[Plain],
+    manifest: Manifest,
+    beside: Mapping[str, ArrayRecord] | None = None,
 ) -> tuple[RecordDict, Arrays]:
-    """Make a parcel of what may travel, with the hospital's buffer if there is one.
+    """Make a parcel of what may travel, and of the records that go beside the model.
 
     Returns:
         The parcel, and the arrays that stay home with this learner.
@@ -39,15 +42,41 @@ def pack_network(
         DivergedError: The network is not finite.
     """
     state: dict[str, Tensor] = network.state_dict()
+    _check_converged(state)
+    arrays = {name: tensor.cpu().numpy() for name, tensor in state.items()}
+    home = learner.stays_home(network)
+    model = ArrayRecord({name: Array(a) for name, a in arrays.items() if name not in home})
+    records = {"model": model, **(beside or {})}
+    return pack(records, manifest), {name: arrays[name] for name in home}
+
+
+def _check_converged(state: Mapping[str, Tensor]) -> None:
     if infinite := [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]:
         raise DivergedError(
             f"Training diverged: '{infinite[0]}' is not finite. Try a smaller train.learning-rate."
         )
-    arrays = {name: tensor.cpu().numpy() for name, tensor in state.items()}
-    home = learner.stays_home(network)
-    model = ArrayRecord({name: Array(a) for name, a in arrays.items() if name not in home})
-    records = {"model": model} if buffer is None else {"model": model, "buffer": buffer}
-    return pack(records, manifest), {name: arrays[name] for name in home}
+
+
+def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
+    """Write what a method carries beside the model as a record.
+
+    Raises:
+        DivergedError: It is not finite.
+    """
+    _check_converged(memory)
+    return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in memory.items()})
+
+
+def unpack_memory(record: ArrayRecord, network: nn.Module, lineage: str) -> dict[str, Tensor]:
+    """What a method carries beside a model: a tensor for each parameter, in its shape.
+
+    Raises:
+        ParcelError: The arrays are others, or not finite.
+    """
+    memory = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    parameters = dict(network.named_parameters())
+    _check_state(memory, parameters, f"The memory of lineage '{lineage}'")
+    return {name: tensor.to(parameters[name].device) for name, tensor in memory.items()}
 
 
 def unpack_network(
@@ -70,7 +99,7 @@ def unpack_network(
     network = _network(manifest.architecture, device)
     arrays = {name: array.numpy() for name, array in parcel.array_records["model"].items()} | home
     state = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    _check_state(state, network.state_dict(), manifest.lineage)
+    _check_state(state, network.state_dict(), f"The model of lineage '{manifest.lineage}'")
     network.load_state_dict(state)
     return network
 
@@ -80,19 +109,19 @@ def _network(architecture: str, device: torch.device) -> nn.Module:
     return Architecture.from_json(architecture).blank().to(device)
 
 
-def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], lineage: str) -> None:
+def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str) -> None:
     if differing := sorted(state.keys() ^ expected.keys()):
         verb = "lacks" if differing[0] in expected else "has the unknown array"
-        raise ParcelError(f"The model of lineage '{lineage}' {verb} '{differing[0]}'.")
+        raise ParcelError(f"{what} {verb} '{differing[0]}'.")
     for name, tensor in state.items():
         wanted = expected[name]
         if (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
             raise ParcelError(
-                f"'{name}' of lineage '{lineage}' is {tensor.dtype} {list(tensor.shape)}; "
+                f"{what} has '{name}' as {tensor.dtype} {list(tensor.shape)}; "
                 f"this architecture has {wanted.dtype} {list(wanted.shape)}."
             )
         if not torch.isfinite(tensor).all():
-            raise ParcelError(f"'{name}' of lineage '{lineage}' is not finite.")
+            raise ParcelError(f"{what} is not finite: '{name}'.")
 
 
 def pack_buffer(samples: Samples) -> ArrayRecord:

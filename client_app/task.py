@@ -12,9 +12,9 @@ from torch import nn
 from client_app.datasets import Samples
 from client_app.hospital import Hospital, open_hospital
 from client_app.learners import LEARNERS
-from client_app.learners.plain import Plain
+from client_app.learners.plain import Plain, Received
 from client_app.models import Architecture
-from client_app.packing import pack_network, unpack_buffer, unpack_network
+from client_app.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
 from strategies.parcel import (
     Manifest,
     Order,
@@ -72,6 +72,18 @@ class Task:
         self._check_fit(manifest)
         return network, manifest
 
+    def received(self, parcel: RecordDict, network: nn.Module, manifest: Manifest) -> Received:
+        """What came with the model of a parcel.
+
+        Raises:
+            ParcelError: A buffer or the memory is damaged, or not for this hospital.
+        """
+        buffers = self.buffers()
+        with self.timed("serialise"):
+            record = parcel.array_records.get("memory")
+            memory = unpack_memory(record, network, manifest.lineage) if record else {}
+        return Received(buffers, memory, self.order.round - manifest.round)
+
     def buffers(self) -> list[Samples]:
         """The buffers that the order names: from the message, or kept from an earlier one.
 
@@ -100,12 +112,10 @@ class Task:
         arrays = {name: array.numpy() for name, array in buffer.items()}
         self.hospital.store.save(f"buffers/{hash_}", arrays)
 
-    def pack(
-        self, network: nn.Module, manifest: Manifest, buffer: ArrayRecord | None = None
-    ) -> RecordDict:
+    def pack(self, network: nn.Module, manifest: Manifest, **beside: ArrayRecord) -> RecordDict:
         """Make a parcel of what may travel, and keep what stays home."""
         with self.timed("serialise"):
-            parcel, home = pack_network(network, self.learner, manifest, buffer)
+            parcel, home = pack_network(network, self.learner, manifest, beside)
             if home:
                 self.hospital.store.save(self._home, home)
             return parcel

@@ -1,6 +1,7 @@
 """The one training loop: a visit of a model at a hospital."""
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from client_app.augmentation import AUGMENTATIONS
 from client_app.datasets import Samples
 from client_app.errors import DeadlineError
 from client_app.learners.plain import Plain
+from client_app.models import normalise
 from client_app.randomness import seeded
 from strategies.settings import TrainSettings
 
@@ -22,6 +24,7 @@ def train(
     epochs: int,
     rng: np.random.Generator,
     deadline: float,
+    after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> dict[str, float]:
     """Train a model on a hospital's images, with an optimizer that knows nothing of former visits.
 
@@ -31,6 +34,7 @@ def train(
         epochs: Passes over the images.
         rng: Decides on the order of the images, the augmentation and dropout.
         deadline: When to give up, in the time of `time.monotonic`.
+        after_epoch: Called with the number of each epoch, from 1, at its end.
 
     Returns:
         `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
@@ -49,7 +53,7 @@ def train(
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
     learner.model.train()
     with seeded(rng):
-        for _ in range(epochs):
+        for epoch in range(1, epochs + 1):
             total = torch.zeros((), device=images.device)  # read once, not at every step
             for batch in batches(len(images), settings.batch_size, generator):
                 if time.monotonic() > deadline:
@@ -60,9 +64,11 @@ def train(
                 changed = normalise(augment(extended.images, generator))
                 loss = learner.loss(changed, extended.labels)
                 loss.backward()
-                learner.add_penalty_gradient()
+                learner.before_step()
                 optimizer.step()
+                learner.after_step()
                 total += loss.detach() * len(batch)
+            after_epoch(epoch)
     return {"train-loss": total.item() / len(images), "num-examples": len(images)}
 
 
@@ -75,8 +81,3 @@ def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
     if len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
     return cut
-
-
-def normalise(images: Tensor) -> Tensor:
-    """Bring uint8 images to [-1, 1], as float32."""
-    return images.float().div_(127.5).sub_(1.0)

@@ -1,14 +1,16 @@
 """What a hospital does with the messages that client_app/app.py lists."""
 
-import torch
-from flwr.app import Context, Message
+from dataclasses import replace
 
-from client_app.evaluation import probabilities, score
-from client_app.packing import pack_buffer
+import torch
+from flwr.app import Context, Message, RecordDict
+
+from client_app.evaluation import count_right, probabilities, score
+from client_app.packing import pack_buffer, pack_memory
 from client_app.randomness import seeded
 from client_app.task import Task
 from client_app.training import train
-from strategies.parcel import Manifest, code_hash, hash_arrays, parcel_in, unbundle
+from strategies.parcel import Manifest, bundle, code_hash, hash_arrays, parcel_in, unbundle
 from strategies.settings import SettingsError, rng_for
 
 
@@ -31,34 +33,47 @@ def prepare(message: Message, context: Context) -> Message:
         data = hospital.data
         metrics: dict[str, float] = {"num-train": len(data.train), "num-test": len(data.test)}
         card = {"hospital": hospital.name}
-        buffer = None
+        beside = {}
         if task.order.shares_buffer:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
             made = make_buffer(hospital, task.deadline)
             buffer = pack_buffer(made.samples)
             task.keep(hash_arrays(buffer), buffer)
+            beside["buffer"] = buffer
             metrics |= made.figures
             card["release"] = f"{len(made.samples)} synthetic images passed the release check."
     label = Manifest(hospital.name, architecture.to_json(), list(data.classes))
-    return task.answer(metrics, task.pack(network, label, buffer), **card)
+    return task.answer(metrics, task.pack(network, label, **beside), **card)
 
 
 def visit(message: Message, context: Context) -> Message:
     """Train the model that arrives on the hospital's own images."""
     task = Task(message, context)
     order, settings, test = task.order, task.hospital.settings, task.hospital.data.test
-    network, label = task.unpack(parcel_in(message.content))
-    buffers = task.buffers()
+    parcel = parcel_in(message.content)
+    network, label = task.unpack(parcel)
+    received = task.received(parcel, network, label)
+    trained = label.after(order)
+    snapshots: dict[str, RecordDict] = {}
+
+    def keep_snapshot(epoch: int) -> None:
+        if order.snapshots and epoch < order.epochs:
+            snapshots[f"epoch-{epoch}"] = task.pack(network, replace(trained, epochs=epoch))
+
     with task.timed("train"):
-        learner = task.learner(network, task.hospital, buffers)
-        rng = rng_for(settings.seed, "visit", order.round, order.hop, order.hospital)
-        metrics = train(learner, settings.train, order.epochs, rng, task.deadline)
+        learner = task.learner(network, task.hospital, received)
+        place = (order.round, order.hop, order.hospital)
+        rng = rng_for(settings.seed, "visit", *place)
+        metrics = train(learner, settings.train, order.epochs, rng, task.deadline, keep_snapshot)
+        memory = learner.memory(rng_for(settings.seed, "importance", *place))
     if order.test:
         with task.timed("evaluate"):
             own = score(probabilities(network, test.images, task.deadline), test.labels)
         metrics["accuracy-after-visit"] = own["accuracy"]
-    return task.answer(metrics, task.pack(network, label.after(order)))
+    beside = {"memory": pack_memory(memory)} if memory else {}
+    answer = {**task.pack(network, trained, **beside), **bundle(snapshots, ["manifest", "model"])}
+    return task.answer(metrics, RecordDict(answer))
 
 
 def test(message: Message, context: Context) -> Message:
@@ -73,6 +88,8 @@ def test(message: Message, context: Context) -> Message:
             each = probabilities(network, samples.images, task.deadline)
             total = total + each
             metrics |= _named(lineage, score(each, samples.labels))
+            if task.hospital.settings.evaluate.per_class:
+                metrics |= _named(lineage, count_right(each, samples.labels))
     if task.order.ensemble:
         metrics |= _named("ensemble", score(total, samples.labels))
     return task.answer(metrics)

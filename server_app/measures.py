@@ -8,6 +8,12 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     after visit    1/N Σ A[trained by j, j]         what j had in hand before it handed on
     ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
     disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
+    global         Σ n[j]·A[m, j] / Σ n[j]          what one model is worth after one visit
+
+A model may be tested several times in a round: after each of its visits, as with serial strategies,
+or in the middle of one. Of these versions `after visit` takes the one that the visit left, `global`
+each by itself, and everything else the latest. Global balanced accuracy is that of all test images
+put together: the mean over their classes of the share that is right.
 
 Means are taken over what was measured; a figure without any measurement is NaN.
 """
@@ -16,16 +22,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from strategies.events import Event
 
-Tests = dict[tuple[str, str], Mapping[str, float]]  # metrics by (model, hospital)
+Metrics = Mapping[str, float]
+Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 
+LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 PHASES = ("prepare", "train", "evaluate", "serialise")
 # What a hospital says about itself before the first hop; the rest is about its synthetic images.
 _NO_FIGURES = {"num-train", "num-test", "release-passed", *(f"seconds-{phase}" for phase in PHASES)}
+
+
+class Version(NamedTuple):
+    """A model as it was at one time of a round."""
+
+    hop: int
+    epochs: int
+    lineage: str
+
+
+Versions = dict[Version, dict[str, Metrics]]  # by hospital, earlier versions first
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Round:
         matrix: Accuracy by (model, hospital); empty if the round was not evaluated.
         held: Accuracy at each hospital of the model that it holds after the round.
         figures: Means over the round, under their names in `Summary`.
+        visits: As in `Summary`, of this round.
     """
 
     number: int
@@ -45,6 +65,7 @@ class Round:
     matrix: dict[tuple[str, str], float]
     held: dict[str, float]
     figures: dict[str, float]
+    visits: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -72,6 +93,14 @@ class Summary:
         accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
         history: The figures above as lists over the evaluated rounds, whose numbers are in `round`;
             `held` lists the personalized accuracy of each hospital.
+        visits: One row per version of a model that was tested, in order: its `round`, `hop`,
+            `epochs` and `lineage`, the `hospital` that trained it there and then (empty if several
+            did, whose models were averaged, or none), `global_accuracy`, `global_balanced_accuracy`
+            (needs `evaluate.per_class`), and under `own_accuracies` that at each hospital.
+        last_rounds: `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and
+            `balanced_std` of the balanced one, over all finished visits of the last `LAST_ROUNDS`
+            rounds. Where one model goes from hospital to hospital, `std` is the amplitude of its
+            oscillation.
         best_round: The first one with the highest federation accuracy (without one: personalized
             accuracy). It is chosen on test data, as papers do, and so flatters the method.
         wall_seconds: From the start of the run to its end.
@@ -109,6 +138,8 @@ class Summary:
     node_convergence: dict[str, dict[str, float]]
     accuracy_matrix: list[list[float]]
     history: dict[str, Any]
+    visits: list[dict[str, Any]]
+    last_rounds: dict[str, float]
     best_round: int | None
     wall_seconds: float
     seconds: dict[str, float]
@@ -124,7 +155,9 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
     """Measure one round by its events; `cross` tells whether every model was tested everywhere."""
     events = [event for event in events if event.outcome == "ok"]
     visits = [event for event in events if _is_visit(event)]
-    tests = {(e.lineage, e.hospital): e.metrics for e in events if e.verb == "evaluate"}
+    versions = _versions(events)
+    latest = {version.lineage: tests for version, tests in versions.items()}
+    tests = {(m, hospital): metrics for m in latest for hospital, metrics in latest[m].items()}
     held = {(e.lineage, e.hospital) for e in events if e.verb == "hand-off"}
     ensemble = [event.metrics for event in events if event.verb == "ensemble"]
 
@@ -141,17 +174,17 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
     figures["balanced_disagreement"] = balanced
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
-    images = {pair: tests[pair].get("num-examples", 0) for pair in matrix}
-    correct = sum(images[pair] * accuracy for pair, accuracy in matrix.items())
-    pooled = correct / sum(images.values()) if any(images.values()) else nan
-    figures["pooled_federation_accuracy"] = pooled if cross else nan
-    figures["accuracy_after_visit"] = mean(_after_visit(visits, matrix).values())
+    figures["pooled_federation_accuracy"] = _pooled(tests.values()) if cross else nan
+    figures["accuracy_after_visit"] = mean(_after_visit(visits, versions).values())
     return Round(
         number=number,
         trained=frozenset(event.hospital for event in visits),
         matrix=matrix,
         held={hospital: matrix[model, hospital] for model, hospital in held & matrix.keys()},
         figures=figures,
+        visits=[
+            _row(number, version, tested, visits) for version, tested in versions.items() if cross
+        ],
     )
 
 
@@ -164,6 +197,7 @@ def summarise(
     hospitals = took_part(events)
     visits = [event for event in events if _is_visit(event)]
     models = sorted({event.lineage for event in visits})
+    tested = [row for each in evaluated for row in each.visits]
     seconds = {
         phase: sum(filter(isfinite, (e.metrics.get(f"seconds-{phase}", 0.0) for e in events)))
         for phase in PHASES
@@ -193,6 +227,8 @@ def summarise(
             **{name: [each.figures[name] for each in evaluated] for name in last.figures},
             "held": {h: [each.held.get(h, nan) for each in evaluated] for h in hospitals},
         },
+        visits=tested,
+        last_rounds=_last_rounds(tested),
         best_round=_best_round(evaluated),
         wall_seconds=wall_seconds,
         seconds=seconds,
@@ -216,6 +252,11 @@ def took_part(events: Iterable[Event]) -> list[str]:
     return sorted({event.hospital for event in events if event.outcome == "ok"})
 
 
+def finished(visits: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those rows of `Summary.visits` that are about the model at the end of a visit."""
+    return list({(row["round"], row["hop"], row["lineage"]): row for row in visits}.values())
+
+
 def mean(values: Iterable[float]) -> float:
     """Mean of the finite values; NaN if there is none."""
     finite = list(filter(isfinite, values))
@@ -226,16 +267,80 @@ def _is_visit(event: Event) -> bool:
     return event.verb.partition(".")[0] == "train"
 
 
-def _after_visit(visits: Sequence[Event], matrix: dict[tuple[str, str], float]) -> dict[str, float]:
+def _versions(events: Iterable[Event]) -> Versions:
+    versions: Versions = {}
+    for event in events:
+        if event.verb == "evaluate":
+            version = Version(event.hop, event.epochs, event.lineage)
+            versions.setdefault(version, {})[event.hospital] = event.metrics
+    return {version: versions[version] for version in sorted(versions)}
+
+
+def _after_visit(visits: Sequence[Event], versions: Versions) -> dict[str, float]:
     """Accuracy at each hospital of the model that it trained last, right after it did."""
+    left = {(version.hop, version.lineage): tests for version, tests in versions.items()}
     accuracies = {}
     for last in {visit.hospital: visit for visit in visits}.values():
-        # The matrix is taken at the end of the round: it shows what this visit left only if nobody
-        # trained the model at the same time (and had it averaged) or after it.
-        others = [v for v in visits if v.lineage == last.lineage and v.hop >= last.hop]
-        in_matrix = matrix.get((last.lineage, last.hospital), nan) if others == [last] else nan
-        accuracies[last.hospital] = last.metrics.get("accuracy-after-visit", in_matrix)
+        # What was tested is what this visit left only if it was not averaged with what others left.
+        alone = _trainers(visits, last.hop, last.lineage) == {last.hospital}
+        tests = left.get((last.hop, last.lineage), {}) if alone else {}
+        tested = tests.get(last.hospital, {}).get("accuracy", nan)
+        accuracies[last.hospital] = last.metrics.get("accuracy-after-visit", tested)
     return accuracies
+
+
+def _trainers(visits: Iterable[Event], hop: int, lineage: str) -> set[str]:
+    return {visit.hospital for visit in visits if (visit.hop, visit.lineage) == (hop, lineage)}
+
+
+def _row(
+    number: int, version: Version, tests: Mapping[str, Metrics], visits: Iterable[Event]
+) -> dict[str, Any]:
+    """The row of `Summary.visits` about a version."""
+    trainers = _trainers(visits, version.hop, version.lineage)
+    return {
+        "round": number,
+        **version._asdict(),
+        "hospital": trainers.pop() if len(trainers) == 1 else "",
+        "global_accuracy": _pooled(tests.values()),
+        "global_balanced_accuracy": _pooled_balanced(tests.values()),
+        "own_accuracies": {h: tests[h].get("accuracy", nan) for h in sorted(tests)},
+    }
+
+
+def _pooled(tests: Iterable[Metrics]) -> float:
+    """Accuracy on the images of all tests together."""
+    measured = [test for test in tests if isfinite(test.get("accuracy", nan))]
+    images = sum(test.get("num-examples", 0) for test in measured)
+    correct = sum(test.get("num-examples", 0) * test["accuracy"] for test in measured)
+    return correct / images if images else nan
+
+
+def _pooled_balanced(tests: Iterable[Metrics]) -> float:
+    """Balanced accuracy on the images of all tests together, from the counts of their classes."""
+    counts: dict[str, float] = {}
+    for test in tests:
+        for name, value in test.items():
+            counts[name] = counts.get(name, 0) + value
+    prefix = "images-of-class-"
+    return mean(
+        counts.get(f"right-of-class-{name.removeprefix(prefix)}", nan) / images
+        for name, images in counts.items()
+        if name.startswith(prefix) and images
+    )
+
+
+def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:
+    before = visits[-1]["round"] - LAST_ROUNDS if visits else 0
+    late = [row for row in finished(visits) if row["round"] > before]
+    accuracies = [row["global_accuracy"] for row in late]
+    balanced = [row["global_balanced_accuracy"] for row in late]
+    return {
+        "mean": mean(accuracies),
+        "std": spread(accuracies),
+        "balanced_mean": mean(balanced),
+        "balanced_std": spread(balanced),
+    }
 
 
 def _convergence(hospital: str, last: Round) -> dict[str, float]:

@@ -112,6 +112,36 @@ def hospitals(axes: Axes, summary: Summary) -> None:
 
 
 @picture
+def oscillation(axes: Axes, summary: Summary) -> None:
+    """Global accuracy of one model over its visits, coloured by the hospital just visited."""
+    _figure(axes).set_size_inches(SIDE, 2.4)
+    named = len(summary.hospitals) <= NAMED
+    colours = {h: f"C{k}" if named else BLUE for k, h in enumerate(summary.hospitals)}
+    _visits(axes, summary.visits, [row["global_accuracy"] for row in summary.visits], colours)
+    _count_rounds(axes)
+    axes.set_ylabel("accuracy")
+    if named:
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+@picture
+def own(axes: Axes, summary: Summary) -> None:
+    """Accuracy at each hospital over all visits, with dots after its own."""
+    height = 1 / len(summary.hospitals)
+    _figure(axes).set_size_inches(SIDE, 0.8 / height)
+    axes.set_axis_off()
+    axes.yaxis.set_major_locator(MaxNLocator(3))
+    for place, hospital in enumerate(summary.hospitals):
+        bounds = (0, 1 - (place + 0.8) * height, 1, 0.8 * height)
+        row = axes.inset_axes(bounds, sharex=axes, sharey=axes)
+        accuracies = [visit["own_accuracies"].get(hospital, np.nan) for visit in summary.visits]
+        _visits(row, summary.visits, accuracies, {hospital: f"C{place}"})
+        row.text(1.03, 0.5, _short(hospital), transform=row.transAxes, va="center")
+        row.tick_params(labelbottom=hospital == summary.hospitals[-1])
+    _count_rounds(row)
+
+
+@picture
 def participation(axes: Axes, summary: Summary) -> None:
     """Who trained a model in which round (blue), and who missed a visit (red, crossed)."""
     took_part = [summary.participation[hospital] for hospital in summary.hospitals]
@@ -184,6 +214,24 @@ def _lines(axes: Axes, rounds: Sequence[int], lines: Mapping[str, Sequence[float
     _count_rounds(axes)
     axes.set_ylabel("accuracy")
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def _visits(
+    axes: Axes,
+    visits: Sequence[Mapping[str, Any]],
+    accuracies: Sequence[float],
+    colours: Mapping[str, str],
+) -> None:
+    """Draw accuracies over visits, with dots at the end of those to the hospitals in `colours`."""
+    hops = max(row["hop"] for row in visits)
+    epochs = max(row["epochs"] for row in visits)
+    left = [(epochs - row["epochs"]) / max(epochs, 1) for row in visits]  # share of the visit
+    times = [v["round"] - 1 + (v["hop"] - e) / hops for v, e in zip(visits, left, strict=True)]
+    axes.plot(times, accuracies, color=GREY, linewidth=0.6)
+    for hospital, colour in colours.items():
+        ends = [k for k, row in enumerate(visits) if row["hospital"] == hospital and not left[k]]
+        x, y = [times[k] for k in ends], [accuracies[k] for k in ends]
+        axes.plot(x, y, "o", ms=2.5, color=colour, label=_short(hospital))
 
 
 def _count_rounds(axes: Axes) -> None:

@@ -9,7 +9,7 @@ from html import escape
 from math import isfinite, nan
 
 from server_app import plots
-from server_app.measures import Summary
+from server_app.measures import LAST_ROUNDS, Summary, finished
 
 LISTED = 20  # failures on the page; summary.json has all of them
 COLUMNS = 6  # hospitals in the table of synthetic images
@@ -47,6 +47,8 @@ def render(name: str, summary: Summary, config: str) -> str:
         body += _failures(summary)
     if summary.history["round"]:
         body += _accuracies(summary)
+    if _is_serial(summary):
+        body += _visits(summary)
     if any(each["visited"] or each["missed"] for each in summary.participation.values()):
         body += _participation(summary)
     if summary.synthetic:
@@ -127,6 +129,33 @@ def _accuracies(summary: Summary) -> str:
         "<h2>What each hospital holds</h2>\n<p>Accuracy of the model that a hospital holds after "
         f"a round, on its own test images.</p>\n{plots.hospitals(summary)}"
     )
+
+
+def _is_serial(summary: Summary) -> bool:
+    """Whether one model was tested after several visits of a round."""
+    visits = finished(summary.visits)
+    return len(summary.models) == 1 and len(visits) > len({row["round"] for row in visits})
+
+
+def _visits(summary: Summary) -> str:
+    last = summary.last_rounds
+    rounds = min(LAST_ROUNDS, summary.rounds)
+    amplitude = f"{_text(last['mean'])} ± {_text(last['std'])}"
+    if isfinite(last["balanced_mean"]):
+        amplitude += f", balanced {_text(last['balanced_mean'])} ± {_text(last['balanced_std'])}"
+    page = (
+        "<h2>After every visit</h2>\n<p>Global accuracy of the model that goes from hospital to "
+        "hospital: on the test images of all of them, every image counting alike. Dots: the end of "
+        f"a visit. Mean and standard deviation over all visits of the last {rounds} rounds: "
+        f"{amplitude}. The deviation is the amplitude of the oscillation; progress in these rounds "
+        f"adds to it.</p>\n{plots.oscillation(summary)}"
+    )
+    if len(summary.hospitals) <= plots.NAMED:
+        page += (
+            "<p>Its accuracy at each hospital. Dots: it has just been there.</p>\n"
+            f"{plots.own(summary)}"
+        )
+    return page
 
 
 def _participation(summary: Summary) -> str:

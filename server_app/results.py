@@ -26,7 +26,7 @@ import tomli_w
 from flwr.app import RecordDict
 from flwr.common import log
 
-from server_app.measures import Round, Summary, measure_round, summarise, took_part
+from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
 from strategies.events import Event
 from strategies.parcel import save
 from strategies.settings import Settings, SettingsError
@@ -99,6 +99,10 @@ class Results:
             for label, name in PROGRESS.items()
             if isfinite(measured.figures[name])
         ]
+        visits = finished(measured.visits)
+        accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
+        if len(accuracies) > len({row["lineage"] for row in visits}):
+            figures.append(f"visits {min(accuracies):.3f} to {max(accuracies):.3f}")
         log(
             INFO,
             "round %d/%d | %s | %d of %d hospitals | %.1f s",

@@ -19,7 +19,8 @@ class Event:
     Attributes:
         verb: `query.prepare`, `train`, ..., `evaluate`, `hand-off` or `ensemble`.
         round: Round of the paper, from 1; 0 before the first.
-        hop: Hop within the round, from 1; 0 where none applies.
+        hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
+            model was trained.
         hospital: Name of the hospital.
         lineage: Name of the travelling model; empty if none is concerned.
         outcome: `ok`, or the kind of failure (`strategies.parcel.Failure`, in small letters).
@@ -28,6 +29,8 @@ class Event:
         seconds: From sending the message to its answer.
         bytes_sent: Size of what went to the hospital.
         bytes_received: Size of what came back.
+        epochs: Passes over the images that the model has had at its last visit; fewer than the
+            visit has if it was tested in between (`evaluate.epochs`).
     """
 
     verb: str
@@ -41,6 +44,7 @@ class Event:
     seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
+    epochs: int = 0
 
 
 class Journal(Protocol):

@@ -8,8 +8,9 @@ A parcel is a Flower RecordDict of
     manifest   ConfigRecord   what the parcel is: `Manifest`
 
 and an answer to the server holds the records that `ANSWERS` lists for its verb, with no metric but
-those in `METRICS`, or one failure out of `Failure`. Whatever else is in an answer is refused, at
-the hospital before it leaves and at the server when it arrives. Nothing here is ever pickled.
+those in `METRICS`, or one failure out of `Failure`; a # stands for a number. Whatever else is in an
+answer is refused, at the hospital before it leaves and at the server when it arrives. Nothing here
+is ever pickled.
 
 The server relays parcels bit for bit and looks at their labels only: it checks the manifest, the
 hashes and the shapes, and opens no array.
@@ -17,6 +18,7 @@ hashes and the shapes, and opens no array.
 
 import hashlib
 import json
+import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -41,7 +43,14 @@ PARCEL_RECORDS = {
 _LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
     "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
-    "train": {"model": ArrayRecord, "memory": ArrayRecord, **_LABELS},
+    "train": {
+        "model": ArrayRecord,
+        "memory": ArrayRecord,
+        **_LABELS,
+        # The model after each epoch but the last, if the order asks for `snapshots`.
+        "epoch-#/model": ArrayRecord,
+        "epoch-#/manifest": ConfigRecord,
+    },
     "evaluate": {"metrics": MetricRecord},
 }
 CARD = frozenset({"hospital", "release"})  # its name, and what the check of its buffer came to
@@ -60,6 +69,9 @@ METRICS = frozenset(
         "accuracy-after-visit",  # on the hospital's own test images
         "balanced-accuracy",
         "auroc",
+        # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
+        "images-of-class-#",
+        "right-of-class-#",
         "seconds-prepare",
         "seconds-train",
         "seconds-evaluate",
@@ -122,6 +134,7 @@ class Manifest:
         classes: Names of the classes, in the order of the network's outputs.
         round: Round of the last visit, from 1; 0 before the first.
         hop: Hop of the last visit, from 1; 0 before the first.
+        epochs: Passes over the images that it has had at the last visit.
         visited: Hospitals that trained the model, first one first.
         parent: Hash of the model that the last visit started from; empty before the first.
         hashes: Hash of each array record, as "name=hash". A record that is listed but absent is
@@ -134,6 +147,7 @@ class Manifest:
     classes: list[str]
     round: int = 0
     hop: int = 0
+    epochs: int = 0
     visited: list[str] = field(default_factory=list)
     parent: str = ""
     hashes: list[str] = field(default_factory=list)
@@ -145,6 +159,7 @@ class Manifest:
             self,
             round=order.round,
             hop=order.hop,
+            epochs=order.epochs,
             visited=[*self.visited, order.hospital],
             parent=self.hash_of["model"],
         )
@@ -166,6 +181,7 @@ class Order:
         learner: Name of the local objective (client_app.learners.LEARNERS).
         epochs: Passes over the training images.
         test: Whether to test the model after training it.
+        snapshots: Whether to answer also with the model after each epoch, for others to test.
         own_start: Whether the hospital's first model has initial weights of its own.
         shares_buffer: Whether the hospital's first parcel shall hold its buffer.
         replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
@@ -180,6 +196,7 @@ class Order:
     learner: str
     epochs: int = 0
     test: bool = False
+    snapshots: bool = False
     own_start: bool = False
     shares_buffer: bool = False
     replay: list[str] = field(default_factory=list)
@@ -291,15 +308,19 @@ def check_answer(verb: str, content: RecordDict) -> None:
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
     for name, record in content.items():
-        if type(record) is not declared.get(name):
+        if type(record) is not declared.get(_with_hash(name)):
             raise UndeclaredError(
                 f"The record '{name}' may not leave a hospital in answer to {verb}."
             )
     if extra := set(content.get("card", {})) - CARD:
         raise UndeclaredError(f"The card field '{min(extra)}' may not leave a hospital.")
     for key, value in content.get("metrics", {}).items():
-        if key.rpartition("/")[2] not in METRICS or isinstance(value, list):
+        if _with_hash(key.rpartition("/")[2]) not in METRICS or isinstance(value, list):
             raise UndeclaredError(f"The metric '{key}' may not leave a hospital.")
+
+
+def _with_hash(name: str) -> str:
+    return re.sub("[0-9]+", "#", name)
 
 
 def bundle(parcels: Mapping[str, RecordDict], records: Iterable[str]) -> RecordDict:

@@ -24,6 +24,7 @@ from strategies.courier import Courier, Delivery
 from strategies.events import Event, Journal
 from strategies.parcel import (
     Failure,
+    Manifest,
     Order,
     ParcelError,
     bundle,
@@ -80,8 +81,9 @@ class PeerStrategy(Strategy):
     A method overrides `plan`, and what differs from these defaults: `hops_per_round`, the name of
     its `learner` (client_app.learners), `own_start` (each hospital's first model has initial
     weights of its own, instead of one start for all), `shares_buffers` (each hospital's first
-    parcel holds synthetic images that stand for its own) and `tests_after_visit` (hospitals test a
-    model right after training it, because it is not handed on as it is).
+    parcel holds synthetic images that stand for its own), `tests_after_visit` (hospitals test a
+    model right after training it, because it is not handed on as it is) and `tests_every_visit`
+    (the one model is tested as it was after each visit of the round).
 
     Args:
         settings: The settings of the run.
@@ -89,10 +91,10 @@ class PeerStrategy(Strategy):
         journal: Is told everything that happens.
     """
 
-    hops_per_round = 1
     learner = "plain"
     own_start = False
     tests_after_visit = False
+    tests_every_visit = False
 
     def __init__(self, settings: Settings, grid: Grid, journal: Journal) -> None:
         self.settings = settings
@@ -101,7 +103,9 @@ class PeerStrategy(Strategy):
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
+        self.visited: dict[str, RecordDict] = {}  # the model after each visit of the round
         self.buffers = Buffers()
+        self.round, self.hop = 1, 0  # the hop that was begun last; both count from 1
 
     @abstractmethod
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
@@ -109,6 +113,11 @@ class PeerStrategy(Strategy):
 
     def finish_round(self, server_round: int) -> None:
         """What the server does after the last hop of a round; for most methods nothing."""
+
+    @property
+    def hops_per_round(self) -> int:
+        """How many; may change from round to round, with the number of hospitals."""
+        return 1
 
     @property
     def shares_buffers(self) -> bool:
@@ -144,8 +153,8 @@ class PeerStrategy(Strategy):
                 f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
                 f"ready. {reasons}"
             )
-        num_hops = self.settings.num_server_rounds * self.hops_per_round
-        self.start(self.courier, ArrayRecord(), num_rounds=num_hops)
+        while hops := self._hops_left():  # more than were to come, if a hospital has joined
+            self.start(self.courier, ArrayRecord(), num_rounds=hops)
         if not any(held.round for held in self.held.values()):
             raise RunError("No hospital has trained any model; see the failures above.")
 
@@ -228,18 +237,23 @@ class PeerStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send every parcel of the hop on its way."""
-        round_, hop = self._round_and_hop(server_round)
-        if hop == 1:
-            self.enrol()
+        self._begin_hop()
+        round_, hop = self.round, self.hop
         leg = self.plan(round_, hop, self.hospitals)
         connected = set(self.courier.get_node_ids())
         test = self.tests_after_visit and self._evaluates(round_)
+        snapshots = self._tests_every_visit(round_) and self.settings.evaluate.epochs
         messages = []
         for hospital, source in leg.route.items():
             held = self.held[source]
             if (node := self.nodes[hospital]) in connected:
                 replay = self.buffers.hashes(leg.replay.get(hospital, ()))
-                order = Order(round_, hop, hospital, self.learner, leg.epochs, test, replay=replay)
+                order = Order(
+                    *(round_, hop, hospital, self.learner, leg.epochs),
+                    test=test,
+                    snapshots=snapshots,
+                    replay=replay,
+                )
                 content = {**held.parcel, "order": to_record(order)}
                 content |= self.buffers.missing(hospital, replay)
                 messages.append(Message(RecordDict(content), node, leg.verb))
@@ -251,7 +265,7 @@ class PeerStrategy(Strategy):
         self, server_round: int, replies: Iterable[Delivery]
     ) -> tuple[None, None]:
         """Take the trained parcels in as they come, then move every parcel along the route."""
-        round_, hop = self._round_and_hop(server_round)
+        round_, hop = self.round, self.hop
         route = self.plan(round_, hop, self.hospitals).route
         arrived: dict[str, Held] = {}
         for delivery in replies:
@@ -263,6 +277,9 @@ class PeerStrategy(Strategy):
             if parcel is not None:
                 num_examples = _metrics(delivery)["num-examples"]
                 arrived[hospital] = Held(lineage, parcel, round_, num_examples)
+                if self._tests_every_visit(round_):
+                    versions = {**unbundle(delivery.content), "visit": parcel}
+                    self.visited |= {f"hop-{hop}-{name}": each for name, each in versions.items()}
         self.held = move(self.held, route, arrived)
         if hop == self.hops_per_round:
             self.finish_round(round_)
@@ -274,7 +291,7 @@ class PeerStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Send the models to the hospitals that test them."""
-        round_, hop = self._round_and_hop(server_round)
+        round_, hop = self.round, self.hop
         if hop < self.hops_per_round or not self._evaluates(round_):
             return []
         connected = set(self.courier.get_node_ids())
@@ -296,7 +313,7 @@ class PeerStrategy(Strategy):
         self, server_round: int, replies: Iterable[Delivery]
     ) -> None:
         """Note how every model did where, and who holds which model from now on."""
-        round_, hop = self._round_and_hop(server_round)
+        round_, hop = self.round, self.hop
         for delivery in replies:
             hospital = self._hospital_at(delivery.node)
             tested = unbundle(delivery.sent)
@@ -304,18 +321,21 @@ class PeerStrategy(Strategy):
             if ensemble := _metrics_of("ensemble", delivery):
                 event = Event("ensemble", round_, hop, hospital, metrics=ensemble)
                 self.journal.record(event)
-            for lineage in tested:
-                event = _event(delivery, round_, hop, hospital, lineage)
+            for name, parcel in tested.items():
+                label = from_record(Manifest, parcel.config_records["manifest"])
+                event = _event(delivery, round_, label.hop, hospital, label.lineage)
                 share = {key: value / len(tested) for key, value in shared.items()}
                 self.journal.record(
                     replace(
                         event,
-                        metrics=share | _metrics_of(lineage, delivery),
+                        metrics=share | _metrics_of(name, delivery),
                         seconds=delivery.seconds / len(tested),
-                        bytes_sent=count_bytes(tested[lineage]),
+                        bytes_sent=count_bytes(parcel),
+                        epochs=label.epochs,
                     )
                 )
         if hop == self.hops_per_round:
+            self.visited = {}
             if self._evaluates(round_):
                 for hospital, lineage in self.handed_on(round_).items():
                     self.journal.record(Event("hand-off", round_, hop, hospital, lineage))
@@ -324,6 +344,9 @@ class PeerStrategy(Strategy):
     def _evaluates(self, round_: int) -> bool:
         every, last = self.settings.evaluate.every, self.settings.num_server_rounds
         return round_ % every == 0 or round_ == last
+
+    def _tests_every_visit(self, round_: int) -> bool:
+        return self.tests_every_visit and self.settings.evaluate.cross and self._evaluates(round_)
 
     def _tests_ensemble(self, round_: int) -> bool:
         """Whether all models are to be tested together too."""
@@ -340,7 +363,7 @@ class PeerStrategy(Strategy):
 
     def _models_to_test(self, hospital: str, round_: int) -> dict[str, RecordDict]:
         if self.settings.evaluate.cross:
-            return self.parcels
+            return self.visited or self.parcels
         lineages = {self.handed_on(round_).get(hospital)}
         if hospital in self.held:
             lineages.add(self.held[hospital].lineage)
@@ -348,10 +371,17 @@ class PeerStrategy(Strategy):
 
     # Bookkeeping.
 
-    def _round_and_hop(self, flower_round: int) -> tuple[int, int]:
-        """Our round and hop, both from 1: Flower's round is our hop."""
-        round_, hop = divmod(flower_round - 1, self.hops_per_round)
-        return round_ + 1, hop + 1
+    def _hops_left(self) -> int:
+        rounds = self.settings.num_server_rounds - self.round
+        return rounds * self.hops_per_round + self.hops_per_round - self.hop
+
+    def _begin_hop(self) -> None:
+        """Go on to the next hop: one round of Flower's is one hop."""
+        if self.hop == self.hops_per_round:
+            self.round, self.hop = self.round + 1, 0
+        if self.hop == 0:
+            self.enrol()
+        self.hop += 1
 
     def _hospital_at(self, node: int) -> str:
         return next(hospital for hospital, id_ in self.nodes.items() if id_ == node)
@@ -368,7 +398,7 @@ class PeerStrategy(Strategy):
                 if round_ == 0 and self.shares_buffers and "buffer" not in parcel:
                     raise ParcelError("The hospital's first parcel has no buffer.")
                 if "model" in delivery.sent:
-                    check_same_layout(parcel, delivery.sent)
+                    _check_trained(delivery)
                     if not _metrics(delivery).get("num-examples", 0) > 0:
                         raise ParcelError("The metric 'num-examples' must be above 0.")
             except ParcelError as error:
@@ -387,6 +417,21 @@ def move(held: Mapping[str, Held], route: Route, arrived: Mapping[str, Held]) ->
     return {**resting, **moved}
 
 
+def _check_trained(delivery: Delivery) -> None:
+    """Refuse models that are not the one that was sent, after the visit that was ordered."""
+    order = from_record(Order, delivery.sent.config_records["order"])
+    expected = from_record(Manifest, delivery.sent.config_records["manifest"]).after(order)
+    copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
+    answered = unbundle(delivery.content)
+    if answered.keys() != copies.keys():
+        raise ParcelError(f"Expected the copies {list(copies)}, there are {list(answered)}.")
+    for name, parcel in {**answered, "": parcel_in(delivery.content)}.items():
+        label = replace(expected, epochs=copies.get(name, order.epochs))
+        if replace(check_parcel(parcel), hashes=[]) != replace(label, hashes=[]):
+            raise ParcelError("The label of the model is not that of the visit that was ordered.")
+        check_same_layout(parcel, delivery.sent)
+
+
 def _event(delivery: Delivery, round_: int, hop: int, hospital: str, lineage: str) -> Event:
     return Event(
         verb=delivery.verb,
@@ -400,6 +445,7 @@ def _event(delivery: Delivery, round_: int, hop: int, hospital: str, lineage: st
         seconds=delivery.seconds,
         bytes_sent=delivery.bytes_sent,
         bytes_received=delivery.bytes_received,
+        epochs=from_record(Order, delivery.sent.config_records["order"]).epochs,
     )
 
 

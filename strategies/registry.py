@@ -1,7 +1,9 @@
 """All strategies by name; each is one short file."""
 
 from strategies.centralized import Centralized
+from strategies.cwc import CWC
 from strategies.cwt import CWT
+from strategies.cwt_serial import CWTSerial
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
 from strategies.feder import FedER
@@ -13,7 +15,9 @@ from strategies.standalone import Standalone
 
 STRATEGIES: dict[str, type[PeerStrategy]] = {
     "centralized": Centralized,
+    "cwc": CWC,
     "cwt": CWT,
+    "cwt-serial": CWTSerial,
     "fedavg": FedAvg,
     "fedbn": FedBN,
     "feder": FedER,

@@ -45,8 +45,10 @@ class EvaluateSettings:
     """When and how widely models are tested: the keys `evaluate.*`."""
 
     every: int
+    epochs: bool
     cross: bool
     ensemble: bool
+    per_class: bool
 
     def __post_init__(self) -> None:
         _require(self.every >= 1, "evaluate.every", self.every, "1 or more")
@@ -147,6 +149,21 @@ class FedProxSettings:
 
 
 @dataclass(frozen=True)
+class CWCSettings:
+    """Cyclical weight consolidation: the keys `cwc.*`."""
+
+    strength: float
+    decay: float
+    importance: Literal["si", "ewc"]
+    damping: float
+
+    def __post_init__(self) -> None:
+        _require(self.strength >= 0, "cwc.strength", self.strength, "0 or more")
+        _require(0 <= self.decay <= 1, "cwc.decay", self.decay, "from 0 to 1")
+        _require(self.damping > 0, "cwc.damping", self.damping, "above 0")
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of a run; a field's key is its name with dashes."""
 
@@ -157,6 +174,7 @@ class Settings:
     partition_alpha: float
     partition_classes: int
     test_fraction: float
+    validation_fraction: float
     model: str
     image_size: int
     seed: int
@@ -173,6 +191,7 @@ class Settings:
     centralized: CentralizedSettings
     mlp: MLPSettings
     fedprox: FedProxSettings
+    cwc: CWCSettings
 
     def __post_init__(self) -> None:
         _require(
@@ -182,7 +201,9 @@ class Settings:
         _require(
             self.partition_classes >= 1, "partition-classes", self.partition_classes, "1 or more"
         )
-        _require(0 < self.test_fraction < 1, "test-fraction", self.test_fraction, "between 0 and 1")
+        for key in ("test_fraction", "validation_fraction"):
+            share, allowed = getattr(self, key), "0 or more, and below 1"
+            _require(0 <= share < 1, key.replace("_", "-"), share, allowed)
         _require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
         _require(self.cpu_threads >= 1, "cpu-threads", self.cpu_threads, "1 or more")

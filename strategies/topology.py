@@ -47,9 +47,9 @@ def inverse(route: Route) -> Route:
     return {source: receiver for receiver, source in route.items()}
 
 
-def serial(hospitals: Sequence[str], hop: int) -> Route:
-    """One parcel visits the hospitals in order: at hop k (from 1) the k-th of them."""
-    return {hospitals[hop - 1]: hospitals[hop - 2]}
+def serial(hospitals: Sequence[str], hop: int, place: str) -> Route:
+    """One parcel, now at `place`, visits the hospitals in order: at hop k (from 1) the k-th."""
+    return {hospitals[hop - 1]: place}
 
 
 def star(hospitals: Sequence[str]) -> Route:

@@ -54,6 +54,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
             "train__epochs": 1,
             "train__learning_rate": 0.01,
             "feder__buffer_size": 60,
+            "cwc__strength": 0.1,
             **overrides,
         }
     )
@@ -281,3 +282,37 @@ def test_bytes_of_a_hop_are_a_model_both_ways_and_a_buffer_once(tmp_path):
     assert first.bytes_sent == first.bytes_received
     extra = [e.bytes_sent - e.bytes_received for e in later]
     assert sum(map(bool, extra)) == HOSPITALS - 1
+
+
+def test_cwc_without_strength_is_the_serial_hand_off_bit_for_bit(tmp_path):
+    serial, told, _ = federate(tmp_path / "a", "cwt-serial")
+    cwc, told_too, _ = federate(tmp_path / "b", "cwc", cwc__strength=0.0)
+    assert_same_models(serial, cwc)
+    assert figures(told) == figures(told_too)
+
+
+def test_cwc_with_strength_is_not(tmp_path):
+    serial, _, _ = federate(tmp_path / "a", "cwt-serial")
+    cwc, _, _ = federate(tmp_path / "b", "cwc")
+    weights = [models(peers)["hospital-0"]["1.weight"] for peers in (serial, cwc)]
+    assert not np.array_equal(*weights)
+
+
+def memories(grid):
+    """The consolidation matrix as it was sent with each visit, as one vector."""
+    sent = [m.content for m in grid.sent if m.metadata.message_type == "train"]
+    records = [content.array_records.get("memory", {}) for content in sent]
+    vectors = [[array.numpy().ravel() for array in record.values()] for record in records]
+    return [np.concatenate(vector or [np.zeros(0)]) for vector in vectors]
+
+
+def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_else(tmp_path):
+    """Nothing at the first visit; then an entry for each parameter, which grows in a round."""
+    peers, _, grid = federate(tmp_path, "cwc")
+    parameters = sum(array.size for array in models(peers)["hospital-0"].values())
+    sent = memories(grid)
+    assert [len(matrix) for matrix in sent] == [0] + [parameters] * (2 * HOSPITALS - 1)
+    assert np.all(sent[2] >= sent[1])
+    assert sent[2].sum() > sent[1].sum() > 0
+    tested = [m.content for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert not any(name.endswith("memory") for content in tested for name in content)

@@ -38,23 +38,40 @@ DATASETS: dict[str, Callable[[str, int], Pool]] = {
 def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalData:
     """Return what the hospital of this index, from 0, holds of a data set cut over `hospitals`.
 
+    With a `validation-fraction` its test images are left out, and it tests on that share of the
+    others.
+
     Raises:
-        DataError: The data set cannot be loaded or cut, or leaves this hospital too few images.
+        DataError: The data set cannot be loaded or cut, has no test images of its own though
+            `test-fraction` is 0, or leaves this hospital too few images.
     """
     pool, shares = _pool_and_shares(settings, hospitals)
     own = shares[hospital_index]
-    if pool.held_out is None:
-        rng = rng_for(settings.seed, "split", hospital=str(hospital_index))
-        groups = None if pool.groups is None else pool.groups[own]
-        held_out = choose_test(pool.labels[own], settings.test_fraction, rng, groups)
-    else:
+
+    def chosen(images: NDArray[np.int64], fraction: float, purpose: str) -> NDArray[np.bool_]:
+        rng = rng_for(settings.seed, purpose, hospital=str(hospital_index))
+        groups = None if pool.groups is None else pool.groups[images]
+        return choose_test(pool.labels[images], fraction, rng, groups)
+
+    if settings.test_fraction > 0 and not pool.always_held_out:
+        held_out = chosen(own, settings.test_fraction, "split")
+    elif pool.held_out is not None:
         held_out = pool.held_out[own]
+    else:
+        raise DataError(
+            f"The setting 'test-fraction' is 0, but the data set '{settings.dataset}' has no test "
+            "images of its own: set it above 0, such as to 0.2."
+        )
+    kind = "test"
+    if settings.validation_fraction > 0:
+        kind, own = "validation", own[~held_out]
+        held_out = chosen(own, settings.validation_fraction, "validation")
     train, test = own[~held_out], own[held_out]
     if len(train) < 2 or len(test) < 1:
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has {len(train)} training and {len(test)} "
-            "test images; it needs 2 and 1. Use fewer hospitals, a larger partition-alpha or "
-            "test-fraction, or another partition."
+            f"{kind} images; it needs 2 and 1. Use fewer hospitals, a larger partition-alpha or "
+            f"{kind}-fraction, or another partition."
         )
 
     def part(indices: NDArray[np.int64]) -> Samples:

@@ -17,6 +17,7 @@ from client_app.errors import DataError
 def load_hub(source: str, image_size: int) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
+    The images of the split `test`, where there is one, are the data set's own test images.
     The first image column holds the images; the first class column, or else whole numbers in the
     column `label`, the labels; the column `site`, where there is one, the sites. Images are resized
     as they are decoded, so that only small ones are held; `image_size` 0 leaves them as they are.
@@ -26,7 +27,7 @@ def load_hub(source: str, image_size: int) -> Pool:
     """
     import datasets  # takes seconds
 
-    table = _read(source)
+    table, held_out = _read(source)
     columns = {name: kind for name, kind in table.features.items() if name != "site"}
     image = _first(columns, datasets.Image)
     label = _first(columns, datasets.ClassLabel) or "label"
@@ -43,11 +44,12 @@ def load_hub(source: str, image_size: int) -> Pool:
         labels=labels,
         classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
         sites=_sites(source, table["site"][:]) if "site" in table.features else None,
+        held_out=held_out,
     )
 
 
-def _read(source: str) -> Any:
-    """All splits of `source` as one `datasets.Dataset`."""
+def _read(source: str) -> tuple[Any, NDArray[np.bool_] | None]:
+    """All splits of `source` as one `datasets.Dataset`, and which rows [N] are the split `test`."""
     import datasets
 
     if Path(source).is_absolute() and not Path(source).is_dir():
@@ -57,7 +59,9 @@ def _read(source: str) -> Any:
         # of a hospital's folder.
         splits = datasets.load_dataset(source)
         order = sorted(splits, key=lambda name: {"train": 0, "test": 1}.get(name, 2))
-        return datasets.concatenate_datasets([splits[name] for name in order])
+        parts = [splits[name] for name in order]
+        tested = np.repeat([name == "test" for name in order], list(map(len, parts)))
+        return datasets.concatenate_datasets(parts), tested if "test" in order else None
     except ConnectionError as error:
         raise DataError(
             f"The Hugging Face hub cannot be reached for '{source}': connect this machine, or set "

@@ -1,8 +1,9 @@
 """Images in a NumPy archive, in one of two forms.
 
-1. One set for all: `x_train, y_train, x_test, y_test`. Train and test become one pool.
-2. One set per hospital: `train_x_i, train_y_i, test_x_i, test_y_i` for i = 0, 1, ... The pool says
-   which hospital and which test set each image belongs to.
+1. One set for all: `x_train, y_train, x_test, y_test`. Train and test become one pool, which says
+   which images are those of the test set.
+2. One set per hospital: `train_x_i, train_y_i, test_x_i, test_y_i` for i = 0, 1, ... The pool also
+   says which hospital each image belongs to, and the test sets are always kept.
 
 Images are uint8 [N, H, W] or [N, H, W, C] with 1 or 3 channels, labels whole numbers [N] from 0.
 """
@@ -52,7 +53,8 @@ def load_npz(file: str) -> Pool:
         labels=merged,
         classes=numbered_classes(merged),
         sites=None if one_set else part // 2,
-        held_out=None if one_set else part % 2 == 1,
+        held_out=part % 2 == 1,
+        always_held_out=not one_set,
     )
 
 

@@ -23,7 +23,8 @@ class Pool:
         labels: int64 [N], an index into `classes`.
         classes: Names of the classes; each has an image.
         sites: int64 [N], the site that each image comes from; None if the data set names none.
-        held_out: bool [N], True for a test image; None if hospitals are to choose theirs.
+        held_out: bool [N], True for one of the data set's own test images; None if it has none.
+        always_held_out: Whether hospitals test on those at any `test-fraction`, not only at 0.
         groups: int64 [N], which images belong together, those of one patient for instance: at a
             hospital they are all trained on or all tested on. Only the partition `site` keeps a
             group at one hospital; the others cut without regard to groups. None if every image is
@@ -38,6 +39,7 @@ class Pool:
     classes: tuple[str, ...]
     sites: NDArray[np.int64] | None = None
     held_out: NDArray[np.bool_] | None = None
+    always_held_out: bool = False
     groups: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
@@ -86,7 +88,7 @@ def joined(parts: Iterable[Samples]) -> Samples:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """What one hospital holds; the classes are those of all hospitals, in the same order."""
+    """What one hospital trains and tests on; the classes are those of all, in the same order."""
 
     train: Samples
     test: Samples

@@ -1,4 +1,4 @@
-"""How a hospital chooses its test images, where the data set does not say."""
+"""How a hospital chooses its validation images, and its test images unless the data set does."""
 
 import numpy as np
 from numpy.typing import NDArray

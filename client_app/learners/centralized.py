@@ -1,22 +1,18 @@
 """Centralised training at the one hospital that trains (strategies/centralized.py)."""
 
-from collections.abc import Sequence
-
 from torch import nn
 
-from client_app.datasets import Samples, joined
+from client_app.datasets import joined
 from client_app.hospital import Hospital
-from client_app.learners.plain import Plain
+from client_app.learners.plain import NOTHING, Plain, Received
 
 
 class Centralized(Plain):
     """Cross-entropy on everybody's images, real, synthetic or both, in one heap."""
 
-    def __init__(
-        self, model: nn.Module, hospital: Hospital, buffers: Sequence[Samples] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, hospital: Hospital, received: Received = NOTHING) -> None:
         super().__init__(model, hospital)
-        parts = list(buffers)
+        parts = list(received.buffers)
         if hospital.settings.centralized.data != "synthetic":
             parts.append(hospital.everyone())
         self.samples = joined(parts)

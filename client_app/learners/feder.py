@@ -7,15 +7,13 @@ mean over 2B images, as in the authors' code):
     λ · mean over B of ℓ(M(x), y)  +  (1 − λ) · mean over B of ℓ(M(x'), y')
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from client_app.datasets import Samples, joined
 from client_app.hospital import Hospital
-from client_app.learners.plain import Plain
+from client_app.learners.plain import NOTHING, Plain, Received
 
 
 class FedER(Plain):
@@ -24,15 +22,13 @@ class FedER(Plain):
     Args:
         model: The network, with the weights as received.
         hospital: Where the visit is.
-        buffers: The received buffer, if there is one. With the variant `synthetic-only` the
-            hospital's own comes before it, in the place of the hospital's images.
+        received: A buffer, if there is one. With the variant `synthetic-only` the hospital's own
+            comes before it, in the place of the hospital's images.
     """
 
-    def __init__(
-        self, model: nn.Module, hospital: Hospital, buffers: Sequence[Samples] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, hospital: Hospital, received: Received = NOTHING) -> None:
         super().__init__(model, hospital)
-        feder = hospital.settings.feder
+        feder, buffers = hospital.settings.feder, received.buffers
         if feder.variant == "synthetic-only":
             self.samples, *buffers = buffers
         self.weight = feder.replay_weight  # 1 − λ

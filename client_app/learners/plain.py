@@ -1,7 +1,9 @@
 """Cross-entropy on the hospital's own images: what most methods minimise."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -10,21 +12,37 @@ from client_app.datasets import Samples
 from client_app.hospital import Hospital
 
 
+@dataclass(frozen=True)
+class Received:
+    """What came with a model.
+
+    Attributes:
+        buffers: Synthetic images to train on.
+        memory: What the method carries beside the model, by name; empty at its first visit.
+        new_rounds: How many rounds have begun since its last visit.
+    """
+
+    buffers: Sequence[Samples] = ()
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    new_rounds: int = 0
+
+
+NOTHING = Received()
+
+
 class Plain:
     """What a hospital minimises during one visit; other learners build on this one.
 
     Args:
         model: The network, with the weights as received.
         hospital: Where the visit is.
-        buffers: Synthetic images to train on, which this learner does not.
+        received: What came with it, which this learner has no use for.
 
     Attributes:
         samples: What an epoch is a pass over.
     """
 
-    def __init__(
-        self, model: nn.Module, hospital: Hospital, buffers: Sequence[Samples] = ()
-    ) -> None:
+    def __init__(self, model: nn.Module, hospital: Hospital, received: Received = NOTHING) -> None:
         self.model = model
         self.samples = hospital.data.train
 
@@ -36,9 +54,15 @@ class Plain:
         """Loss of an extended batch: images [M, C, H, W] in [-1, 1], labels [M]; a scalar."""
         return functional.cross_entropy(self.model(images), labels)
 
-    @torch.no_grad()
-    def add_penalty_gradient(self) -> None:
+    def before_step(self) -> None:
         """Add the gradient of the method's penalty to that of the loss; here there is none."""
+
+    def after_step(self) -> None:
+        """Take note of what a step of the optimizer has done; here nothing."""
+
+    def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
+        """What the method carries on beside the trained model, by name; here nothing."""
+        return {}
 
     @staticmethod
     def check(hospital: Hospital) -> None:

@@ -111,3 +111,8 @@ MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "cnn": cnn,
     **dict.fromkeys(torchvision.models.list_models(torchvision.models), torchvision_model),
 }
+
+
+def normalise(images: torch.Tensor) -> torch.Tensor:
+    """Bring uint8 images to [-1, 1], as float32, which is what networks are trained on."""
+    return images.float().div_(127.5).sub_(1.0)

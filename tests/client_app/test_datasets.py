@@ -260,7 +260,58 @@ def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
     assert sorted(numbers) == NUMBERS.tolist()
 
 
-def test_the_test_set_of_the_data_set_is_kept(tmp_path):
+def shown(samples):
+    """The numbers that the images show, sorted."""
+    return sorted(samples.images[:, 0, 0, 0].tolist())
+
+
+@pytest.mark.parametrize("name", ["iid", "dirichlet", "classes"])
+def test_a_test_fraction_of_0_means_the_test_set_of_the_data_set(name, npz):
+    """Of 120 images 70..119 are the test set."""
+    settings = replace(SETTINGS, dataset=npz, partition=name, test_fraction=0.0)
+    first, second = (open_data(settings, hospital, 2) for hospital in (0, 1))
+
+    assert sorted(shown(first.train) + shown(second.train)) == list(range(70))
+    assert sorted(shown(first.test) + shown(second.test)) == list(range(70, 120))
+
+
+def test_five_hospitals_of_two_classes_share_the_test_set_of_the_data_set(tmp_path):
+    """Hospital i holds the numbers that end in 2i or 2i + 1: 0..59 to train on, 60..79 to test."""
+    x, y = np.tile(NUMBERS.astype(np.uint8)[:, None, None], (1, 2, 2)), NUMBERS % 10
+    file = tmp_path / "ten.npz"
+    np.savez(file, x_train=x[:60], y_train=y[:60], x_test=x[60:80], y_test=y[60:80])
+    settings = replace(SETTINGS, dataset=f"npz:{file}", partition="classes")
+    for hospital in range(5):
+        data = open_data(replace(settings, test_fraction=0.0), hospital, 5)
+        held = [n for n in range(80) if n % 10 // 2 == hospital]
+
+        assert shown(data.train) == held[:12]
+        assert shown(data.test) == held[12:]
+
+
+def test_a_data_set_without_a_test_set_needs_a_test_fraction():
+    with pytest.raises(DataError, match=r"'test-fraction' is 0, .* 'digits' has no .* above 0"):
+        open_data(replace(SETTINGS, dataset="digits", test_fraction=0.0), 0, 2)
+
+
+@pytest.mark.parametrize(("test_fraction", "sizes"), [(0.5, (30, 18, 12)), (0.0, (36, 22, 14))])
+def test_validation_images_are_training_images(test_fraction, sizes, npz):
+    """Hospital 0 holds 30 images each of classes 0 and 1, 18 of them below 70.
+
+    Of 15 (half of 30) or 18 training images of a class 0.4 · 15 = 6 or 0.4 · 18 ≈ 7 validate.
+    """
+    settings = replace(SETTINGS, dataset=npz, partition="classes", test_fraction=test_fraction)
+    final = open_data(settings, 0, 2)
+    data = open_data(replace(settings, validation_fraction=0.4), 0, 2)
+
+    assert (len(final.train), len(data.train), len(data.test)) == sizes
+    assert np.bincount(data.test.labels).tolist() == [sizes[2] / 2] * 2
+    assert sorted(shown(data.train) + shown(data.test)) == shown(final.train)
+    assert not set(shown(final.train)) & set(shown(final.test))
+
+
+@pytest.mark.parametrize("test_fraction", [0.2, 0.0])
+def test_the_test_set_of_a_hospital_is_kept(test_fraction, tmp_path):
     sets: dict[str, Any] = {}
     for part, own in {
         "train_0": [0, 1],
@@ -273,7 +324,7 @@ def test_the_test_set_of_the_data_set_is_kept(tmp_path):
         sets[f"{name}_y_{hospital}"] = POOL.labels[own] % 2
     np.savez(tmp_path / "sets.npz", **sets)
     settings = replace(SETTINGS, dataset=f"npz:{tmp_path / 'sets.npz'}", partition="site")
-    data = open_data(settings, 1, 2)
+    data = open_data(replace(settings, test_fraction=test_fraction), 1, 2)
 
     assert data.train.images[:, 0, 0, 0].tolist() == [5, 6]
     assert data.test.images[:, 0, 0, 0].tolist() == [7, 8]
@@ -306,6 +357,15 @@ def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
     with pytest.raises(DataError, match="Hospital 59 of 60 has 2 training and 0 test images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
+
+
+def test_a_hospital_with_too_few_images_to_validate_on_is_named(npz):
+    """30 hospitals hold 4 images each; a tenth of 4 images of a class or fewer is none."""
+    settings = replace(SETTINGS, dataset=npz, partition="iid", validation_fraction=0.1)
+    with pytest.raises(
+        DataError, match=r"of 30 has . training and 0 validation images; .* validation-fraction"
+    ):
+        open_data(settings, 0, 30)
 
 
 def test_the_digits_are_those_of_scikit_learn():

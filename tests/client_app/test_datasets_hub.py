@@ -58,6 +58,9 @@ def test_splits_come_in_the_order_train_test_others(folder):
     assert pool.images[:, 0, 0, 0].tolist() == [1, 2, 3]
     assert pool.labels.tolist() == [0, 1, 0]
     assert pool.classes == ("0", "1")
+    assert pool.held_out is not None
+    assert pool.held_out.tolist() == [False, True, False]
+    assert not pool.always_held_out
 
 
 def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):

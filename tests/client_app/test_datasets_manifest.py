@@ -1,5 +1,7 @@
 """Manifests with their images, written to folders; and whatever else may be in a CSV file."""
 
+from dataclasses import replace
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -104,6 +106,12 @@ def test_a_hospital_is_a_site_and_keeps_patients_together(site):
     assert len(test) == 4  # a fifth
     assert not {value // 2 for value in train} & {value // 2 for value in test}
     assert data.test.labels.tolist() == [value % 2 for value in test]
+
+    data = open_data(replace(chosen, validation_fraction=0.25), 1, 2)
+    kept, validated = (part.images[:, 0, 0, 0].tolist() for part in (data.train, data.test))
+    assert sorted(kept + validated) == sorted(train)
+    assert len(validated) == 4  # a quarter of 16
+    assert not {value // 2 for value in kept} & {value // 2 for value in validated}
 
 
 def test_grey_is_kept_if_all_images_are(site):

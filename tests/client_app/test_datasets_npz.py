@@ -20,14 +20,16 @@ def save(tmp_path):
     return write
 
 
-def test_one_set_becomes_one_pool(save):
+def test_one_set_becomes_one_pool_that_says_what_was_its_test_set(save):
     pool = load_npz(save(**ONE_SET))
 
     assert np.array_equal(pool.images, GREY[:, None])
     assert pool.labels.tolist() == LABELS.tolist()
     assert pool.classes == ("0", "1", "2")
     assert pool.sites is None
-    assert pool.held_out is None
+    assert pool.held_out is not None
+    assert pool.held_out.tolist() == [False, False, False, True, True]
+    assert not pool.always_held_out
 
 
 def test_sets_per_hospital_say_site_and_test_set(save):
@@ -43,6 +45,7 @@ def test_sets_per_hospital_say_site_and_test_set(save):
     assert pool.sites.tolist() == [0, 0, 0, 1, 1]
     assert pool.held_out is not None
     assert pool.held_out.tolist() == [False, False, True, False, True]
+    assert pool.always_held_out
 
 
 def test_channels_come_first(save):

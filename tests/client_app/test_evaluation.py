@@ -9,7 +9,7 @@ from torch import nn
 from client_app.datasets import Samples
 from client_app.errors import DeadlineError
 from client_app.evaluation import probabilities, score
-from client_app.training import normalise
+from client_app.models import normalise
 
 
 def test_metrics_by_hand():

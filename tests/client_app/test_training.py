@@ -15,7 +15,7 @@ from client_app.learners.centralized import Centralized
 from client_app.learners.fedbn import FedBN
 from client_app.learners.feder import FedER
 from client_app.learners.fedprox import FedProx
-from client_app.learners.plain import Plain
+from client_app.learners.plain import NOTHING, Plain, Received
 from client_app.models import Architecture
 from client_app.store import Store
 from client_app.training import batches, train
@@ -43,14 +43,16 @@ def hospital(**overrides):
     return Hospital("h", settings(**overrides), held, torch.device("cpu"), "mlp", Store(Path("no")))
 
 
-def visit(learner="plain", model=None, epochs=2, seed=0, deadline=60.0, buffers=(), **overrides):
+def visit(
+    learner="plain", model=None, epochs=2, seed=0, deadline=60.0, received=NOTHING, **overrides
+):
     model = model or network()
     if learner == "centralized":
         overrides = {"centralized__data": "synthetic", **overrides}
-        buffers = buffers or [data()]
+        received = Received([data()])
     where = hospital(**overrides)
     metrics = train(
-        LEARNERS[learner](model, where, buffers),
+        LEARNERS[learner](model, where, received),
         where.settings.train,
         epochs,
         np.random.default_rng(seed),
@@ -146,7 +148,7 @@ def test_fedprox_adds_the_gradient_of_the_squared_norm():
     learner = FedProx(model, hospital(fedprox__mu=0.5))
     model.weight.data = torch.tensor([[3.0, 2.0]])
     model.weight.grad = torch.zeros(1, 2)
-    learner.add_penalty_gradient()
+    learner.before_step()
     assert model.weight.grad.tolist() == [[1.0, 0.0]]
 
 
@@ -185,7 +187,7 @@ def grey(level, label, count=4):
 
 
 def test_feder_adds_as_many_images_of_the_buffer_as_it_has_own():
-    learner = FedER(network(), hospital(), [grey(9, 2)])
+    learner = FedER(network(), hospital(), Received([grey(9, 2)]))
     batch = learner.extend(grey(1, 0, 3), torch.Generator().manual_seed(0))
     assert batch.images[:, 0, 0, 0].tolist() == [1, 1, 1, 9, 9, 9]
     assert batch.labels.tolist() == [0, 0, 0, 2, 2, 2]
@@ -194,9 +196,8 @@ def test_feder_adds_as_many_images_of_the_buffer_as_it_has_own():
 @pytest.mark.parametrize(("own", "buffer"), [(3, 7), (7, 3), (4, 4)])
 def test_feder_replays_no_image_twice_before_all_others_once(own, buffer):
     images = torch.arange(buffer, dtype=torch.uint8).view(-1, 1, 1, 1)
-    learner = FedER(
-        network(), hospital(), [Samples(images, torch.zeros(buffer, dtype=torch.int64))]
-    )
+    replayed = Samples(images, torch.zeros(buffer, dtype=torch.int64))
+    learner = FedER(network(), hospital(), Received([replayed]))
     start = Samples(torch.full((own, 1, 1, 1), 99, dtype=torch.uint8), torch.zeros(own).long())
     extended = learner.extend(start, torch.Generator().manual_seed(0))
     times = torch.bincount(extended.images[own:].flatten().int(), minlength=buffer)
@@ -218,7 +219,7 @@ def test_feder_weighs_the_two_terms(replay_weight):
     learner = FedER(
         Constant(),
         hospital(feder__replay_weight=replay_weight),
-        [grey(0, 1)],
+        Received([grey(0, 1)]),
     )
     batch = learner.extend(grey(0, 0, 2), torch.Generator())
     expected = (1 - replay_weight) * np.log(4) + replay_weight * np.log(4 / 3)
@@ -228,14 +229,16 @@ def test_feder_weighs_the_two_terms(replay_weight):
 def test_feder_with_half_the_weight_is_the_mean_over_all_images():
     """λ = 0.5 is what the authors' code does: one mean over 2B images."""
     model = network()
-    learner = FedER(model, hospital(), [grey(200, 1)])
+    learner = FedER(model, hospital(), Received([grey(200, 1)]))
     batch = learner.extend(grey(10, 0), torch.Generator().manual_seed(0))
     images = batch.images / 127.5 - 1
     expected = nn.functional.cross_entropy(model(images), batch.labels)
     torch.testing.assert_close(learner.loss(images, batch.labels), expected)
 
 
-@pytest.mark.parametrize("off", [{}, {"buffers": [grey(9, 2)], "feder__replay_weight": 0.0}])
+@pytest.mark.parametrize(
+    "off", [{}, {"received": Received([grey(9, 2)]), "feder__replay_weight": 0.0}]
+)
 def test_feder_without_replay_is_plain_bit_for_bit(off):
     plain, _ = visit("plain", network("cnn"))
     feder, _ = visit("feder", network("cnn"), **off)
@@ -244,15 +247,16 @@ def test_feder_without_replay_is_plain_bit_for_bit(off):
 
 def test_feder_with_replay_is_not():
     plain, _ = visit("plain")
-    feder, _ = visit("feder", buffers=[grey(9, 2)])
+    feder, _ = visit("feder", received=Received([grey(9, 2)]))
     assert not torch.equal(plain["1.weight"], feder["1.weight"])
 
 
 def test_synthetic_only_takes_the_own_buffer_in_the_place_of_the_images():
-    own, received = grey(1, 0), grey(9, 2)
-    learner = FedER(network(), hospital(feder__variant="synthetic-only"), [own, received])
+    own, other = grey(1, 0), grey(9, 2)
+    where = hospital(feder__variant="synthetic-only")
+    learner = FedER(network(), where, Received([own, other]))
     assert learner.samples is own
-    assert learner.replay is received
+    assert learner.replay is other
 
 
 def test_centralized_puts_everything_on_one_heap():
@@ -263,7 +267,8 @@ def test_centralized_puts_everything_on_one_heap():
     buffer = Samples(
         torch.zeros(5, *everyone.images.shape[1:], dtype=torch.uint8), torch.zeros(5).long()
     )
-    assert len(Centralized(network(), where, [buffer, buffer]).samples) == len(everyone) + 10
+    learner = Centralized(network(), where, Received([buffer, buffer]))
+    assert len(learner.samples) == len(everyone) + 10
 
 
 def test_a_real_hospital_refuses_to_centralise_its_images():

@@ -2,22 +2,34 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app.app import app
 from client_app.datasets import Samples
 from client_app.models import Architecture
 from client_app.packing import pack_buffer
-from strategies.parcel import Failure, Order, check_parcel, code_hash, hash_arrays, pack, to_record
+from strategies.parcel import (
+    Failure,
+    Order,
+    bundle,
+    check_parcel,
+    code_hash,
+    hash_arrays,
+    pack,
+    to_record,
+    unbundle,
+)
 from tests.fakes import context, run_config
 
 
-def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", **order):
+def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **order):
     fields = {"round": 1, "hop": 1, "hospital": "hospital-0", "learner": "plain", **order}
     content = RecordDict({**(parcels or {}), "order": to_record(Order(**fields))})
-    place = context(0, 2, run_config(model=model), **{"store-dir": str(tmp_path)})
+    settings = run_config(model=model, **(config or {}))
+    place = context(0, 2, settings, **{"store-dir": str(tmp_path)})
     return app(Message(content, 100, verb, ttl=ttl), place)
 
 
@@ -136,3 +148,65 @@ def test_a_hash_that_is_no_hash_names_no_file(tmp_path):
     answer = replay(tmp_path, prepared(tmp_path), "../../home")
     assert answer.error.code == Failure.PARCEL
     assert "not the hash of a buffer" in answer.error.reason
+
+
+def consolidate(tmp_path, parcel, decay=0.0, **order):
+    config = {"cwc__decay": decay, "cwc__strength": 0.1, "mlp__hidden": "16"}
+    answer = ask("train", tmp_path, parcel, config=config, learner="cwc", epochs=1, **order).content
+    return {name: answer[name] for name in ("model", "memory", "manifest")}
+
+
+def vector(record):
+    return np.concatenate([array.numpy().ravel() for array in record.values()])
+
+
+def test_the_consolidation_matrix_decays_when_a_round_begins_wherever_that_is(tmp_path):
+    """With γ = 0 the second round begins as if there had been no first one.
+
+    Its first visit is at hop 2 here: the hospital before was away.
+    """
+    start = ask("query.prepare", tmp_path, code=code_hash(), config={"mlp__hidden": "16"}).content
+    first = consolidate(tmp_path, parcel_of(start), round=1, hop=1)
+    same_round = consolidate(tmp_path, first, round=1, hop=2)
+    assert np.all(vector(same_round["memory"]) >= vector(first["memory"]))
+    next_round = consolidate(tmp_path, first, round=2, hop=2)
+    forgotten = consolidate(tmp_path, parcel_of(first), round=2, hop=2)
+    np.testing.assert_array_equal(vector(next_round["memory"]), vector(forgotten["memory"]))
+    kept = consolidate(tmp_path, first, decay=1.0, round=2, hop=2)
+    assert np.all(vector(kept["memory"]) >= vector(first["memory"]))
+
+
+def test_a_matrix_for_another_network_is_refused(tmp_path):
+    config = {"mlp__hidden": "16"}
+    start = ask("query.prepare", tmp_path, code=code_hash(), config=config).content
+    first = consolidate(tmp_path, parcel_of(start))
+    memory = ArrayRecord({**first["memory"], "1.bias": Array(np.zeros(3, "f4"))})
+    label = check_parcel(RecordDict(first))
+    parcel = dict(pack({"model": first["model"], "memory": memory}, label))
+    answer = ask("train", tmp_path, parcel, config=config, learner="cwc", epochs=1)
+    assert answer.error.code == Failure.PARCEL
+    assert "The memory of lineage 'hospital-0' has '1.bias'" in answer.error.reason
+
+
+def test_a_visit_answers_with_copies_of_the_model_after_each_epoch(tmp_path):
+    """The first of two epochs leaves the same model as a visit of one epoch."""
+    start = parcel_of(prepared(tmp_path))
+    both = unbundle(ask("train", tmp_path, start, epochs=2, snapshots=True).content)
+    once = ask("train", tmp_path, start, epochs=1).content
+    assert list(both) == ["epoch-1"]
+    copy = check_parcel(both["epoch-1"])
+    assert copy == check_parcel(once)
+
+
+def test_counts_of_classes_are_told_only_if_asked_for(tmp_path):
+    start = RecordDict(parcel_of(prepared(tmp_path)))
+    parcels = dict(bundle({"x": start}, ["manifest", "model"]))
+    plain = ask("evaluate", tmp_path, parcels).content["metrics"]
+    assert not any("class-" in key for key in plain)
+    told = ask("evaluate", tmp_path, parcels, config={"evaluate__per_class": True}).content[
+        "metrics"
+    ]
+    images = [told[f"x/images-of-class-{k}"] for k in range(10)]
+    right = [told[f"x/right-of-class-{k}"] for k in range(10)]
+    assert sum(images) == told["x/num-examples"]
+    assert sum(right) / sum(images) == pytest.approx(told["x/accuracy"])

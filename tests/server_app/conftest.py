@@ -3,9 +3,9 @@ import pytest
 from strategies.events import Event
 
 
-def evaluated(round_, model, hospital, accuracy):
-    metrics = {"accuracy": accuracy, "num-examples": {"A": 10, "B": 30}[hospital]}
-    return Event("evaluate", round_, 1, hospital, model, metrics=metrics, seconds=0.5)
+def evaluated(round_, model, hospital, accuracy, hop=1, epochs=0, **counts):
+    metrics = {"accuracy": accuracy, "num-examples": {"A": 10, "B": 30}[hospital], **counts}
+    return Event("evaluate", round_, hop, hospital, model, "ok", "", metrics, 0.5, epochs=epochs)
 
 
 def visit(round_, model, hospital):
@@ -52,3 +52,27 @@ def events():
         Event("hand-off", 2, 1, "A", "A"),
         Event("hand-off", 2, 1, "B", "B"),
     ]
+
+
+def serial_round(round_):
+    """One model visits A (10 images), then B (30), for two epochs each, tested after every one.
+
+                    at A    at B    global
+    hop 1, by A     0.5     0.1     (5 + 3) / 40 = 0.2
+                    0.9     0.5     (9 + 15) / 40 = 0.6     after the visit
+    hop 2, by B     0.5     0.5     (5 + 15) / 40 = 0.5
+                    0.5     0.9     (5 + 27) / 40 = 0.8     after the visit
+    """
+    accuracies = {(1, 1): (0.5, 0.1), (1, 2): (0.9, 0.5), (2, 1): (0.5, 0.5), (2, 2): (0.5, 0.9)}
+    for hop, hospital in enumerate("AB", 1):
+        yield Event("train", round_, hop, hospital, "global", epochs=2)
+        for epochs in (2, 1):
+            for where, accuracy in zip("AB", accuracies[hop, epochs], strict=True):
+                yield evaluated(round_, "global", where, accuracy, hop, epochs)
+    yield Event("hand-off", round_, 2, "A", "global")
+
+
+@pytest.fixture
+def serial():
+    """Three such rounds."""
+    return [event for round_ in (1, 2, 3) for event in serial_round(round_)]

@@ -4,6 +4,7 @@ import pytest
 
 from server_app.measures import measure_round, summarise
 from strategies.events import Event
+from tests.server_app.conftest import evaluated, serial_round
 
 
 def measured(events, *rounds, cross=True):
@@ -118,11 +119,102 @@ def test_after_visit_is_not_read_from_a_model_that_others_trained_too():
     assert round_.figures["accuracy_after_visit"] == pytest.approx(0.8)
 
 
+def test_everything_but_visits_is_about_the_latest_version_of_a_model(serial):
+    """From the table in conftest.py: what B left, 0.5 at A, 0.9 at B."""
+    [round_] = measured(serial, 1)
+    assert round_.matrix == {("global", "A"): 0.5, ("global", "B"): 0.9}
+    assert round_.held == {"A": 0.5}
+    assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
+    assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.8)
+
+
+def test_after_visit_is_read_from_the_version_that_the_visit_left(serial):
+    """A had 0.9 in hand before B changed it to 0.5; B 0.9."""
+    assert measured(serial, 1)[0].figures["accuracy_after_visit"] == pytest.approx(0.9)
+
+
+def test_every_tested_version_is_a_row(serial):
+    rows = summary_of(serial).visits
+    assert [(row["hop"], row["epochs"], row["hospital"]) for row in rows[:4]] == [
+        (1, 1, "A"),
+        (1, 2, "A"),
+        (2, 1, "B"),
+        (2, 2, "B"),
+    ]
+    assert [row["global_accuracy"] for row in rows[:4]] == pytest.approx([0.2, 0.6, 0.5, 0.8])
+    assert rows[1]["own_accuracies"] == {"A": 0.9, "B": 0.5}
+    assert [(row["round"], row["lineage"]) for row in rows] == [(1, "global")] * 4 + [
+        (2, "global")
+    ] * 4
+
+
+def test_a_parallel_run_has_a_row_for_each_model(events):
+    """Round 2: A trained model B, and nobody model A, whose visit to B failed."""
+    rows = summary_of(events).visits
+    assert [(row["round"], row["lineage"], row["hospital"]) for row in rows] == [
+        (1, "A", "A"),
+        (1, "B", "B"),
+        (2, "A", ""),
+        (2, "B", "A"),
+    ]
+
+
+def test_an_average_was_left_by_no_hospital_in_particular():
+    """So nothing is known of what A and B had in hand before it."""
+    events = [
+        *(Event("train", 1, 1, hospital, "global") for hospital in "AB"),
+        *(evaluated(1, "global", hospital, 0.7) for hospital in "AB"),
+    ]
+    [round_] = measured(events, 1)
+    assert [row["hospital"] for row in round_.visits] == [""]
+    assert isnan(round_.figures["accuracy_after_visit"])
+
+
+def test_global_balanced_accuracy_is_that_of_the_pooled_images():
+    """Class 0: (8 + 0) / (8 + 2) = 0.8; class 1: (1 + 14) / (2 + 28) = 0.5; nobody has class 2.
+
+    Their mean is 0.65. The hospitals' own would be (8/8 + 1/2) / 2 = 0.75 and (0 + 14/28) / 2 =
+    0.25, on average 0.5. Of all 40 images 23 are right.
+    """
+
+    def counts(*of_classes):
+        keys = ("right-of-class", "images-of-class")
+        return {
+            f"{key}-{k}": count
+            for k, counts in enumerate(of_classes)
+            for key, count in zip(keys, counts, strict=True)
+        }
+
+    events = [
+        evaluated(1, "global", "A", 9 / 10, **counts((8, 8), (1, 2), (0, 0))),
+        evaluated(1, "global", "B", 14 / 30, **counts((0, 2), (14, 28), (0, 0))),
+    ]
+    [row] = measured(events, 1)[0].visits
+    assert row["global_balanced_accuracy"] == pytest.approx(0.65)
+    assert row["global_accuracy"] == pytest.approx(23 / 40)
+
+
+def test_the_last_rounds_are_ten_and_only_finished_visits_count():
+    """Rounds 3 to 12 have 0.6 and 0.8, ten times each, not the 0.2 and 0.5 within the visits.
+
+    Their mean is 0.7, their deviation √(20·0.1² / (20 - 1)). Round 1 and 2 are at 0.
+    """
+    before = [evaluated(round_, "global", where, 0.0) for round_ in (1, 2) for where in "AB"]
+    events = [*before, *(event for round_ in range(3, 13) for event in serial_round(round_))]
+    last = summarise("cwc", events, measured(events, *range(1, 13)), 60.0, "").last_rounds
+    assert last["mean"] == pytest.approx(0.7)
+    assert last["std"] == pytest.approx((20 * 0.1**2 / 19) ** 0.5)
+    assert isnan(last["balanced_mean"])
+    assert isnan(last["balanced_std"])
+
+
 def test_without_cross_evaluation_nothing_is_said_about_the_federation(events):
     rounds = measured(events, 1, 2, cross=False)
     summary = summarise("rwt", events, rounds, 60.0, "")
     assert isnan(summary.federation_accuracy)
     assert isnan(summary.pooled_federation_accuracy)
+    assert isnan(summary.last_rounds["mean"])
+    assert summary.visits == []
     assert summary.best_round == 2  # personalized accuracy was 0.55, then 0.65
 
 

@@ -1,9 +1,11 @@
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
 from server_app.measures import measure_round, summarise
+from server_app.plots import NAMED
 from server_app.report import LISTED, render
 from strategies.events import Event
 
@@ -14,6 +16,18 @@ def page_of(events, cross=True, error=""):
         for r in sorted({event.round for event in events} - {0})
     ]
     return render("the-run", summarise("rwt", events, rounds, 60.0, error), 'model = "cnn"\n')
+
+
+def serial(names, rounds=3):
+    """One model goes from one to the next, and is tested everywhere after each visit."""
+    for round_ in range(1, rounds + 1):
+        for hop, visited in enumerate(names, 1):
+            yield Event("train", round_, hop, visited, "global", epochs=1)
+            for name in names:
+                metrics = {"accuracy": 0.5 + 0.4 * (name == visited), "num-examples": 10}
+                yield Event("evaluate", round_, hop, name, "global", metrics=metrics, epochs=1)
+        for name in names:
+            yield Event("hand-off", round_, len(names), name, "global")
 
 
 def federation(names):
@@ -54,6 +68,32 @@ def test_a_page_shows_every_hospital_and_loads_nothing(count):
     assert not re.search(r"url\((?!#)|@import", page)
 
 
+@pytest.mark.parametrize(("count", "pictures"), [(2, 7), (NAMED, 7), (NAMED + 1, 6)])
+def test_a_serial_run_is_shown_after_every_visit(count, pictures):
+    """Every global accuracy is the mean of one 0.9 and otherwise 0.5."""
+    page = page_of(list(serial([f"hospital-{place:02}" for place in range(count)])))
+    assert "<h2>After every visit</h2>" in page
+    assert f"of the last 3 rounds: {0.5 + 0.4 / count:.3f} ± 0.000. The deviation" in page
+    assert page.count("<svg") == pictures
+
+
+def test_the_balanced_accuracy_of_visits_is_shown_where_it_was_measured():
+    counts = {"images-of-class-0": 4, "right-of-class-0": 3}
+    events = [
+        replace(event, metrics={**event.metrics, **counts}) if event.verb == "evaluate" else event
+        for event in serial(["A", "B"])
+    ]
+    assert "0.700 ± 0.000, balanced 0.750 ± 0.000." in page_of(events)
+
+
+def test_other_runs_are_not_shown_after_every_visit(events):
+    """Several models; one model that all train at once, or one hospital; no cross-evaluation."""
+    fedavg = [replace(event, hop=min(event.hop, 1)) for event in serial(["A", "B"])]
+    for others in (events, fedavg, list(serial(["A"]))):
+        assert "After every visit" not in page_of(others)
+    assert "After every visit" not in page_of(list(serial(["A", "B"])), cross=False)
+
+
 def test_the_same_run_gives_the_same_page(events):
     assert page_of(events) == page_of(events)
 
@@ -64,6 +104,7 @@ def test_what_comes_from_outside_cannot_become_markup():
         *federation([bad, "B"]),
         Event("train", 2, 1, bad, bad, "crashed", "<script>alert(1)</script>"),
     ]
+    assert "<script" not in page_of(list(serial([bad, "B"])))
     page = page_of(events, error="RuntimeError: <script>alert(2)</script>")
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page

@@ -85,6 +85,7 @@ def test_an_event_is_on_disk_at_once_and_without_nan(results):
         "seconds": 0.0,
         "bytes_sent": 7,
         "bytes_received": 0,
+        "epochs": 0,
     }
 
 
@@ -143,6 +144,34 @@ def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
         " | 2 of 2 hospitals",
         "round 2/10 | loss 0.250 | 1 of 2 hospitals",
     ]
+
+
+def test_the_line_of_a_serial_round_tells_how_far_the_visits_differ(results, serial, monkeypatch):
+    lines = []
+    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    run(results, serial[:11])
+    [line] = lines
+    assert line.startswith(
+        "round 1/10 | federation 0.700 | personalised 0.500 | after visit 0.900"
+        " | visits 0.600 to 0.800 | 2 of 2 hospitals"
+    )
+
+
+def test_visits_are_in_the_summary_without_nan(results, serial):
+    run(results, serial)
+    results.finish({})
+    summary = summary_of(results)
+    assert summary["visits"][0] == {
+        "round": 1,
+        "hop": 1,
+        "epochs": 1,
+        "lineage": "global",
+        "hospital": "A",
+        "global_accuracy": pytest.approx(0.2),
+        "global_balanced_accuracy": None,
+        "own_accuracies": {"A": 0.5, "B": 0.1},
+    }
+    assert summary["last_rounds"]["balanced_mean"] is None
 
 
 def test_failures_and_long_answers_are_logged_at_once(results, monkeypatch):

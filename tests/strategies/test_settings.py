@@ -28,7 +28,10 @@ def test_the_defaults_are_valid():
         ("train.learning-rate", -1, "'train.learning-rate' is -1.0; it must be above 0"),
         ("partition", "random", "it must be one of iid, dirichlet, classes, site"),
         ("evaluate.cross", "yes", "'evaluate.cross' is 'yes'; it must be true or false"),
-        ("test-fraction", 1.0, "it must be between 0 and 1"),
+        ("test-fraction", 1.0, "it must be 0 or more, and below 1"),
+        ("validation-fraction", -0.1, "it must be 0 or more, and below 1"),
+        ("cwc.decay", 1.5, "it must be from 0 to 1"),
+        ("cwc.damping", 0.0, "it must be above 0"),
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
         ("mlp.hidden", "256,,1", "such as '256,256'"),
     ],
@@ -52,7 +55,7 @@ def test_a_whole_number_serves_as_a_fraction():
 
 def test_an_unknown_strategy_lists_the_choices():
     with pytest.raises(
-        SettingsError, match=r"'feddr'; it must be one of .*cwt, fedavg, .*standalone"
+        SettingsError, match=r"'feddr'; it must be one of .*cwt, cwt-serial, fedavg, .*standalone"
     ):
         strategy_named("feddr")
 

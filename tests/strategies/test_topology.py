@@ -22,11 +22,9 @@ def test_ring_receives_from_the_one_before():
 
 
 def test_serial_visits_one_after_the_other():
-    assert [serial(["a", "b", "c"], hop) for hop in (1, 2, 3)] == [
-        {"a": "c"},
-        {"b": "a"},
-        {"c": "b"},
-    ]
+    places = {1: "c", 2: "a", 3: "b"}  # where the parcel is before each hop
+    routes = [serial(["a", "b", "c"], hop, place) for hop, place in places.items()]
+    assert routes == [{"a": "c"}, {"b": "a"}, {"c": "b"}]
 
 
 def test_star_and_stay():
