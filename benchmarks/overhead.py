@@ -9,14 +9,17 @@ one right after the other. The figure is the ratio of their wall times, without 
 
 import json
 import multiprocessing
-import platform
-import subprocess
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulation import APP, run, superlink
+from flwr.common.config import flatten_dict
+
+from benchmarks.reproduce import commit, machine
+from benchmarks.simulation import run, superlink
+from strategies.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -29,14 +32,7 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a Markdown table."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=APP,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
-    print(f"commit {commit}, {platform.processor() or platform.machine()}, {PROCESSES} processes\n")
+    print(f"commit {commit()}, {machine()}, {PROCESSES} processes\n")
     print("| workload | federation, s | bare loop, s | ratio |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
         for name, workload in WORKLOADS.items():
@@ -50,9 +46,14 @@ def main() -> None:
 
 def seconds_of_rounds(result: Path) -> float:
     """Wall time from the end of the preparations to the last answer."""
-    events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    events = events_of(result)
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
     return float(events[-1]["time"] - ready)
+
+
+def events_of(result: Path) -> list[dict[str, Any]]:
+    """What happened in a run, in order."""
+    return [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
 
 
 def bare_seconds(config: Path) -> float:
@@ -73,15 +74,11 @@ def bare_seconds(config: Path) -> float:
 
 def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     """Train a model per hospital, and test all models at each after every round."""
-    import tomllib
-
     import torch
-    from flwr.common.config import flatten_dict
     from torch.nn.functional import cross_entropy
 
     from client_app.datasets import open_data
     from client_app.models import Architecture
-    from strategies.settings import Settings
 
     torch.set_num_threads(1)
     settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))

@@ -59,7 +59,8 @@ class Column:
         heading: With the unit.
         scale: From the unit of summary.json to that of the table.
         values: Its figures in a summary, None for one that was not measured. A cell is mean and
-            standard deviation (N - 1) over all figures of all seeds.
+            standard deviation (N - 1) over all figures of all seeds, and says of how many if
+            some were not measured.
     """
 
     heading: str
@@ -159,6 +160,11 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     They are the accuracies, AUROCs and disagreements of summary.json, and:
 
         hospital-0, ...  accuracy there of all models; FedER calls it "node convergence"
+        last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
+                         of the pooled (balanced) accuracy over all visits of the last 10 rounds
+        rounds_to_75     round in which the pooled accuracy first reached 75 %
+        epochs_to_75     the same in epochs of all hospitals, where one model goes from hospital to
+                         hospital; both need evaluate.every = 1
         bytes_per_hop    to and from a hospital at a visit
         wall_seconds     of the run; where GANs are missing they are trained in this time
     """
@@ -170,6 +176,15 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     for index in range(hospitals):
         name = f"hospital-{index:0{len(str(hospitals - 1))}}"  # as client_app.hospital has it
         columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(name))
+    for part, heading in (
+        ("mean", "mean of last 10 rounds, %"),
+        ("std", "oscillation (std of last 10 rounds), %"),
+        ("balanced_mean", "balanced, mean of last 10 rounds, %"),
+        ("balanced_std", "balanced, oscillation (std of last 10 rounds), %"),
+    ):
+        columns[f"last_rounds_{part}"] = Column(heading, 100, _last_rounds(part))
+    columns["rounds_to_75"] = Column("rounds to 75 %", 1, _rounds_to_75)
+    columns["epochs_to_75"] = Column("epochs to 75 %", 1, _epochs_to_75)
     columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
     columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
     return columns
@@ -185,6 +200,28 @@ def _all_models_at(hospital: str) -> Values:
         return [accuracies[index] for accuracies in summary["accuracy_matrix"]]
 
     return values
+
+
+def _last_rounds(part: str) -> Values:
+    return lambda summary: [summary["last_rounds"][part]]
+
+
+def _rounds_to_75(summary: Mapping[str, Any]) -> list[float | None]:
+    return [next((visit["round"] for visit in summary["visits"] if _is_75(visit)), None)]
+
+
+def _epochs_to_75(summary: Mapping[str, Any]) -> list[float | None]:
+    epochs: dict[tuple[int, int], int] = {}  # at a visit, so far
+    for visit in summary["visits"]:
+        epochs[visit["round"], visit["hop"]] = visit["epochs"]
+        if visit["hospital"] and _is_75(visit):
+            return [sum(epochs.values())]
+    return [None]
+
+
+def _is_75(visit: Mapping[str, Any]) -> bool:
+    accuracy = visit["global_accuracy"]
+    return accuracy is not None and accuracy >= 0.75
 
 
 def _filled_in(value: Any, data: Path | None) -> Any:
@@ -286,7 +323,9 @@ def render(table: Table, output: Path, command: str) -> str:
         line = [row.name + missing]
         for name, column in table.columns.items():
             figures = [value for summary in summaries for value in column.values(summary)]
-            line.append(cell(mean_and_std(figures), column.scale))
+            measured = [figure for figure in figures if figure is not None]
+            partly = f" ({len(measured)} of {len(figures)})" * (0 < len(measured) < len(figures))
+            line.append(cell(mean_and_std(measured), column.scale) + partly)
             if name in with_paper:
                 line.append(cell(row.paper.get(name, []), column.scale))
         lines.append(line)
@@ -302,12 +341,9 @@ def render(table: Table, output: Path, command: str) -> str:
     )
 
 
-def mean_and_std(figures: Iterable[float | None]) -> list[float]:
-    """Mean and standard deviation (N - 1) of what was measured, as far as they exist."""
-    measured = [figure for figure in figures if figure is not None]
-    if len(measured) < 2:
-        return measured
-    return [fmean(measured), stdev(measured)]
+def mean_and_std(figures: list[float]) -> list[float]:
+    """Mean and standard deviation (N - 1), as far as they exist."""
+    return [fmean(figures), stdev(figures)] if len(figures) > 1 else figures
 
 
 def cell(figures: Sequence[float], scale: float) -> str:

@@ -82,8 +82,10 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     names = [row.name for row in table.rows]
     assert len({reproduce._folder(row, 0, Path()) for row in table.rows}) == len(names)
     assert not any("," in name for name in names)
-    figures = [figure for row in table.rows for each in row.paper.values() for figure in each]
-    assert all(0 < figure < 1 for figure in figures)
+    for row in table.rows:
+        for column, figures in row.paper.items():
+            fractions = table.columns[column].scale == 100
+            assert all(0 < figure < 1 if fractions else figure > 1 for figure in figures)
     assert "/home" not in TABLES[name].read_text()
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
 
@@ -136,6 +138,51 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
     assert text.startswith("## Two rows\n\n    the command\n\nSeeds 0, 1. Commit ")
     assert reproduce.commit() in text
     assert reproduce.machine() in text
+
+
+def test_a_cell_says_of_how_many_figures_it_is(table, tmp_path):
+    """By hand: hospital-1 tested the first model of both seeds, 80 in each, the second of none."""
+    runs = Runs(accuracy_matrix=[[0.6, 0.8], [0.8, None]])
+    assert run_missing(table, table.rows[:1], tmp_path, runs)
+    assert "| 80.0 ± 0.0 (2 of 4) | – | – |" in render(table, tmp_path, "")
+
+
+def test_rounds_and_epochs_until_the_accuracy_is_reached():
+    """By hand: two hospitals, two epochs a visit, a test after each epoch.
+
+    0.75 is first reached at the second visit of round 2, after its first epoch: after three whole
+    visits and this epoch, 3·2 + 1 = 7.
+    """
+    accuracies: list[list[float | None]] = [
+        [0.2, 0.3],
+        [0.4, None],
+        [0.5, 0.6],
+        [0.75, 0.7],
+        [0.8, 0.9],
+    ]
+    visits: list[dict[str, Any]] = [
+        {"round": 1 + i // 2, "hop": 1 + i % 2, "epochs": epochs, "hospital": f"hospital-{i % 2}"}
+        | {"global_accuracy": accuracy}
+        for i, visit in enumerate(accuracies)
+        for epochs, accuracy in enumerate(visit, 1)
+    ]
+    assert rounds_and_epochs(visits) == ([2], [7])
+    assert rounds_and_epochs(visits[:6]) == ([None], [None])
+    averaged = [visit | {"hospital": "", "hop": 1} for visit in visits[1::4]]  # a row per round
+    assert rounds_and_epochs(averaged) == ([3], [None])
+
+
+def rounds_and_epochs(visits):
+    columns = reproduce.known_columns(2)
+    rounds, epochs = columns["rounds_to_75"], columns["epochs_to_75"]
+    return rounds.values({"visits": visits}), epochs.values({"visits": visits})
+
+
+def test_the_accuracy_and_oscillation_of_the_last_rounds():
+    last = {"mean": 0.9, "std": 0.02, "balanced_mean": 0.8, "balanced_std": None}
+    columns = reproduce.known_columns(2)
+    for name, figure in last.items():
+        assert columns[f"last_rounds_{name}"].values({"last_rounds": last}) == [figure]
 
 
 def test_what_is_completed_is_not_run_again(table, tmp_path):

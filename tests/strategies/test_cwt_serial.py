@@ -130,7 +130,7 @@ class WithSnapshots(CountingHospital):
 
     def train(self, message, order):
         reply = super().train(message, order)
-        if not order.snapshots:
+        if reply is None or not order.snapshots:
             return reply
         label = check_parcel(parcel_in(message.content)).after(order)
         copies = {
