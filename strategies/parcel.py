@@ -308,18 +308,18 @@ def check_answer(verb: str, content: RecordDict) -> None:
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
     for name, record in content.items():
-        if type(record) is not declared.get(_with_hash(name)):
+        if type(record) is not declared.get(_pattern_of(name)):
             raise UndeclaredError(
                 f"The record '{name}' may not leave a hospital in answer to {verb}."
             )
     if extra := set(content.get("card", {})) - CARD:
         raise UndeclaredError(f"The card field '{min(extra)}' may not leave a hospital.")
     for key, value in content.get("metrics", {}).items():
-        if _with_hash(key.rpartition("/")[2]) not in METRICS or isinstance(value, list):
+        if _pattern_of(key.rpartition("/")[2]) not in METRICS or isinstance(value, list):
             raise UndeclaredError(f"The metric '{key}' may not leave a hospital.")
 
 
-def _with_hash(name: str) -> str:
+def _pattern_of(name: str) -> str:
     return re.sub("[0-9]+", "#", name)
 
 
