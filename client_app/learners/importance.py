@@ -37,8 +37,7 @@ class SynapticIntelligence:
 
     def after_step(self, minus_steps: list[Tensor]) -> None:
         """Go on with ω, by w(t) − w(t+1)."""
-        torch._foreach_mul_(self.gradients, minus_steps)
-        torch._foreach_add_(self.path, self.gradients)
+        torch._foreach_addcmul_(self.path, self.gradients, minus_steps)
 
     def estimate(
         self, moved: list[Tensor], images: Tensor, rng: np.random.Generator
