@@ -103,7 +103,7 @@ class PeerStrategy(Strategy):
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
-        self.visited: dict[str, RecordDict] = {}  # the model after each visit of the round
+        self.after_visits: dict[str, RecordDict] = {}  # the model after each visit of the round
         self.buffers = Buffers()
         self.round, self.hop = 1, 0  # the hop that was begun last; both count from 1
 
@@ -242,7 +242,7 @@ class PeerStrategy(Strategy):
         leg = self.plan(round_, hop, self.hospitals)
         connected = set(self.courier.get_node_ids())
         test = self.tests_after_visit and self._evaluates(round_)
-        snapshots = self._tests_every_visit(round_) and self.settings.evaluate.epochs
+        snapshots = self._tests_visits_of(round_) and self.settings.evaluate.epochs
         messages = []
         for hospital, source in leg.route.items():
             held = self.held[source]
@@ -277,9 +277,11 @@ class PeerStrategy(Strategy):
             if parcel is not None:
                 num_examples = _metrics(delivery)["num-examples"]
                 arrived[hospital] = Held(lineage, parcel, round_, num_examples)
-                if self._tests_every_visit(round_):
+                if self._tests_visits_of(round_):
                     versions = {**unbundle(delivery.content), "visit": parcel}
-                    self.visited |= {f"hop-{hop}-{name}": each for name, each in versions.items()}
+                    self.after_visits |= {
+                        f"hop-{hop}-{name}": each for name, each in versions.items()
+                    }
         self.held = move(self.held, route, arrived)
         if hop == self.hops_per_round:
             self.finish_round(round_)
@@ -335,7 +337,7 @@ class PeerStrategy(Strategy):
                     )
                 )
         if hop == self.hops_per_round:
-            self.visited = {}
+            self.after_visits = {}
             if self._evaluates(round_):
                 for hospital, lineage in self.handed_on(round_).items():
                     self.journal.record(Event("hand-off", round_, hop, hospital, lineage))
@@ -345,7 +347,7 @@ class PeerStrategy(Strategy):
         every, last = self.settings.evaluate.every, self.settings.num_server_rounds
         return round_ % every == 0 or round_ == last
 
-    def _tests_every_visit(self, round_: int) -> bool:
+    def _tests_visits_of(self, round_: int) -> bool:
         return self.tests_every_visit and self.settings.evaluate.cross and self._evaluates(round_)
 
     def _tests_ensemble(self, round_: int) -> bool:
@@ -363,7 +365,7 @@ class PeerStrategy(Strategy):
 
     def _models_to_test(self, hospital: str, round_: int) -> dict[str, RecordDict]:
         if self.settings.evaluate.cross:
-            return self.visited or self.parcels
+            return self.after_visits or self.parcels
         lineages = {self.handed_on(round_).get(hospital)}
         if hospital in self.held:
             lineages.add(self.held[hospital].lineage)

@@ -97,6 +97,16 @@ def test_the_schedule_does_not_depend_on_the_order_of_answers():
 @hypothesis_settings(max_examples=60, deadline=None)
 def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
     """Whatever fails, every lineage exists once, and has as many visits as succeeded."""
+    peers, ledger = run_unreliably(name, count, seed, failure_share)
+    assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
+    for lineage, parcel in peers.parcels.items():
+        good = [e for e in ledger.of("train") if e.lineage == lineage and e.outcome == "ok"]
+        assert visits_of(parcel) == len(good)
+        assert check_parcel(parcel).visited == [event.hospital for event in good]
+
+
+def run_unreliably(name, count, seed, failure_share):
+    """Four rounds at hospitals that answer some visits badly."""
     rng = np.random.default_rng(seed)
 
     class Unreliable(CountingHospital):
@@ -111,11 +121,7 @@ def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
     peers = STRATEGIES[name](chosen, FakeGrid(handlers, rng), ledger)
     with suppress(RunError):  # nothing but failures
         peers.run()
-    assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
-    for lineage, parcel in peers.parcels.items():
-        good = [e for e in ledger.of("train") if e.lineage == lineage and e.outcome == "ok"]
-        assert visits_of(parcel) == len(good)
-        assert check_parcel(parcel).visited == [event.hospital for event in good]
+    return peers, ledger
 
 
 def garbage(message, rng):
