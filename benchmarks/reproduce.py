@@ -3,7 +3,7 @@
     uv run python -m benchmarks.reproduce feder_digits
 
     title = "..."                          # what it is, of which paper
-    hospitals = 3                          # simulated in every run
+    hospitals = 3                          # simulated in every run; a row may have its own number
     seeds = [0, 1]                         # a run for each
     columns = ["federation_accuracy"]      # see `known_columns`
     [settings]                             # for all rows, as in pyproject.toml; {data} stands for
@@ -11,7 +11,8 @@
     [[rows]]
     name = "FedER"                         # without a comma, for --rows
     settings.strategy = "feder"            # what differs
-    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json
+    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; whose they
+                                           # are, if not the paper's, is `beside`, at the top
 
 Runs that are completed are not done again, so a table that was interrupted goes on where it was.
 GANs are trained once: all runs have one store, in the output folder.
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 from flwr.common.config import flatten_dict
@@ -73,6 +74,7 @@ class Row:
     """A row: the settings that differ from pyproject.toml, and the paper's figures by column."""
 
     name: str
+    hospitals: int
     settings: dict[str, Any]
     paper: dict[str, list[float]]
 
@@ -82,7 +84,7 @@ class Table:
     """What benchmarks/<name>.toml says, checked."""
 
     title: str
-    hospitals: int
+    beside: str
     seeds: list[int]
     columns: dict[str, Column]
     rows: list[Row]
@@ -105,14 +107,14 @@ def main() -> None:
         parser.error(str(error))
 
     output.mkdir(parents=True, exist_ok=True)
-    gpus = min(1.0, len(gpu_names()) / table.hospitals)
     with (
         tempfile.TemporaryDirectory() as folder,
         superlink(Path(folder) / "superlink", XDG_DATA_HOME=str(output / "store")) as flower,
     ):
 
-        def start(output_dir: Path, settings: dict[str, Any]) -> Path:
-            return run(flower, output_dir, table.hospitals, gpus=gpus, **settings)
+        def start(output_dir: Path, hospitals: int, settings: dict[str, Any]) -> Path:
+            gpus = min(1.0, len(gpu_names()) / hospitals)
+            return run(flower, output_dir, hospitals, gpus=gpus, **settings)
 
         complete = run_missing(table, rows, output, start)
     command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
@@ -130,7 +132,8 @@ def load(path: Path, data: Path | None) -> Table:
         SettingsError: A setting has a value that cannot be used.
     """
     described = tomllib.loads(path.read_text(encoding="utf-8"))
-    known = known_columns(described["hospitals"])
+    counts = {row.get("hospitals", described["hospitals"]) for row in described["rows"]}
+    known = known_columns(min(counts))
     if unknown := set(described["columns"]) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
     rows = []
@@ -149,15 +152,17 @@ def load(path: Path, data: Path | None) -> Table:
         }
         if unknown := paper.keys() - set(described["columns"]):
             raise TableError(f"The table has no column {_list(unknown)} (row {row['name']}).")
-        rows.append(Row(row["name"], settings, paper))
+        hospitals = row.get("hospitals", described["hospitals"])
+        rows.append(Row(row["name"], hospitals, settings, paper))
     columns = {name: known[name] for name in described["columns"]}
-    return Table(described["title"], described["hospitals"], described["seeds"], columns, rows)
+    beside = described.get("beside", "paper")
+    return Table(described["title"], beside, described["seeds"], columns, rows)
 
 
 def known_columns(hospitals: int) -> dict[str, Column]:
     """All columns that a table may have, by name.
 
-    They are the accuracies, AUROCs and disagreements of summary.json, and:
+    They are the accuracies, AUROCs and disagreements of summary.json, best_<accuracy>, and:
 
         hospital-0, ...  accuracy there of all models; FedER calls it "node convergence"
         last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
@@ -166,6 +171,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
         epochs_to_75     the same in epochs of all hospitals, where one model goes from hospital to
                          hospital; both need evaluate.every = 1
         bytes_per_hop    to and from a hospital at a visit
+        seconds_per_round
+                         median over the evaluated rounds
         wall_seconds     of the run; where GANs are missing they are trained in this time
     """
     columns = {
@@ -173,6 +180,10 @@ def known_columns(hospitals: int) -> dict[str, Column]:
         for field in fields(Summary)
         if re.search("accuracy|auroc|disagreement", field.name) and field.name != "accuracy_matrix"
     }
+    accuracies = [name for name in columns if "accuracy" in name]
+    for name in accuracies:
+        heading = f"best {columns[name].heading}"
+        columns[f"best_{name}"] = Column(heading, 100, _best(name))
     for index in range(hospitals):
         name = f"hospital-{index:0{len(str(hospitals - 1))}}"  # as client_app.hospital has it
         columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(name))
@@ -186,12 +197,21 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     columns["rounds_to_75"] = Column("rounds to 75 %", 1, _rounds_to_75)
     columns["epochs_to_75"] = Column("epochs to 75 %", 1, _epochs_to_75)
     columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
+    columns["seconds_per_round"] = Column("s per round", 1, _seconds_per_round)
     columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
     return columns
 
 
 def _scalar(key: str) -> Values:
     return lambda summary: [summary[key]]
+
+
+def _best(key: str) -> Values:
+    return lambda summary: [summary["best"][key]]
+
+
+def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:
+    return [median(summary["history"]["seconds"])]
 
 
 def _all_models_at(hospital: str) -> Values:
@@ -260,7 +280,7 @@ def run_missing(
     table: Table,
     rows: Sequence[Row],
     output: Path,
-    start: Callable[[Path, dict[str, Any]], Path],
+    start: Callable[[Path, int, dict[str, Any]], Path],
 ) -> bool:
     """Do those runs of some rows that are not completed yet.
 
@@ -268,7 +288,8 @@ def run_missing(
         table: The table.
         rows: Which of its rows to run.
         output: The table's folder.
-        start: Does a run, by its output-dir and other settings, and returns the result folder.
+        start: Does a run, by its output-dir, number of hospitals and other settings, and returns
+            the result folder.
 
     Returns:
         Whether all of them are completed now.
@@ -276,29 +297,30 @@ def run_missing(
     runs = [(row, seed) for seed in table.seeds for row in rows]
     for number, (row, seed) in enumerate(runs, 1):
         print(f"[{number}/{len(runs)}] {row.name}, seed {seed}: ", end="", flush=True)
-        if completed(table, row, seed, output):
+        if completed(row, seed, output):
             print("completed before")
             continue
         began = time.monotonic()
         try:
-            result = start(_folder(row, seed, output), {**row.settings, "seed": seed})
+            folder, settings = _folder(row, seed, output), {**row.settings, "seed": seed}
+            result = start(folder, row.hospitals, settings)
             (result / "commit").write_text(commit(), encoding="utf-8")
             summary = _read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
         except RunFailed as error:
             outcome = f"failed: {error}"
         print(f"{outcome}, {time.monotonic() - began:.0f} s", flush=True)
-    return all(completed(table, row, seed, output) for row, seed in runs)
+    return all(completed(row, seed, output) for row, seed in runs)
 
 
-def completed(table: Table, row: Row, seed: int, output: Path) -> Path | None:
+def completed(row: Row, seed: int, output: Path) -> Path | None:
     """The newest result folder of a row with a seed, as the table has them now; None without."""
     wanted = {**defaults(), **row.settings, "seed": seed}
     del wanted["output-dir"]
     for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
         summary = _read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
-        same = wanted.items() <= config.items() and len(summary["hospitals"]) == table.hospitals
+        same = wanted.items() <= config.items() and len(summary["hospitals"]) == row.hospitals
         if same and summary["status"] == "completed":
             return path.parent
     return None
@@ -315,7 +337,7 @@ def render(table: Table, output: Path, command: str) -> str:
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()
     for row in table.rows:
-        found = [completed(table, row, seed, output) for seed in table.seeds]
+        found = [completed(row, seed, output) for seed in table.seeds]
         results = [result for result in found if result is not None]
         commits |= {(result / "commit").read_text("utf-8") for result in results}
         summaries = [_read_summary(result) for result in results]
@@ -331,7 +353,7 @@ def render(table: Table, output: Path, command: str) -> str:
         lines.append(line)
     heading = [""]
     for name, column in table.columns.items():
-        heading += [column.heading, "paper"] if name in with_paper else [column.heading]
+        heading += [column.heading, table.beside] if name in with_paper else [column.heading]
     rule = ["---"] * len(heading)
     markdown = "\n".join(f"| {' | '.join(line)} |" for line in [heading, rule, *lines])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))

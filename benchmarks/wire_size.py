@@ -15,7 +15,6 @@ from flwr.app import RecordDict
 from PIL import Image
 
 from client_app.datasets import Samples
-from client_app.learners.plain import Plain
 from client_app.models import Architecture
 from client_app.packing import pack_buffer, pack_network
 from strategies.parcel import Manifest, count_bytes
@@ -39,7 +38,7 @@ def model_bytes(name: str) -> int:
     """Bytes of the arrays of a model's parcel."""
     architecture = Architecture(name, 3, SIZE, SIZE, 2)
     label = Manifest("a", architecture.to_json(), ["no", "yes"])
-    return count_bytes(pack_network(architecture.blank(), Plain, label)[0])
+    return count_bytes(pack_network(architecture.blank(), label))
 
 
 def buffer_bytes(files: list[Path], mode: str) -> int:

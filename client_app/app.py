@@ -28,6 +28,14 @@ def visit(message: Message, context: Context) -> Message:
     return work.visit(message, context)
 
 
+@app.train("rewind")
+def rewind(message: Message, context: Context) -> Message:
+    """Train the model that is back for a while from the hospital to which it went."""
+    from client_app import work
+
+    return work.visit(message, context)
+
+
 @app.evaluate()
 def test(message: Message, context: Context) -> Message:
     """Test the models that arrive on the hospital's own test images."""

@@ -1,8 +1,11 @@
 """How good a model is on a hospital's test images. Nothing but the figures leaves this file."""
 
 import time
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.errors import DeadlineError
@@ -12,13 +15,18 @@ from client_app.models import normalise
 BATCH_VALUES = 2**23
 
 
+def normalise_once(images: Tensor) -> Tensor:
+    """Test images for several models: normalised if that makes no more than a batch of them."""
+    return normalise(images) if images.numel() <= BATCH_VALUES else images
+
+
 @torch.inference_mode()
 def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     """The model's probability of each class for each image.
 
     Args:
         model: Maps [N, C, H, W] in [-1, 1] to logits [N, K].
-        images: uint8 [N, C, H, W], on the model's device.
+        images: uint8 or normalised [N, C, H, W], on the model's device.
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
@@ -33,7 +41,7 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     for batch in images.split(batch_size):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
-        logits.append(model(normalise(batch)))
+        logits.append(model(normalise(batch) if batch.dtype == torch.uint8 else batch))
     return torch.cat(logits).softmax(dim=1)
 
 
@@ -44,16 +52,18 @@ def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
     accuracy is the mean recall of the classes that occur in the labels. AUROC is the mean over
     these classes of one class against the rest, ties counting half (Hand and Till, 2001, 3.1).
     """
-    right = (scores.argmax(dim=1) == labels).double()
-    metrics = {"num-examples": float(len(labels)), "accuracy": right.mean().item()}
-    classes = labels.unique()
-    member = (labels == classes[:, None]).double()  # [present, N]
-    metrics["balanced-accuracy"] = ((member @ right) / member.sum(dim=1)).mean().item()
+    values, truth = scores.cpu().numpy(), labels.cpu().numpy()  # sorts much faster than torch
+    right = values.argmax(axis=1) == truth
+    metrics = {"num-examples": float(len(truth)), "accuracy": float(right.mean())}
+    classes = np.unique(truth)
+    member = truth == classes[:, None]  # [present, N]
+    own = member.sum(axis=1)
+    metrics["balanced-accuracy"] = float(((member & right).sum(axis=1) / own).mean())
     if len(classes) > 1:
         # AUROC from the ranks of the class' own images (Mann and Whitney, 1947).
-        own, others = member.sum(dim=1), (1 - member).sum(dim=1)
-        wins = (member * ranks(scores[:, classes].T)).sum(dim=1) - own * (own + 1) / 2
-        metrics["auroc"] = (wins / (own * others)).mean().item()
+        ranked = np.stack([ranks(values[:, k]) for k in classes])  # [present, N]
+        wins = (member * ranked).sum(axis=1) - own * (own + 1) / 2
+        metrics["auroc"] = float((wins / (own * (len(truth) - own))).mean())
     return metrics
 
 
@@ -67,10 +77,9 @@ def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
     return counts
 
 
-def ranks(rows: Tensor) -> Tensor:
-    """The rank of each value within its row, from 1; equal values share their mean rank."""
-    rows = rows.contiguous()
-    ordered = rows.sort(dim=1).values
-    below = torch.searchsorted(ordered, rows)
-    not_above = torch.searchsorted(ordered, rows, right=True)
-    return (below + not_above + 1) / 2
+def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The rank of each value [N], from 1; equal values share their mean rank."""
+    ordered = np.sort(values)
+    below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    ranked: NDArray[np.float64] = (below + not_above + 1) / 2
+    return ranked

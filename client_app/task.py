@@ -14,7 +14,13 @@ from client_app.hospital import Hospital, open_hospital
 from client_app.learners import LEARNERS
 from client_app.learners.plain import Plain, Received
 from client_app.models import Architecture
-from client_app.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
+from client_app.packing import (
+    Arrays,
+    pack_network,
+    unpack_buffer,
+    unpack_memory,
+    unpack_network,
+)
 from strategies.parcel import (
     Manifest,
     Order,
@@ -60,15 +66,14 @@ class Task:
         self.seconds[f"seconds-{what}"] = spent
 
     def unpack(self, parcel: RecordDict) -> tuple[nn.Module, Manifest]:
-        """Check a parcel and load its network, completed with what stayed home.
+        """Check a parcel and load its network, completed with what is the hospital's own.
 
         Raises:
             ParcelError: It is damaged, or its network is not for this hospital's images.
         """
         with self.timed("serialise"):
             manifest = check_parcel(parcel)
-            home = self.hospital.store.load(self._home)
-            network = unpack_network(parcel, manifest, home, self.hospital.device)
+            network = unpack_network(parcel, manifest, self._own, self.hospital.device)
         self._check_fit(manifest)
         return network, manifest
 
@@ -113,11 +118,14 @@ class Task:
         self.hospital.store.save(f"buffers/{hash_}", arrays)
 
     def pack(self, network: nn.Module, manifest: Manifest, **beside: ArrayRecord) -> RecordDict:
-        """Make a parcel of what may travel, and keep what stays home."""
+        """Make a parcel of what may travel, and keep what is the hospital's own."""
         with self.timed("serialise"):
-            parcel, home = pack_network(network, self.learner, manifest, beside)
-            if home:
-                self.hospital.store.save(self._home, home)
+            own = set() if self._is_guest else self.learner.owns(network, self.hospital.settings)
+            parcel = pack_network(network, manifest, beside, own if self.learner.withholds else ())
+            if own:
+                state = network.state_dict()
+                arrays = {name: state[name].cpu().numpy() for name in own}
+                self.hospital.store.save(self._home, arrays)
             return parcel
 
     def answer(
@@ -145,6 +153,16 @@ class Task:
                 f"Lineage '{manifest.lineage}' tells {manifest.classes} apart, "
                 f"hospital '{self.hospital.name}' has the classes {list(data.classes)}."
             )
+
+    @cached_property
+    def _own(self) -> Arrays:
+        """What the hospital has its own of in every network, as its last visit left it."""
+        return {} if self._is_guest else self.hospital.store.load(self._home)
+
+    @property
+    def _is_guest(self) -> bool:
+        """Whether another hospital's model is here on its rewind leg, and stays what it is."""
+        return self.message.metadata.message_type == "train.rewind"
 
     @property
     def _home(self) -> str:

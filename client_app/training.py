@@ -51,9 +51,9 @@ def train(
     )
     augment = AUGMENTATIONS[settings.augment]
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
-    learner.model.train()
     with seeded(rng):
         for epoch in range(1, epochs + 1):
+            learner.begin_epoch(epoch)
             total = torch.zeros((), device=images.device)  # read once, not at every step
             for batch in batches(len(images), settings.batch_size, generator):
                 if time.monotonic() > deadline:

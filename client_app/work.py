@@ -5,7 +5,8 @@ from dataclasses import replace
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.evaluation import count_right, probabilities, score
+from client_app.evaluation import count_right, normalise_once, probabilities, score
+from client_app.models.pretrained import load_pretrained
 from client_app.packing import pack_buffer, pack_memory
 from client_app.randomness import seeded
 from client_app.task import Task
@@ -30,6 +31,8 @@ def prepare(message: Message, context: Context) -> Message:
         start = hospital.name if task.order.own_start else ""
         with seeded(rng_for(hospital.settings.seed, "model", hospital=start)):
             network = architecture.build()
+        if hospital.settings.pretrained:
+            load_pretrained(network, architecture, hospital.settings.pretrained)
         data = hospital.data
         metrics: dict[str, float] = {"num-train": len(data.train), "num-test": len(data.test)}
         card = {"hospital": hospital.name}
@@ -81,11 +84,13 @@ def test(message: Message, context: Context) -> Message:
     task = Task(message, context)
     samples = task.hospital.data.test
     metrics: dict[str, float] = {}
+    with task.timed("evaluate"):
+        images = normalise_once(samples.images)
     total = torch.zeros((), device=task.hospital.device)
     for lineage, parcel in unbundle(message.content).items():
         network, _ = task.unpack(parcel)
         with task.timed("evaluate"):
-            each = probabilities(network, samples.images, task.deadline)
+            each = probabilities(network, images, task.deadline)
             total = total + each
             metrics |= _named(lineage, score(each, samples.labels))
             if task.hospital.settings.evaluate.per_class:

@@ -3,8 +3,10 @@
 With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M models, N hospitals:
 
     federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere
+    as printed     1/(2·N) ΣΣ A[m, j]               FedRewind's Eq. 4.11; the same if M = 2
     pooled         ΣΣ n[j]·A[m, j] / (M·Σ n[j])     the same, every image counting alike
     personalized   1/N Σ A[held by j, j]            what j has in hand, after the hand-off
+    origin         1/N Σ A[model named j, j]        what a model is worth where it started
     after visit    1/N Σ A[trained by j, j]         what j had in hand before it handed on
     ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
     disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
@@ -58,6 +60,7 @@ class Round:
         held: Accuracy at each hospital of the model that it holds after the round.
         figures: Means over the round, under their names in `Summary`.
         visits: As in `Summary`, of this round.
+        seconds: From its first message to its last answer.
     """
 
     number: int
@@ -66,6 +69,7 @@ class Round:
     held: dict[str, float]
     figures: dict[str, float]
     visits: list[dict[str, Any]]
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -87,12 +91,14 @@ class Summary:
         pooled_federation_accuracy: The same, every image counting alike.
         disagreement: With `balanced_disagreement`, of the balanced accuracy.
         personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
+        origin_accuracy: Of the model that started at a hospital, wherever it is.
+        fa_as_printed: Half as many times the federation accuracy as there are models.
         accuracy_after_visit: Of the last model that each hospital trained in the round.
         train_loss: Mean over the visits of the round.
         node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there.
         accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
         history: The figures above as lists over the evaluated rounds, whose numbers are in `round`;
-            `held` lists the personalized accuracy of each hospital.
+            `held` lists the personalized accuracy of each hospital, `seconds` the wall time.
         visits: One row per version of a model that was tested, in order: its `round`, `hop`,
             `epochs` and `lineage`, the `hospital` that trained it there and then (empty if several
             did, whose models were averaged, or none), `global_accuracy`, `global_balanced_accuracy`
@@ -103,6 +109,7 @@ class Summary:
             oscillation.
         best_round: The first one with the highest federation accuracy (without one: personalized
             accuracy). It is chosen on test data, as papers do, and so flatters the method.
+        best: The highest of each accuracy over the evaluated rounds, chosen just so.
         wall_seconds: From the start of the run to its end.
         seconds: Hospital-seconds: what hospitals reported to have spent on each of `PHASES`, and as
             `wait` all other time between a message to them and their answer.
@@ -133,6 +140,8 @@ class Summary:
     personalized_accuracy: float
     personalized_balanced_accuracy: float
     personalized_auroc: float
+    origin_accuracy: float
+    fa_as_printed: float
     accuracy_after_visit: float
     train_loss: float
     node_convergence: dict[str, dict[str, float]]
@@ -141,6 +150,7 @@ class Summary:
     visits: list[dict[str, Any]]
     last_rounds: dict[str, float]
     best_round: int | None
+    best: dict[str, float]
     wall_seconds: float
     seconds: dict[str, float]
     bytes_sent: int
@@ -151,8 +161,15 @@ class Summary:
     synthetic: dict[str, dict[str, float]]
 
 
-def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
-    """Measure one round by its events; `cross` tells whether every model was tested everywhere."""
+def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:
+    """Measure one round by its events.
+
+    Args:
+        number: The round.
+        events: What happened in it.
+        cross: Whether every model was tested everywhere.
+        seconds: How long it took.
+    """
     events = [event for event in events if event.outcome == "ok"]
     visits = [event for event in events if _is_visit(event)]
     versions = _versions(events)
@@ -169,11 +186,13 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
         figures[f"ensemble_{name}"] = mean(metrics.get(metric, nan) for metrics in ensemble)
         figures[f"personalized_{name}"] = mean(measured.get(pair, nan) for pair in held)
 
+    figures["fa_as_printed"] = figures["federation_accuracy"] * len(latest) / 2
     figures["disagreement"] = _disagreement(tests, "accuracy") if cross else nan
     balanced = _disagreement(tests, "balanced-accuracy") if cross else nan
     figures["balanced_disagreement"] = balanced
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
+    figures["origin_accuracy"] = mean(a for (model, where), a in matrix.items() if model == where)
     figures["pooled_federation_accuracy"] = _pooled(tests.values()) if cross else nan
     figures["accuracy_after_visit"] = mean(_after_visit(visits, versions).values())
     return Round(
@@ -185,6 +204,7 @@ def measure_round(number: int, events: Iterable[Event], cross: bool) -> Round:
         visits=[
             _row(number, version, tested, visits) for version, tested in versions.items() if cross
         ],
+        seconds=seconds,
     )
 
 
@@ -225,11 +245,17 @@ def summarise(
         history={
             "round": [each.number for each in evaluated],
             **{name: [each.figures[name] for each in evaluated] for name in last.figures},
+            "seconds": [each.seconds for each in evaluated],
             "held": {h: [each.held.get(h, nan) for each in evaluated] for h in hospitals},
         },
         visits=tested,
         last_rounds=_last_rounds(tested),
         best_round=_best_round(evaluated),
+        best={
+            name: max(filter(isfinite, (each.figures[name] for each in evaluated)), default=nan)
+            for name in last.figures
+            if "accuracy" in name
+        },
         wall_seconds=wall_seconds,
         seconds=seconds,
         bytes_sent=sum(event.bytes_sent for event in events),

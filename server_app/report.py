@@ -90,6 +90,7 @@ def _head(name: str, summary: Summary) -> str:
             summary.personalized_balanced_accuracy,
             summary.personalized_auroc,
         ],
+        ["origin", summary.origin_accuracy, nan, nan],
         ["after visit", summary.accuracy_after_visit, nan, nan],
     ]
     return (
@@ -97,12 +98,12 @@ def _head(name: str, summary: Summary) -> str:
         f"{_table(['', 'accuracy', 'balanced accuracy', 'area under ROC curve'], rows)}"
         "<p>After the last evaluated round, on the hospitals' own test images, every hospital "
         "counting alike. Federation: every model at every hospital. Ensemble: the mean probability "
-        "of all models. Personalised: the model that a hospital holds after the hand-off. After "
-        "visit: the model that it has just trained. With every image counting alike, federation "
-        f"accuracy is {_text(summary.pooled_federation_accuracy)}. At a hospital the accuracies of "
-        f"all models deviate by {_text(summary.disagreement)}: standard deviation, mean over "
-        "hospitals. Best round, chosen on test data: "
-        f"{_text(summary.best_round)}.</p>\n"
+        "of all models. Personalised: the model that a hospital holds after the hand-off. Origin: "
+        "the model that started there. After visit: the one that it has just trained. With every "
+        "image counting alike, federation accuracy is "
+        f"{_text(summary.pooled_federation_accuracy)}. At a hospital the accuracies of all models "
+        f"deviate by {_text(summary.disagreement)}: standard deviation, mean over hospitals. Best "
+        f"round, chosen on test data: {_text(summary.best_round)}.</p>\n"
     )
 
 

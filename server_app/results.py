@@ -92,7 +92,8 @@ class Results:
     def round_finished(self, server_round: int) -> None:
         """Measure a round and log one line about it."""
         events = [event for event in self._events if event.round == server_round]
-        measured = measure_round(server_round, events, self._settings.evaluate.cross)
+        seconds = monotonic() - self._round_began
+        measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
         self._rounds.append(measured)
         figures = [
             f"{label} {measured.figures[name]:.3f}"
@@ -111,7 +112,7 @@ class Results:
             " | ".join(figures),
             len(measured.trained),
             len(took_part(self._events)),
-            monotonic() - self._round_began,
+            seconds,
         )
 
     def finish(self, parcels: Mapping[str, RecordDict]) -> None:

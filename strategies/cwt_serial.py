@@ -23,8 +23,7 @@ class CWTSerial(PeerStrategy):
 
     tests_every_visit = True
 
-    @property
-    def hops_per_round(self) -> int:
+    def hops_in(self, server_round: int) -> int:
         """A visit to each hospital; who joins during a round is visited from the next one on."""
         return len(self.nodes)
 

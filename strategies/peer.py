@@ -78,8 +78,8 @@ class Held:
 class PeerStrategy(Strategy):
     """A strategy that plans hops and leaves the rest to this class.
 
-    A method overrides `plan`, and what differs from these defaults: `hops_per_round`, the name of
-    its `learner` (client_app.learners), `own_start` (each hospital's first model has initial
+    A method overrides `plan`, and what differs from these defaults: `hops_in`, the name of its
+    `learner` (client_app.learners), `own_start` (each hospital's first model has initial
     weights of its own, instead of one start for all), `shares_buffers` (each hospital's first
     parcel holds synthetic images that stand for its own), `tests_after_visit` (hospitals test a
     model right after training it, because it is not handed on as it is) and `tests_every_visit`
@@ -114,9 +114,8 @@ class PeerStrategy(Strategy):
     def finish_round(self, server_round: int) -> None:
         """What the server does after the last hop of a round; for most methods nothing."""
 
-    @property
-    def hops_per_round(self) -> int:
-        """How many; may change from round to round, with the number of hospitals."""
+    def hops_in(self, server_round: int) -> int:
+        """How many hops a round has, 1 or more; may change when a hospital joins."""
         return 1
 
     @property
@@ -241,7 +240,7 @@ class PeerStrategy(Strategy):
         round_, hop = self.round, self.hop
         leg = self.plan(round_, hop, self.hospitals)
         connected = set(self.courier.get_node_ids())
-        test = self.tests_after_visit and self._evaluates(round_)
+        test = self.tests_after_visit and self._ends_round and self._evaluates(round_)
         snapshots = self._tests_visits_of(round_) and self.settings.evaluate.epochs
         messages = []
         for hospital, source in leg.route.items():
@@ -283,7 +282,7 @@ class PeerStrategy(Strategy):
                         f"hop-{hop}-{name}": each for name, each in versions.items()
                     }
         self.held = move(self.held, route, arrived)
-        if hop == self.hops_per_round:
+        if self._ends_round:
             self.finish_round(round_)
         return None, None
 
@@ -294,7 +293,7 @@ class PeerStrategy(Strategy):
     ) -> list[Message]:
         """Send the models to the hospitals that test them."""
         round_, hop = self.round, self.hop
-        if hop < self.hops_per_round or not self._evaluates(round_):
+        if not (self._ends_round and self._evaluates(round_)):
             return []
         connected = set(self.courier.get_node_ids())
         messages = []
@@ -319,24 +318,25 @@ class PeerStrategy(Strategy):
         for delivery in replies:
             hospital = self._hospital_at(delivery.node)
             tested = unbundle(delivery.sent)
-            shared = {key: value for key, value in _metrics(delivery).items() if "/" not in key}
-            if ensemble := _metrics_of("ensemble", delivery):
+            metrics = _metrics_by_model(delivery)
+            if ensemble := metrics.get("ensemble"):
                 event = Event("ensemble", round_, hop, hospital, metrics=ensemble)
                 self.journal.record(event)
+            share = {key: value / len(tested) for key, value in metrics.get("", {}).items()}
+            answer = _event(delivery, round_, hop, hospital, "")
             for name, parcel in tested.items():
                 label = from_record(Manifest, parcel.config_records["manifest"])
-                event = _event(delivery, round_, label.hop, hospital, label.lineage)
-                share = {key: value / len(tested) for key, value in shared.items()}
-                self.journal.record(
-                    replace(
-                        event,
-                        metrics=share | _metrics_of(name, delivery),
-                        seconds=delivery.seconds / len(tested),
-                        bytes_sent=count_bytes(parcel),
-                        epochs=label.epochs,
-                    )
+                event = replace(
+                    answer,
+                    hop=label.hop,
+                    lineage=label.lineage,
+                    metrics=share | metrics.get(name, {}),
+                    seconds=delivery.seconds / len(tested),
+                    bytes_sent=count_bytes(parcel),
+                    epochs=label.epochs,
                 )
-        if hop == self.hops_per_round:
+                self.journal.record(event)
+        if self._ends_round:
             self.after_visits = {}
             if self._evaluates(round_):
                 for hospital, lineage in self.handed_on(round_).items():
@@ -374,12 +374,16 @@ class PeerStrategy(Strategy):
     # Bookkeeping.
 
     def _hops_left(self) -> int:
-        rounds = self.settings.num_server_rounds - self.round
-        return rounds * self.hops_per_round + self.hops_per_round - self.hop
+        rounds = range(self.round, self.settings.num_server_rounds + 1)
+        return sum(map(self.hops_in, rounds)) - self.hop
+
+    @property
+    def _ends_round(self) -> bool:
+        return self.hop == self.hops_in(self.round)
 
     def _begin_hop(self) -> None:
         """Go on to the next hop: one round of Flower's is one hop."""
-        if self.hop == self.hops_per_round:
+        if self._ends_round:
             self.round, self.hop = self.round + 1, 0
         if self.hop == 0:
             self.enrol()
@@ -456,11 +460,13 @@ def _metrics(delivery: Delivery) -> dict[str, float]:
     return {key: float(value) for key, value in record.items() if not isinstance(value, list)}
 
 
-def _metrics_of(lineage: str, delivery: Delivery) -> dict[str, float]:
-    """What an answer says about one of several models."""
-    prefix = f"{lineage}/"
-    metrics = _metrics(delivery).items()
-    return {key.removeprefix(prefix): value for key, value in metrics if key.startswith(prefix)}
+def _metrics_by_model(delivery: Delivery) -> dict[str, dict[str, float]]:
+    """What an answer says about each of several models, and under "" what it says of all."""
+    found: dict[str, dict[str, float]] = {}
+    for key, value in _metrics(delivery).items():
+        name, _, metric = key.rpartition("/")
+        found.setdefault(name, {})[metric] = value
+    return found
 
 
 def _absence(verb: str, round_: int, hop: int, hospital: str, lineage: str) -> Event:
@@ -471,10 +477,12 @@ def _absence(verb: str, round_: int, hop: int, hospital: str, lineage: str) -> E
 def _batches(models: Mapping[str, RecordDict]) -> Iterator[dict[str, RecordDict]]:
     """Cut models into batches that are not much larger than `EVALUATION_BYTES`."""
     batch: dict[str, RecordDict] = {}
+    size = 0
     for lineage, parcel in models.items():
         batch[lineage] = parcel
-        if sum(map(count_bytes, batch.values())) >= EVALUATION_BYTES:
+        size += count_bytes(parcel)
+        if size >= EVALUATION_BYTES:
             yield batch
-            batch = {}
+            batch, size = {}, 0
     if batch:
         yield batch

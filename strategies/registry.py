@@ -1,19 +1,28 @@
 """All strategies by name; each is one short file."""
 
+from collections.abc import Callable
+
+from flwr.serverapp import Grid
+
 from strategies.centralized import Centralized
 from strategies.cwc import CWC
 from strategies.cwt import CWT
 from strategies.cwt_serial import CWTSerial
+from strategies.events import Journal
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
 from strategies.feder import FedER
 from strategies.fedprox import FedProx
+from strategies.fedrewind import fedrewind
 from strategies.peer import PeerStrategy
 from strategies.rwt import RWT
-from strategies.settings import SettingsError
+from strategies.settings import Settings, SettingsError
 from strategies.standalone import Standalone
 
-STRATEGIES: dict[str, type[PeerStrategy]] = {
+# Mostly classes; what makes a strategy for a run.
+Maker = Callable[[Settings, Grid, Journal], PeerStrategy]
+
+STRATEGIES: dict[str, Maker] = {
     "centralized": Centralized,
     "cwc": CWC,
     "cwt": CWT,
@@ -22,12 +31,13 @@ STRATEGIES: dict[str, type[PeerStrategy]] = {
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,
+    "fedrewind": fedrewind,
     "rwt": RWT,
     "standalone": Standalone,
 }
 
 
-def strategy_named(name: str) -> type[PeerStrategy]:
+def strategy_named(name: str) -> Maker:
     """Look a strategy up.
 
     Raises:

@@ -10,6 +10,7 @@ A seed is a setting too, so the one source of randomness, `rng_for`, stands here
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -149,6 +150,25 @@ class FedProxSettings:
 
 
 @dataclass(frozen=True)
+class RewindSettings:
+    """FedRewind: the keys `rewind.*`."""
+
+    base: Literal["cwt", "rwt", "fedavg"]
+    fraction: float
+    partner: Literal["previous", "random"]
+    batch_norm: Literal["train", "reference"]
+
+    def __post_init__(self) -> None:
+        allowed = "0 or more, and below 0.5"
+        _require(0 <= self.fraction < 0.5, "rewind.fraction", self.fraction, allowed)
+
+    def epochs(self, total: int) -> int:
+        """Those of the rewind leg, out of a visit's: λE, rounded up."""
+        # 0.07 · 100 is 7.000000000000001 in floating point.
+        return ceil(round(self.fraction * total, 9))
+
+
+@dataclass(frozen=True)
 class CWCSettings:
     """Cyclical weight consolidation: the keys `cwc.*`."""
 
@@ -176,7 +196,10 @@ class Settings:
     test_fraction: float
     validation_fraction: float
     model: str
+    pretrained: str
     image_size: int
+    image_fit: Literal["squash", "pad"]
+    image_channels: Literal[0, 3]
     seed: int
     cpu_threads: int
     output_dir: str
@@ -191,6 +214,7 @@ class Settings:
     centralized: CentralizedSettings
     mlp: MLPSettings
     fedprox: FedProxSettings
+    rewind: RewindSettings
     cwc: CWCSettings
 
     def __post_init__(self) -> None:
@@ -204,6 +228,9 @@ class Settings:
         for key in ("test_fraction", "validation_fraction"):
             share, allowed = getattr(self, key), "0 or more, and below 1"
             _require(0 <= share < 1, key.replace("_", "-"), share, allowed)
+        usable = self.pretrained in ("", "imagenet") or Path(self.pretrained).is_absolute()
+        allowed = "imagenet, an absolute path, or empty"
+        _require(usable, "pretrained", self.pretrained, allowed)
         _require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
         _require(self.seed >= 0, "seed", self.seed, "0 or more")
         _require(self.cpu_threads >= 1, "cpu-threads", self.cpu_threads, "1 or more")
@@ -211,6 +238,15 @@ class Settings:
         _require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
         patience = self.prepare_timeout
         _require(patience > 0, "prepare-timeout", patience, "above 0 seconds")
+        if self.strategy == "fedrewind":
+            epochs = self.train.epochs
+            _require(
+                2 * self.rewind.epochs(epochs) < epochs,
+                "rewind.fraction",
+                self.rewind.fraction,
+                f"0, or so small that train.epochs = {epochs} leaves an epoch before two legs of "
+                f"{self.rewind.epochs(epochs)}: take more epochs, 3 at least",
+            )
         # The working directory of a Flower process is not the user's.
         _require(
             self.output_dir.startswith("~") or Path(self.output_dir).is_absolute(),
@@ -267,7 +303,9 @@ def _section(run_config: Mapping[str, Any], prefix: str, section: type[SectionT]
 def _typed(key: str, value: Any, hint: Any) -> Any:
     """Return `value` as the type that `hint` asks for."""
     if get_origin(hint) is Literal:
-        _require(value in get_args(hint), key, value, f"one of {', '.join(get_args(hint))}")
+        choices = get_args(hint)
+        known = value in choices and type(value) is type(choices[0])  # False is no 0
+        _require(known, key, value, f"one of {', '.join(map(str, choices))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)  # TOML writes 1.0 as 1

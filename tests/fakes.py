@@ -151,7 +151,12 @@ class CountingHospital:
 
     def __call__(self, message: Message) -> Message | None:
         order = from_record(Order, message.content.config_records["order"])
-        handlers = {"query.prepare": self.prepare, "train": self.train, "evaluate": self.evaluate}
+        handlers = {
+            "query.prepare": self.prepare,
+            "train": self.train,
+            "train.rewind": self.train,
+            "evaluate": self.evaluate,
+        }
         return handlers[message.metadata.message_type](message, order)
 
     def prepare(self, message: Message, order: Order) -> Message:

@@ -44,7 +44,7 @@ class Runs:
         self.done = []
         self.changes = changes
 
-    def __call__(self, output_dir, settings):
+    def __call__(self, output_dir, hospitals, settings):
         self.done.append((settings["strategy"], settings["seed"]))
         result = output_dir / f"time-{len(self.done)}"
         result.mkdir(parents=True)
@@ -178,11 +178,26 @@ def rounds_and_epochs(visits):
     return rounds.values({"visits": visits}), epochs.values({"visits": visits})
 
 
+def test_seconds_of_a_round_are_their_median_and_the_best_is_the_summarys():
+    columns = reproduce.known_columns(2)
+    summary = {"history": {"seconds": [9.0, 2.0, 3.0]}, "best": {"federation_accuracy": 0.8}}
+    assert columns["seconds_per_round"].values(summary) == [3.0]
+    assert columns["best_federation_accuracy"].values(summary) == [0.8]
+
+
 def test_the_accuracy_and_oscillation_of_the_last_rounds():
     last = {"mean": 0.9, "std": 0.02, "balanced_mean": 0.8, "balanced_std": None}
     columns = reproduce.known_columns(2)
     for name, figure in last.items():
         assert columns[f"last_rounds_{name}"].values({"last_rounds": last}) == [figure]
+
+
+def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compare_with(tmp_path):
+    text = 'beside = "the others"\n' + TABLE.replace('"alone"\n', '"alone"\nhospitals = 3\n')
+    (tmp_path / "two.toml").write_text(text)
+    table = load(tmp_path / "two.toml", Path("/data"))
+    assert [row.hospitals for row in table.rows] == [3, 2]
+    assert "| federation accuracy, % | the others |" in render(table, tmp_path, "")
 
 
 def test_what_is_completed_is_not_run_again(table, tmp_path):
@@ -207,7 +222,7 @@ def test_what_is_completed_is_not_run_again(table, tmp_path):
 def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
     assert not run_missing(table, table.rows[:1], tmp_path, Runs(**changes))
     assert f"seed 0: {outcome}, 0 s" in capsys.readouterr().out
-    assert completed(table, table.rows[0], 0, tmp_path) is None
+    assert completed(table.rows[0], 0, tmp_path) is None
     again = Runs()
     again.done = [None] * 5  # its folders have names of their own
     assert run_missing(table, table.rows[:1], tmp_path, again)
@@ -218,17 +233,17 @@ def test_a_result_with_other_settings_does_not_count(table, tmp_path):
     run_missing(table, table.rows, tmp_path, Runs())
     (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
     changed = load(tmp_path / "two.toml", Path("/data"))
-    assert completed(changed, changed.rows[0], 0, tmp_path)
-    assert completed(changed, changed.rows[1], 0, tmp_path) is None
+    assert completed(changed.rows[0], 0, tmp_path)
+    assert completed(changed.rows[1], 0, tmp_path) is None
 
 
 def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
     runs = Runs()
 
-    def start(output_dir, settings):
+    def start(output_dir, hospitals, settings):
         if settings["seed"] == 0 and settings["strategy"] == "standalone":
             raise RunFailed("boom")
-        return runs(output_dir, settings)
+        return runs(output_dir, hospitals, settings)
 
     assert not run_missing(table, table.rows, tmp_path, start)
     assert len(runs.done) == 3
@@ -242,7 +257,9 @@ def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, monkeypatch, ca
     output, runs = tmp_path / "output", Runs()
     monkeypatch.setitem(TABLES, "two", tmp_path / "two.toml")
     monkeypatch.setattr(reproduce, "superlink", Superlink)
-    monkeypatch.setattr(reproduce, "run", lambda _, folder, *count, gpus, **s: runs(folder, s))
+    monkeypatch.setattr(
+        reproduce, "run", lambda _, folder, count, gpus, **s: runs(folder, count, s)
+    )
     command = ["reproduce", "two", "--data", "/data", "--rows", "FedER", "--output", str(output)]
     monkeypatch.setattr("sys.argv", command)
     with pytest.raises(SystemExit) as end:

@@ -5,16 +5,18 @@ import time
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from client_app import buffer
+from client_app import hospital as hospital_module
 from client_app.app import app as hospital_app
 from client_app.buffer import Buffer
-from client_app.datasets import Samples
+from client_app.datasets import Samples, open_data
 from client_app.evaluation import probabilities
 from client_app.hospital import open_hospital
-from client_app.models import Architecture
+from client_app.models import Architecture, normalise
 from client_app.packing import unpack_network
-from strategies.parcel import check_parcel
+from strategies.parcel import check_parcel, unbundle
 from strategies.peer import Leg, RunError
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
@@ -51,7 +53,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
             "num_server_rounds": 2,
             "model": "cnn" if strategy == "fedbn" else "mlp",
             "mlp__hidden": "16",
-            "train__epochs": 1,
+            "train__epochs": 3 if strategy == "fedrewind" else 1,
             "train__learning_rate": 0.01,
             "feder__buffer_size": 60,
             "cwc__strength": 0.1,
@@ -316,3 +318,99 @@ def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_e
     assert sent[2].sum() > sent[1].sum() > 0
     tested = [m.content for m in grid.sent if m.metadata.message_type == "evaluate"]
     assert not any(name.endswith("memory") for content in tested for name in content)
+
+
+@pytest.mark.parametrize("base", ["cwt", "rwt", "fedavg"])
+def test_fedrewind_without_a_fraction_is_its_base_bit_for_bit(tmp_path, base):
+    plain, told, _ = federate(tmp_path / "a", base, train__epochs=3)
+    rewind = {"rewind__base": base, "rewind__fraction": 0.0}
+    peers, told_too, _ = federate(tmp_path / "b", "fedrewind", **rewind)
+    assert_same_models(plain, peers)
+    assert figures(told) == figures(told_too)
+
+
+def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
+    """Eq. 4.8 by hand: with all images in one batch, an epoch of SGD is one step of gradient.
+
+    Round 1 is three steps at hospital 0; round 2 a step at hospital 1, at 0, and at 1 again.
+    """
+    peers, _, grid = federate(
+        tmp_path,
+        "fedrewind",
+        hospitals=2,
+        train__batch_size=4096,
+        train__optimizer="sgd",
+        train__learning_rate=0.1,
+    )
+    places = [context(k, 2, run_config(), **{"store-dir": str(tmp_path)}) for k in range(2)]
+    data = [open_hospital(place).data.train for place in places]
+    first = next(m.content for m in grid.sent if m.metadata.message_type == "train")
+    model = unpack_network(first, check_parcel(first), {}, torch.device("cpu")).train()
+    for hospital in (0, 0, 0, 1, 0, 1):
+        samples = data[hospital]
+        loss = nn.functional.cross_entropy(model(normalise(samples.images)), samples.labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for weight, gradient in zip(model.parameters(), gradients, strict=True):
+                weight.sub_(0.1 * gradient)
+    for name, array in models(peers)["hospital-0"].items():
+        np.testing.assert_allclose(array, model.state_dict()[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", ["cwt", "fedavg"])
+def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base, monkeypatch):
+    """What is opened while a hospital works, by the index of the hospital."""
+    opened: set[tuple[int, int]] = set()
+    working: list[int] = []
+
+    def noted(settings, index, hospitals):
+        opened.add((working[-1], index))
+        return open_data(settings, index, hospitals)
+
+    app = hospital_app
+
+    def call(message, place):
+        working.append(place.node_config["partition-id"])
+        hospital_module._data_on.cache_clear()
+        return app(message, place)
+
+    monkeypatch.setattr(hospital_module, "open_data", noted)
+    monkeypatch.setattr("tests.test_federation.hospital_app", call)
+    _, ledger, _ = federate(tmp_path, "fedrewind", rewind__base=base)
+    assert len(ledger.of("train.rewind")) == HOSPITALS
+    assert opened == {(k, k) for k in range(HOSPITALS)}
+
+
+def test_as_in_the_authors_fedavg_every_hospital_has_batchnorm_statistics_of_its_own(tmp_path):
+    """They stay what they are on the rewind leg, and the average is tested with them."""
+    _, ledger, grid = federate(
+        tmp_path,
+        "fedrewind",
+        rewind__base="fedavg",
+        rewind__batch_norm="reference",
+        model="cnn",
+    )
+    last = {}  # what came back to each hospital from its rewind leg
+    legs = [m for m in grid.sent if m.metadata.message_type.startswith("train")]
+    for message in legs[-HOSPITALS:]:
+        last[f"hospital-{message.metadata.dst_node_id - 100}"] = message.content
+    away = {running_mean(m.content) for m in legs if m.metadata.message_type == "train.rewind"}
+    assert away == set(map(running_mean, last.values()))
+    assert len(away) == HOSPITALS
+
+    tested = [m.content for m in grid.sent if m.metadata.message_type == "evaluate"][-1]
+    [average] = unbundle(tested).values()
+    for index in range(HOSPITALS):
+        arrays = last[f"hospital-{index}"].array_records["model"].items()
+        own = {name: array.numpy() for name, array in arrays if "running" in name}
+        model = unpack_network(average, check_parcel(average), own, torch.device("cpu"))
+        place = context(index, HOSPITALS, run_config(), **{"store-dir": str(tmp_path)})
+        test = open_hospital(place).data.test
+        scores = probabilities(model, test.images, time.monotonic() + 60)
+        accuracy = (scores.argmax(dim=1) == test.labels).double().mean().item()
+        told = [e for e in ledger.of("evaluate") if e.hospital == f"hospital-{index}"]
+        assert told[-1].metrics["accuracy"] == pytest.approx(accuracy)
+
+
+def running_mean(content):
+    return content.array_records["model"]["1.running_mean"].data

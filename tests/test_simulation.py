@@ -48,7 +48,7 @@ def test_the_commands_of_the_readme_work(command, flower, tmp_path):
     command = command.replace("/data/", f"{tmp_path}/")
     command += (
         " --run-config"
-        f""" "num-server-rounds=1 train.epochs=1 gan.iterations=2 output-dir='{tmp_path}/runs'" """
+        f""" "num-server-rounds=2 gan.iterations=2 output-dir='{tmp_path}/runs'" """
     )
     subprocess.run(command, shell=True, env=flower, cwd=Path(__file__).parents[1], check=True)
     (result,) = (tmp_path / "runs").iterdir()
@@ -59,9 +59,12 @@ def test_the_commands_of_the_readme_work(command, flower, tmp_path):
     }
 
 
-def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(flower, tmp_path):
+@pytest.mark.parametrize("strategy", ["feder", "fedrewind"])
+def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
+    strategy, flower, tmp_path
+):
     """Four hospitals on two actors at once, then on one actor, one after the other."""
-    first = run(flower, tmp_path, hospitals=4, cpus=1, num_server_rounds=2, train__epochs=1)
+    first = run(flower, tmp_path, hospitals=4, cpus=1, strategy=strategy, num_server_rounds=2)
     second = run(flower, tmp_path, hospitals=4, cpus=2, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)
 

@@ -16,20 +16,20 @@ from client_app.datasets.manifest import load_manifests
 from client_app.datasets.npz import load_npz
 from client_app.datasets.partition import Shares, cut
 from client_app.datasets.pool import LocalData, Pool, Samples, joined
-from client_app.datasets.resize import resized
+from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test
 from client_app.errors import DataError
 from strategies.settings import Settings, rng_for
 
 __all__ = ["DATASETS", "LocalData", "Pool", "Samples", "joined", "open_data"]
 
-# The setting `dataset` up to its ':' -> what loads the text after it, at the setting `image-size`.
-# A name that ends in ':' needs such a text, another takes none. The size matters only to loaders of
-# images that may differ in size.
-DATASETS: dict[str, Callable[[str, int], Pool]] = {
-    "digits": lambda _, image_size: load_digits(),
-    "mnist": lambda _, image_size: load_hub("ylecun/mnist", image_size),
-    "npz:": lambda file, image_size: load_npz(file),
+# The setting `dataset` up to its ':' -> what loads the text after it, in the form that the
+# settings ask for. A name that ends in ':' needs such a text, another takes none. The form matters
+# only to loaders of images that may differ in size.
+DATASETS: dict[str, Callable[[str, Form], Pool]] = {
+    "digits": lambda _, form: load_digits(),
+    "mnist": lambda _, form: load_hub("ylecun/mnist", form),
+    "npz:": lambda file, form: load_npz(file),
     "hf:": load_hub,
     "manifest:": load_manifests,
 }
@@ -45,7 +45,8 @@ def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalD
         DataError: The data set cannot be loaded or cut, has no test images of its own though
             `test-fraction` is 0, or leaves this hospital too few images.
     """
-    pool, shares = _pool_and_shares(settings, hospitals)
+    form = Form(settings.image_size, settings.image_fit, settings.image_channels)
+    pool, shares = _pool_and_shares(settings, form, hospitals)
     own = shares[hospital_index]
 
     def chosen(images: NDArray[np.int64], fraction: float, purpose: str) -> NDArray[np.bool_]:
@@ -75,19 +76,19 @@ def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalD
         )
 
     def part(indices: NDArray[np.int64]) -> Samples:
-        images = resized(torch.from_numpy(pool.images[indices]), settings.image_size)
+        images = formed(torch.from_numpy(pool.images[indices]), form)
         return Samples(images, torch.from_numpy(pool.labels[indices]))
 
     return LocalData(part(train), part(test), pool.classes)
 
 
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals
-def _pool_and_shares(settings: Settings, hospitals: int) -> tuple[Pool, Shares]:
+def _pool_and_shares(settings: Settings, form: Form, hospitals: int) -> tuple[Pool, Shares]:
     name, colon, rest = settings.dataset.partition(":")
     if name + colon not in DATASETS:
         raise DataError(
             f"Unknown data set '{settings.dataset}'. Choose one of: {', '.join(DATASETS)} (after a "
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
-    pool = DATASETS[name + colon](rest, settings.image_size)
+    pool = DATASETS[name + colon](rest, form)
     return pool, cut(pool, settings, hospitals)

@@ -10,17 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.pool import Pool, numbered_classes
-from client_app.datasets.resize import pixels, stacked
+from client_app.datasets.resize import Form, pixels, stacked
 from client_app.errors import DataError
 
 
-def load_hub(source: str, image_size: int) -> Pool:
+def load_hub(source: str, form: Form) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
     The images of the split `test`, where there is one, are the data set's own test images.
     The first image column holds the images; the first class column, or else whole numbers in the
-    column `label`, the labels; the column `site`, where there is one, the sites. Images are resized
-    as they are decoded, so that only small ones are held; `image_size` 0 leaves them as they are.
+    column `label`, the labels; the column `site`, where there is one, the sites. Images are brought
+    to `form` as they are decoded, so that only small ones are held.
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.
@@ -40,7 +40,7 @@ def load_hub(source: str, image_size: int) -> Pool:
     if labels.dtype.kind != "i":
         raise DataError(f"The column '{label}' of '{source}' must hold a whole number everywhere.")
     return Pool(
-        images=_images(source, table[image], image_size),
+        images=_images(source, table[image], form),
         labels=labels,
         classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
         sites=_sites(source, table["site"][:]) if "site" in table.features else None,
@@ -78,12 +78,12 @@ def _first(columns: dict[str, Any], kind: type) -> str | None:
     return next((name for name, feature in columns.items() if isinstance(feature, kind)), None)
 
 
-def _images(source: str, pictures: Any, image_size: int) -> NDArray[np.uint8]:
-    """Decode, resize and stack pictures: [N, C, H, W]."""
+def _images(source: str, pictures: Any, form: Form) -> NDArray[np.uint8]:
+    """Decode, form and stack pictures: [N, C, H, W]."""
     images: list[NDArray[np.uint8]] = []
     try:
         for picture in pictures:
-            images.append(pixels(picture, image_size))  # of no picture: AttributeError
+            images.append(pixels(picture, form))  # of no picture: AttributeError
     except Exception as error:  # decoders fail in many ways
         raise DataError(
             f"Image {len(images)} of '{source}', counted from 0, cannot be used "

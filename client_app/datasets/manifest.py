@@ -23,7 +23,7 @@ import PIL.ImageOps
 from numpy.typing import NDArray
 
 from client_app.datasets.pool import Pool
-from client_app.datasets.resize import pixels, stacked
+from client_app.datasets.resize import Form, pixels, stacked
 from client_app.errors import DataError
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id")
@@ -40,14 +40,14 @@ class _Row(NamedTuple):
     group: str  # "" = none
 
 
-def load_manifests(paths: str, image_size: int) -> Pool:
+def load_manifests(paths: str, form: Form) -> Pool:
     """Load the manifests at absolute `paths`, separated by commas; several are several sites.
 
     A path is that of a manifest, or of a folder with a `manifest.csv`. The classes are the labels
     of all sites, sorted, as numbers if they all are. A group lies within a site: patient 7 of
     another site is another patient. A group is never split between training and test images of a
-    hospital, but only the partition `site` keeps it at one hospital. Images are resized as they are
-    decoded, so that only small ones are held; `image_size` 0 leaves them as they are.
+    hospital, but only the partition `site` keeps it at one hospital. Images are brought to `form`
+    as they are decoded, so that only small ones are held.
 
     Raises:
         DataError: A manifest or an image cannot be read, or the images differ in size.
@@ -69,7 +69,7 @@ def load_manifests(paths: str, image_size: int) -> Pool:
         for index, (site, row) in enumerate(zip(sites.tolist(), rows, strict=True))
     ]
     return Pool(
-        images=stacked(f"manifest:{paths}", [_pixels(row, image_size) for row in rows]),
+        images=stacked(f"manifest:{paths}", [_pixels(row, form) for row in rows]),
         labels=np.array([label[row.label] for row in rows]),
         classes=classes,
         sites=sites if len(tables) > 1 else None,
@@ -163,18 +163,18 @@ def _sorted(labels: set[str]) -> tuple[str, ...]:
     return tuple(sorted(labels, key=lambda label: (numbers[label], label)))
 
 
-def _pixels(row: _Row, image_size: int) -> NDArray[np.uint8]:
-    """Decode an image, turned upright and resized: [C, H, W]."""
+def _pixels(row: _Row, form: Form) -> NDArray[np.uint8]:
+    """Decode an image, turned upright and brought to `form`: [C, H, W]."""
     try:
         # Pillow warns of large images and of doubtful meta data.
         with (
             warnings.catch_warnings(action="ignore"),
             PIL.Image.open(row.file, formats=FORMATS) as picture,
         ):
-            if image_size:  # a JPEG far larger is decoded at 1/2, 1/4 or 1/8 of its size
-                picture.draft(None, (2 * image_size, 2 * image_size))
+            if form.size:  # a JPEG far larger is decoded at 1/2, 1/4 or 1/8 of its size
+                picture.draft(None, (2 * form.size, 2 * form.size))
             PIL.ImageOps.exif_transpose(picture, in_place=True)
-            return pixels(picture, image_size)
+            return pixels(picture, form)
     except Exception as error:  # decoders fail in many ways
         raise DataError(
             f"{row.where} names an image that cannot be used ({type(error).__name__}): it must be "

@@ -5,6 +5,7 @@ from client_app.learners.cwc import CWC
 from client_app.learners.fedbn import FedBN
 from client_app.learners.feder import FedER
 from client_app.learners.fedprox import FedProx
+from client_app.learners.fedrewind import FedRewind
 from client_app.learners.plain import Plain
 
 LEARNERS: dict[str, type[Plain]] = {
@@ -13,5 +14,6 @@ LEARNERS: dict[str, type[Plain]] = {
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,
+    "fedrewind": FedRewind,
     "plain": Plain,
 }

@@ -7,14 +7,14 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from client_app.learners.plain import Plain
-from strategies.settings import SettingsError
+from strategies.settings import Settings, SettingsError
 
 
 class FedBN(Plain):
     """Cross-entropy; every BatchNorm layer, whatever its name, stays home."""
 
     @staticmethod
-    def stays_home(model: nn.Module) -> set[str]:
+    def owns(model: nn.Module, settings: Settings) -> set[str]:
         """Weights, biases, running statistics and counters of all BatchNorm layers.
 
         Raises:

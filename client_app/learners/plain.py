@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from client_app.datasets import Samples
 from client_app.hospital import Hospital
+from strategies.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,18 @@ class Plain:
 
     Attributes:
         samples: What an epoch is a pass over.
+        withholds: Whether the entries that `owns` names never leave the hospital.
     """
+
+    withholds = True
 
     def __init__(self, model: nn.Module, hospital: Hospital, received: Received = NOTHING) -> None:
         self.model = model
         self.samples = hospital.data.train
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the network into its mode for an epoch, from 1."""
+        self.model.train()
 
     def extend(self, batch: Samples, generator: torch.Generator) -> Samples:
         """A batch [N] of the hospital's samples and what is trained on with it; here nothing."""
@@ -69,6 +77,9 @@ class Plain:
         """Refuse, before the first hop, a hospital where this cannot be done; here none."""
 
     @staticmethod
-    def stays_home(model: nn.Module) -> set[str]:
-        """Names of the entries of the state dict that never leave the hospital; here none."""
+    def owns(model: nn.Module, settings: Settings) -> set[str]:
+        """Names of the entries of the state dict that every hospital has its own of; here none.
+
+        What the last visit left there takes the place of what arrives.
+        """
         return set()

@@ -19,7 +19,7 @@ from torchvision.transforms.v2.functional import resize
 from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
-from client_app.datasets.resize import resized
+from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test
 from client_app.errors import DataError
 from strategies.settings import Settings
@@ -48,14 +48,16 @@ def npz(tmp_path):
 @pytest.fixture
 def source(npz, tmp_path, monkeypatch):
     """For each registered data set something that it can load; a new one needs a line here."""
-    pictures = [PIL.Image.new("L", (3, 2))] * 2
+    pictures = [PIL.Image.new("L", (3, 2), 9)] * 4
     kinds = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
-    hub = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1]}, features=kinds)
+    hub = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1, 0, 1]}, features=kinds)
     known = {"ylecun/mnist": {"train": hub}, str(tmp_path): {"train": hub}}
     monkeypatch.setattr(datasets, "load_dataset", known.__getitem__)
-    for name, picture in zip("ab", pictures, strict=True):
+    for name, picture in zip("abcd", pictures, strict=True):
         picture.save(tmp_path / f"{name}.png")
-    (tmp_path / "manifest.csv").write_text("image,label,group\na.png,a,1\nb.png,b,2\n")
+    (tmp_path / "manifest.csv").write_text(
+        "image,label,group\na.png,a,1\nb.png,b,2\nc.png,a,3\nd.png,b,4\n"
+    )
     return {
         "digits": "",
         "mnist": "",
@@ -67,7 +69,7 @@ def source(npz, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_is_a_pool(name, source):
-    pool = DATASETS[name](source[name], 0)
+    pool = DATASETS[name](source[name], Form())
 
     count = len(pool.labels)
     assert pool.images.dtype == np.uint8
@@ -82,7 +84,7 @@ def test_every_data_set_is_a_pool(name, source):
 
 def test_digits_are_scaled():
     """The first digit starts with the row 0 0 5 13 9 1 0 0 of 16: times 255/16, 5 becomes 80."""
-    pool = DATASETS["digits"]("", 0)
+    pool = DATASETS["digits"]("", Form())
 
     assert pool.images.shape == (1797, 1, 8, 8)
     assert pool.images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
@@ -335,12 +337,59 @@ def test_images_are_resized_as_torchvision_does(npz):
     square = torch.tensor([[0, 100], [50, 250]], dtype=torch.uint8)[None, None]
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 7), np.uint8))
 
-    assert resized(square, 1).item() == 100
-    assert torch.equal(resized(images, 5), resize(images, [5, 5], antialias=True))
-    assert torch.equal(resized(images, 0), images)
+    assert formed(square, Form(1)).item() == 100
+    assert torch.equal(formed(images, Form(5)), resize(images, [5, 5], antialias=True))
+    assert torch.equal(formed(images, Form()), images)
     assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test.images.shape[1:] == (
         (1, 5, 5)
     )
+
+
+def test_padded_images_are_in_the_middle_and_as_large_as_they_were():
+    """Two by three pixels in five by five: 1 row above and 2 below, 1 column on either side."""
+    images = torch.full((2, 3, 2, 3), 9, dtype=torch.uint8)
+    padded = formed(images, Form(5, "pad"))
+
+    assert (padded.shape, padded.dtype) == ((2, 3, 5, 5), torch.uint8)
+    assert torch.equal(padded[:, :, 1:3, 1:4], images)
+    assert padded.sum() == images.sum()  # black around
+    assert torch.equal(formed(padded, Form(5, "pad")), padded)
+    assert torch.equal(formed(images, Form(0, "pad")), images)
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "shape"), [(28, 28, (28, 28)), (40, 64, (20, 32)), (99, 2, (32, 1))]
+)
+def test_images_are_padded_to_the_size_and_shrunk_in_proportion(height, width, shape):
+    """64 columns become 32, so 40 rows become 20; 2 columns at 32/99 are 0.6, rounded to 1."""
+    images = torch.randint(1, 256, (1, 1, height, width), dtype=torch.uint8)
+    padded = formed(images, Form(32, "pad"))
+    rows, columns = padded[0, 0].nonzero().T
+
+    assert padded.shape == (1, 1, 32, 32)
+    assert (int(rows.min()), int(columns.min())) == ((32 - shape[0]) // 2, (32 - shape[1]) // 2)
+    inner = padded[..., rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+    assert torch.equal(inner, resize(images, list(shape), antialias=True))
+
+
+def test_grey_images_get_three_channels_and_colour_stays():
+    grey = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8)[None, None]
+    colour = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
+
+    assert torch.equal(formed(grey, Form(channels=3)), torch.cat([grey] * 3, dim=1))
+    assert torch.equal(formed(colour, Form(channels=3)), colour)
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_hospitals_hold_images_of_the_form_that_is_asked_for(name, source):
+    settings = replace(SETTINGS, dataset=name + source[name], partition="iid", test_fraction=0.5)
+    form = {"image_size": 12, "image_fit": "pad", "image_channels": 3}
+    images = open_data(replace(settings, **form), 0, 1).test.images  # type: ignore[arg-type]
+
+    assert images.shape[1:] == (3, 12, 12)
+    assert images[:, :, [0, 1, 10, 11]].max() == 0
+    assert images[:, 0, 2:10].max() > 0
+    assert torch.equal(images[:, 0], images[:, 2])
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import PIL.Image
 import pytest
 
 from client_app.datasets.hub import load_hub
+from client_app.datasets.resize import Form
 from client_app.errors import DataError
 
 
@@ -40,7 +41,7 @@ def test_a_folder_of_classes(folder):
     for name, value in (("benign", 10), ("malignant", 20)):
         (folder / name).mkdir()
         picture(value).save(folder / name / "1.png")
-    pool = load_hub(str(folder), 0)
+    pool = load_hub(str(folder), Form())
 
     assert pool.images.shape == (2, 1, 2, 3)
     assert pool.images[:, 0, 0, 0].tolist() == [10, 20]
@@ -53,7 +54,7 @@ def test_a_folder_of_classes(folder):
 def test_splits_come_in_the_order_train_test_others(folder):
     for split, value, label in (("validation", 3, 0), ("test", 2, 1), ("train", 1, 0)):
         save(folder, split, image=[picture(value)], label=[label])
-    pool = load_hub(str(folder), 0)
+    pool = load_hub(str(folder), Form())
 
     assert pool.images[:, 0, 0, 0].tolist() == [1, 2, 3]
     assert pool.labels.tolist() == [0, 1, 0]
@@ -70,7 +71,7 @@ def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):
         "finding": datasets.ClassLabel(names=["none", "some"]),
     }
     save(folder, kinds=kinds, site=[1, 0], image=[picture(), picture()], finding=[1, 0])
-    pool = load_hub(str(folder), 0)
+    pool = load_hub(str(folder), Form())
 
     assert pool.labels.tolist() == [1, 0]
     assert pool.classes == ("none", "some")
@@ -80,7 +81,7 @@ def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):
 
 def test_sites_may_be_words(folder):
     save(folder, image=[picture()] * 3, label=[0, 0, 0], site=["Rome", "Bonn", "Rome"])
-    pool = load_hub(str(folder), 0)
+    pool = load_hub(str(folder), Form())
 
     assert pool.sites is not None
     assert pool.sites.tolist() == [1, 0, 1]
@@ -90,7 +91,7 @@ def test_grey_among_colour_gets_three_channels(folder):
     red = picture((9, 0, 0), mode="RGB")
     transparent = picture((1, 2, 3, 0), mode="RGBA")
     save(folder, image=[picture(7), red, transparent], label=[0, 0, 0])
-    pool = load_hub(str(folder), 0)
+    pool = load_hub(str(folder), Form())
 
     assert pool.images.shape == (3, 3, 2, 3)
     assert pool.images[:, :, 0, 0].tolist() == [[7, 7, 7], [9, 0, 0], [1, 2, 3]]
@@ -100,10 +101,20 @@ def test_images_of_different_sizes_need_an_image_size(folder):
     save(folder, image=[picture(7), picture(8, size=(5, 4))], label=[0, 0])
 
     with pytest.raises(DataError, match=r"2 sizes, from \(2, 3\) to \(4, 5\): .*'image-size'"):
-        load_hub(str(folder), 0)
-    pool = load_hub(str(folder), 6)
+        load_hub(str(folder), Form())
+    pool = load_hub(str(folder), Form(6))
     assert pool.images.shape == (2, 1, 6, 6)
     assert np.array_equal(pool.images[:, 0, 0, 0], [7, 8])
+
+
+def test_images_are_brought_to_a_form_as_they_are_decoded(folder):
+    """3 columns by 2 rows stay as they are; of 8 by 4 become 4 by 2: one black row on each side."""
+    save(folder, image=[picture(7), picture(8, size=(8, 4))], label=[0, 0])
+    images = load_hub(str(folder), Form(4, "pad", 3)).images
+
+    assert images.shape == (2, 3, 4, 4)
+    assert images[:, 2, 1].tolist() == [[7, 7, 7, 0], [8, 8, 8, 8]]
+    assert images[:, :, [0, 3]].sum() == 0
 
 
 @pytest.mark.parametrize(
@@ -122,7 +133,7 @@ def test_columns_that_do_not_fit(columns, message, folder):
     save(folder, **columns)
 
     with pytest.raises(DataError, match=message):
-        load_hub(str(folder), 0)
+        load_hub(str(folder), Form())
 
 
 def test_a_broken_file_is_not_named(folder):
@@ -131,14 +142,14 @@ def test_a_broken_file_is_not_named(folder):
         (folder / name / "patient-7.png").write_text("not an image")
 
     with pytest.raises(DataError, match="cannot be used") as error:
-        load_hub(str(folder), 0)
+        load_hub(str(folder), Form())
     assert "patient" not in str(error.value)
 
 
 def test_what_is_not_there(folder):
     with pytest.raises(DataError, match="There is no folder '/no/such/folder'"):
-        load_hub("/no/such/folder", 0)
+        load_hub("/no/such/folder", Form())
     with pytest.raises(DataError, match=r"data' cannot be read as a data set \(EmptyDatasetError"):
-        load_hub(str(folder), 0)
+        load_hub(str(folder), Form())
     with pytest.raises(DataError, match=r"hub cannot be reached .* hf:<absolute folder> or npz:"):
-        load_hub("ylecun/mnist", 0)
+        load_hub("ylecun/mnist", Form())

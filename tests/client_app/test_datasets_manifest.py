@@ -8,6 +8,7 @@ import pytest
 
 from client_app.datasets import open_data
 from client_app.datasets.manifest import load_manifests
+from client_app.datasets.resize import Form
 from client_app.errors import DataError
 from tests.fakes import settings
 
@@ -30,7 +31,7 @@ def site(tmp_path):
 
 def test_images_labels_and_classes(site):
     folder = site("note,label,image\nx,nevus,0.png\ny,melanoma,2.png\n,nevus,1.png\n")
-    pool = load_manifests(str(folder), 0)
+    pool = load_manifests(str(folder), Form())
 
     assert pool.images.shape == (3, 1, 2, 3)
     assert pool.images[:, 0, 0, 0].tolist() == [10, 30, 20]
@@ -43,7 +44,7 @@ def test_a_manifest_may_have_any_name(site):
     folder = site("image,label\n0.png,a\n")
     (folder / "manifest.csv").rename(folder / "skin.csv")
 
-    assert load_manifests(str(folder / "skin.csv"), 0).classes == ("a",)
+    assert load_manifests(str(folder / "skin.csv"), Form()).classes == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_a_manifest_may_have_any_name(site):
 def test_classes_are_sorted_as_numbers_if_all_are(labels, classes, site):
     rows = [f"{number}.png,{label}\n" for number, label in enumerate(labels)]
 
-    assert load_manifests(str(site("image,label\n" + "".join(rows))), 0).classes == classes
+    assert load_manifests(str(site("image,label\n" + "".join(rows))), Form()).classes == classes
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -67,7 +68,7 @@ def test_what_spreadsheets_write(encoding, delimiter, end, site):
     """A byte order mark, other delimiters, quotes, spaces, and empty rows at the end."""
     rows = ["image,label,note", '0.png,"größer,als",', " 1.png , klein , x", ",,", ""]
     text = end.join(rows).replace(",", delimiter)
-    pool = load_manifests(str(site(text, encoding=encoding)), 0)
+    pool = load_manifests(str(site(text, encoding=encoding)), Form())
 
     assert pool.classes == (f"größer{delimiter}als", "klein")
     assert pool.labels.tolist() == [0, 1]
@@ -76,7 +77,7 @@ def test_what_spreadsheets_write(encoding, delimiter, end, site):
 def test_several_manifests_are_several_sites(site):
     one = site("image,label,lesion\n0.png,1,7\n1.png,0,\n2.png,1,7\n", name="one")
     two = site("image,label,lesion_id,patient\n0.png,2,1,7\n1.png,2,2,7\n", (40, 50), name="two")
-    pool = load_manifests(f"{two}, {one}/manifest.csv", 0)
+    pool = load_manifests(f"{two}, {one}/manifest.csv", Form())
 
     assert pool.images[:, 0, 0, 0].tolist() == [40, 50, 10, 20, 30]
     assert pool.classes == ("0", "1", "2")
@@ -88,7 +89,7 @@ def test_several_manifests_are_several_sites(site):
 
 
 def test_a_column_without_groups_is_none(site):
-    assert load_manifests(str(site("image,label,patient\n0.png,a,\n")), 0).groups is None
+    assert load_manifests(str(site("image,label,patient\n0.png,a,\n")), Form()).groups is None
 
 
 def test_a_hospital_is_a_site_and_keeps_patients_together(site):
@@ -117,8 +118,8 @@ def test_a_hospital_is_a_site_and_keeps_patients_together(site):
 def test_grey_is_kept_if_all_images_are(site):
     text = "image,label\n0.png,a\n1.png,a\n"
 
-    assert load_manifests(str(site(text, (7, 8))), 0).images.shape == (2, 1, 2, 3)
-    mixed = load_manifests(str(site(text, (7, (9, 0, 1)))), 0).images
+    assert load_manifests(str(site(text, (7, 8))), Form()).images.shape == (2, 1, 2, 3)
+    mixed = load_manifests(str(site(text, (7, (9, 0, 1)))), Form()).images
     assert mixed[:, :, 0, 0].tolist() == [[7, 7, 7], [9, 0, 1]]
 
 
@@ -129,7 +130,7 @@ def test_black_and_white_and_palettes(site):
     palette.putpalette([1, 2, 3, 4, 5, 6])
     palette.save(folder / "1.png", transparency=b"\x00\x80")  # Pillow warns of it
 
-    images = load_manifests(str(folder), 0).images
+    images = load_manifests(str(folder), Form()).images
     assert images[:, :, 0, 0].tolist() == [[255, 255, 255], [1, 2, 3]]
 
 
@@ -142,7 +143,7 @@ def test_images_are_upright(site):
         folder / "0.png", exif=exif
     )
 
-    assert load_manifests(str(folder), 0).images[0, 0].tolist() == [[4, 1], [5, 2], [6, 3]]
+    assert load_manifests(str(folder), Form()).images[0, 0].tolist() == [[4, 1], [5, 2], [6, 3]]
 
 
 def test_images_of_different_sizes_need_an_image_size(site):
@@ -150,8 +151,8 @@ def test_images_of_different_sizes_need_an_image_size(site):
     PIL.Image.new("L", (5, 4), 20).save(folder / "1.png")
 
     with pytest.raises(DataError, match=r"2 sizes, from \(2, 3\) to \(4, 5\): .*'image-size'"):
-        load_manifests(str(folder), 0)
-    images = load_manifests(str(folder), 6).images
+        load_manifests(str(folder), Form())
+    images = load_manifests(str(folder), Form(6)).images
     assert images.shape == (2, 1, 6, 6)
     assert images[:, 0, 0, 0].tolist() == [10, 20]
 
@@ -161,11 +162,22 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(site):
     folder = site("image,label\n0.jpg,a\n", ())
     ramp = np.tile(np.linspace(0, 255, 1024), (512, 1)).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(folder / "0.jpg", quality=95)
-    images = load_manifests(str(folder), 16).images
+    images = load_manifests(str(folder), Form(16)).images
 
     assert images.shape == (1, 1, 16, 16)
     columns = ramp[0].reshape(16, 64).mean(axis=1)
     assert np.abs(images[0, 0] - columns).max() < 6  # the filter reflects at the two sides
+
+
+def test_a_large_jpeg_that_is_padded_keeps_its_proportions(site):
+    """1024 by 512 pixels become 16 by 8, 4 black rows above and below."""
+    folder = site("image,label\n0.jpg,a\n", ())
+    PIL.Image.new("L", (1024, 512), 200).save(folder / "0.jpg")
+    images = load_manifests(str(folder), Form(16, "pad", 3)).images
+
+    assert images.shape == (1, 3, 16, 16)
+    assert images[:, :, 4:12].min() == images.max() == 200
+    assert images[:, :, [3, 12]].max() == 0
 
 
 def test_images_are_looked_for_in_their_folder(site):
@@ -174,7 +186,7 @@ def test_images_are_looked_for_in_their_folder(site):
     for name in ("0.png", "1.png"):
         (folder / name).rename(folder / "images" / name)
 
-    assert load_manifests(str(folder), 0).images[:, 0, 0, 0].tolist() == [10, 20, 30]
+    assert load_manifests(str(folder), Form()).images[:, 0, 0, 0].tolist() == [10, 20, 30]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +198,7 @@ def test_images_outside_are_refused(image, site, tmp_path):
     (folder / "link").symlink_to(other / "0.png")
 
     with pytest.raises(DataError, match=r"^Row 3 of .* outside of the manifest's folder"):
-        load_manifests(str(folder), 0)
+        load_manifests(str(folder), Form())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +222,7 @@ def test_images_outside_are_refused(image, site, tmp_path):
 )
 def test_manifests_that_do_not_fit(text, message, site):
     with pytest.raises(DataError, match=message) as error:
-        load_manifests(str(site(text)), 0)
+        load_manifests(str(site(text)), Form())
     assert "meier" not in str(error.value)
 
 
@@ -221,18 +233,18 @@ def test_images_that_do_not_fit(site):
     for content in (b"", b"not an image", fits[:50], b"%!PS-Adobe-3.0 EPSF-3.0\n"):
         broken.write_bytes(content)
         with pytest.raises(DataError, match=r"^Row 3 of .* cannot be used \(\w+\)") as error:
-            load_manifests(str(folder), 0)
+            load_manifests(str(folder), Form())
         assert "meier" not in str(error.value)
     PIL.Image.new("I;16", (3, 2), 999).save(broken, format="PNG")
     with pytest.raises(DataError, match=r"^Row 3 of .* 8 bits per channel"):
-        load_manifests(str(folder), 0)
+        load_manifests(str(folder), Form())
 
 
 def test_other_encodings_are_refused(site):
     folder = site("image,label\n0.png,größer\n", encoding="latin-1")
 
     with pytest.raises(DataError, match=r"\(UnicodeDecodeError\): save it as CSV in UTF-8"):
-        load_manifests(str(folder), 0)
+        load_manifests(str(folder), Form())
 
 
 def test_paths_that_do_not_fit(site, tmp_path):
@@ -247,7 +259,7 @@ def test_paths_that_do_not_fit(site, tmp_path):
         f"{folder},{folder}/manifest.csv": "^Row 2 of .* that another row names too",
     }.items():
         with pytest.raises(DataError, match=message):
-            load_manifests(paths, 0)
+            load_manifests(paths, Form())
 
 
 def test_one_manifest_names_no_sites(site):

@@ -8,7 +8,7 @@ from torch import nn
 
 from client_app.datasets import Samples
 from client_app.errors import DeadlineError
-from client_app.evaluation import probabilities, score
+from client_app.evaluation import normalise_once, probabilities, score
 from client_app.models import normalise
 
 
@@ -62,6 +62,20 @@ def test_batches_change_nothing(monkeypatch):
     monkeypatch.setattr("client_app.evaluation.BATCH_VALUES", 1)
     torch.testing.assert_close(probabilities(network, images, time.monotonic() + 60), whole)
     assert whole.sum(dim=1).tolist() == pytest.approx([1.0] * 5)
+
+
+def test_images_that_are_normalised_beforehand_change_nothing():
+    network, images = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), data().images
+    once, deadline = normalise_once(images), time.monotonic() + 60
+    assert once.dtype == torch.float32
+    expected = probabilities(network, images, deadline)
+    assert torch.equal(probabilities(network, once, deadline), expected)
+
+
+def test_more_images_than_a_batch_stay_as_they_are(monkeypatch):
+    images = data().images
+    monkeypatch.setattr("client_app.evaluation.BATCH_VALUES", images.numel() - 1)
+    assert normalise_once(images) is images
 
 
 def test_a_deadline_is_kept():

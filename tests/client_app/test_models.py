@@ -1,13 +1,17 @@
 import json
 import re
+from dataclasses import replace
+from urllib.error import URLError
 
 import numpy as np
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 from client_app.errors import ModelError
 from client_app.models import MODELS, Architecture
+from client_app.models.pretrained import load_pretrained
 from client_app.randomness import seeded
 
 TORCHVISION = sorted(MODELS.keys() - {"mlp", "cnn"})
@@ -146,3 +150,191 @@ def test_an_architecture_of_an_unknown_model_is_refused():
     text = architecture("cnn").to_json().replace("cnn", "gnn")
     with pytest.raises(ModelError, match="There is no model 'gnn'"):
         Architecture.from_json(text)
+
+
+def colour(name, classes=7):
+    return replace(architecture(name, channels=3), classes=classes)
+
+
+def state_of(network):
+    return {entry: value.clone() for entry, value in network.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def resnet18(tmp_path_factory):
+    """A file with the state dict of torchvision's resnet18 for 1000 classes."""
+    file = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(torchvision.models.resnet18().state_dict(), file)
+    return file
+
+
+def loads_all_but(head, file, blueprint):
+    """Whether `file` replaces every entry of a new network but those of its head."""
+    network, weights = blueprint.build(), torch.load(file)
+    fresh = state_of(network)
+    load_pretrained(network, blueprint, str(file))
+    return all(
+        torch.equal(value, (fresh if entry in head else weights)[entry])
+        for entry, value in state_of(network).items()
+    )
+
+
+HEADS = {
+    "resnet18": {"fc.weight", "fc.bias"},
+    "squeezenet1_1": {"classifier.1.weight", "classifier.1.bias"},
+    "mnasnet0_5": {"classifier.1.weight", "classifier.1.bias"},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_all_but_the_head_is_pretrained(name, tmp_path):
+    torch.save(torchvision.models.get_model(name).state_dict(), tmp_path / "weights.pth")
+    assert loads_all_but(HEADS[name], tmp_path / "weights.pth", colour(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_torchvision_model_starts_from_a_file_of_torchvision(name, tmp_path):
+    """With their auxiliary heads, which our networks do not have."""
+    aux = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    weights = torchvision.models.get_model(name, **aux).state_dict()
+    torch.save(weights, tmp_path / "weights.pth")
+    network = colour(name).build()
+    fresh = state_of(network)
+    load_pretrained(network, colour(name), str(tmp_path / "weights.pth"))
+    kept = {e for e, value in state_of(network).items() if not torch.equal(value, weights[e])}
+    assert all(torch.equal(network.state_dict()[entry], fresh[entry]) for entry in kept)
+    assert len({entry.rpartition(".")[0] for entry in kept}) == 1
+
+
+def test_the_head_stays_new_even_for_as_many_classes(resnet18):
+    assert loads_all_but(HEADS["resnet18"], resnet18, colour("resnet18", classes=1000))
+
+
+def test_networks_saved_for_grey_images_fit_grey_images(tmp_path):
+    torch.save(architecture("resnet18").build().state_dict(), tmp_path / "grey.pth")
+    assert loads_all_but(HEADS["resnet18"], tmp_path / "grey.pth", architecture("resnet18"))
+
+
+def test_old_files_of_densenets_have_other_names(tmp_path):
+    """And none has the number of batches that BatchNorm has seen, as those of torch 0.4."""
+    weights = torchvision.models.densenet121().state_dict()
+    old = {
+        re.sub(r"(denselayer\d+\.)(norm|conv)([12])", r"\1\2.\3", entry): value
+        for entry, value in weights.items()
+        if not entry.endswith("num_batches_tracked")
+    }
+    assert "features.denseblock1.denselayer1.norm.1.weight" in old
+    torch.save(old, tmp_path / "old.pth")
+    network = colour("densenet121").build()
+    load_pretrained(network, colour("densenet121"), str(tmp_path / "old.pth"))
+    loaded = state_of(network)
+    assert all(torch.equal(loaded[e], weights[e]) for e in weights if e.startswith("features."))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet34", "it has no 'layer1.2.conv1.weight'."),
+        ("resnet50", "size mismatch for layer1.0.conv1.weight: copying a param with shape"),
+        ("vgg11", "it has no 'features.0.weight'."),
+    ],
+)
+def test_weights_of_another_network_are_refused(name, reason, resnet18):
+    with pytest.raises(ModelError) as error:
+        load_pretrained(colour(name).blank(), colour(name), str(resnet18))
+    assert str(error.value).startswith(
+        f"The weights '{resnet18}' of the setting 'pretrained' are not the state dict of "
+        f"torchvision's {name} for 3x224x224 images: {reason}"
+    )
+
+
+def test_weights_of_a_larger_network_are_refused(tmp_path):
+    torch.save(colour("resnet34").blank().state_dict(), tmp_path / "resnet34.pth")
+    with pytest.raises(
+        ModelError, match=r"resnet18 .*: the model has no 'layer1\.2\.conv1\.weight'"
+    ):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), f"{tmp_path}/resnet34.pth")
+
+
+@pytest.mark.parametrize("source", ["file", "imagenet"])
+def test_pretrained_networks_need_three_channels(source, resnet18):
+    grey = architecture("resnet18")
+    with pytest.raises(ModelError, match=r"[Ss]et 'image-channels' to 3") as error:
+        load_pretrained(grey.blank(), grey, str(resnet18) if source == "file" else source)
+    if source == "file":
+        assert "size mismatch for conv1.weight" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_our_models_have_no_pretrained_weights(name):
+    with pytest.raises(ModelError, match=f"the model '{name}' is none of torchvision's: choose"):
+        load_pretrained(colour(name).blank(), colour(name), "imagenet")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no file '.*weights.pth'; the setting 'pretrained' names it"),
+        ("hello", r"cannot be read \(\w+\): write it with torch.save"),
+        ("cut", r"cannot be read \(\w+\): write it with torch.save"),
+        (nn.Linear(1, 1), r"cannot be read \(UnpicklingError\): write it with torch.save"),
+        ([], "it is a list, not a dict"),
+        ({7: torch.zeros(1)}, "it is a dict, not a dict from names to tensors"),
+        ({"patient": 7}, "it has no 'conv1.weight'"),
+    ],
+)
+def test_files_that_hold_no_weights_are_refused(content, message, resnet18, tmp_path):
+    file = tmp_path / "weights.pth"
+    if content == "cut":
+        file.write_bytes(resnet18.read_bytes()[:9999])
+    elif isinstance(content, str):
+        file.write_text(content)
+    elif content is not None:
+        torch.save(content, file)
+    with pytest.raises(ModelError, match=message) as error:
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), str(file))
+    assert "patient" not in str(error.value)
+
+
+def test_entries_that_are_no_tensors_are_refused(resnet18, tmp_path):
+    torch.save({**torch.load(resnet18), "bn1.weight": 7}, tmp_path / "weights.pth")
+    with pytest.raises(ModelError, match=r'"bn1\.weight", expected torch\.Tensor'):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), f"{tmp_path}/weights.pth")
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Where torch looks for torchvision's resnet18 before it downloads it."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+
+
+def test_imagenet_weights_are_downloaded_once_and_checked(cached, resnet18, monkeypatch):
+    downloads = []
+
+    def download(url, file, digest, progress):
+        downloads.append((url, digest))
+        cached.write_bytes(resnet18.read_bytes())
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    for _ in range(2):
+        network = colour("resnet18").blank()
+        load_pretrained(network, colour("resnet18"), "imagenet")
+        assert torch.equal(network.conv1.weight, torch.load(resnet18)["conv1.weight"])
+    assert downloads == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damaged, monkeypatch):
+    def download(*_, **__):
+        raise URLError("no network")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    if damaged:
+        cached.parent.mkdir(parents=True)
+        cached.write_text("hello")
+    where = re.escape(f"neither whole in '{cached}' nor to be had from https://download")
+    reason = r"\(\w+\)" if damaged else r"\(URLError\)"
+    with pytest.raises(ModelError, match=f"{where}.* {reason}: put that file there, .* or set"):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")

@@ -5,8 +5,6 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from client_app.datasets import Samples
 from client_app.errors import DivergedError, ModelError
-from client_app.learners.fedbn import FedBN
-from client_app.learners.plain import Plain
 from client_app.models import Architecture
 from client_app.packing import pack_buffer, pack_network, unpack_buffer, unpack_network
 from strategies.parcel import Manifest, ParcelError, check_parcel
@@ -24,7 +22,7 @@ def built(seed=0):
 
 def changed(**arrays):
     """A model parcel in which some arrays are others, or missing where None is given."""
-    parcel, _ = pack_network(built(), Plain, LABEL)
+    parcel = pack_network(built(), LABEL)
     model = {**parcel.array_records["model"], **arrays}
     record = {name: array for name, array in model.items() if array is not None}
     return RecordDict({"model": ArrayRecord(record)})
@@ -32,9 +30,8 @@ def changed(**arrays):
 
 def test_a_network_survives_the_journey_bit_for_bit():
     network = built()
-    parcel, home = pack_network(network, Plain, LABEL)
+    parcel = pack_network(network, LABEL)
     arrived = unpack_network(parcel, check_parcel(parcel), {}, CPU)
-    assert home == {}
     assert list(arrived.state_dict()) == list(network.state_dict())
     for name, tensor in network.state_dict().items():
         assert torch.equal(arrived.state_dict()[name], tensor)
@@ -43,26 +40,24 @@ def test_a_network_survives_the_journey_bit_for_bit():
 
 def test_what_stays_home_completes_what_arrives():
     """Convolutions of one network, BatchNorm of another."""
-    sender, receiver = built(1), built(2)
-    receiver.state_dict()["1.weight"].fill_(7.0)
-    parcel, _ = pack_network(sender, FedBN, LABEL)
-    _, home = pack_network(receiver, FedBN, LABEL)
-    arrived = unpack_network(parcel, LABEL, home, CPU)
-    state = arrived.state_dict()
+    sender, own = built(), np.full(16, 7.0, dtype=np.float32)
+    parcel = pack_network(sender, LABEL, withheld={"1.weight"})
+    assert "1.weight" not in parcel["model"]
+    state = unpack_network(parcel, LABEL, {"1.weight": own}, CPU).state_dict()
     assert torch.equal(state["0.weight"], sender.state_dict()["0.weight"])
-    assert torch.equal(state["1.weight"], receiver.state_dict()["1.weight"])
+    assert torch.equal(state["1.weight"], torch.from_numpy(own))
 
 
 def test_without_what_stays_home_the_network_is_refused():
-    parcel, _ = pack_network(built(), FedBN, LABEL)
+    parcel = pack_network(built(), LABEL, withheld={"1.bias"})
     with pytest.raises(ParcelError, match=r"lineage 'a' lacks '1\.bias'"):
         unpack_network(parcel, LABEL, {}, CPU)
 
 
 def test_the_network_of_one_visit_leaves_no_trace_in_the_next():
-    first = unpack_network(pack_network(built(1), Plain, LABEL)[0], LABEL, {}, CPU)
+    first = unpack_network(pack_network(built(1), LABEL), LABEL, {}, CPU)
     first.train()(torch.rand(4, 1, 8, 8)).sum().backward()
-    second = unpack_network(pack_network(built(2), Plain, LABEL)[0], LABEL, {}, CPU)
+    second = unpack_network(pack_network(built(2), LABEL), LABEL, {}, CPU)
     for name, tensor in built(2).state_dict().items():
         assert torch.equal(second.state_dict()[name], tensor)
 
@@ -92,7 +87,7 @@ def test_a_network_that_diverged_does_not_leave():
     network = built()
     network.state_dict()["0.weight"][0] = float("inf")
     with pytest.raises(DivergedError, match=r"'0\.weight' is not finite.*learning-rate"):
-        pack_network(network, Plain, LABEL)
+        pack_network(network, LABEL)
 
 
 def samples(count=6, channels=1, height=5, width=4):

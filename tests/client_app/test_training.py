@@ -21,7 +21,7 @@ from client_app.store import Store
 from client_app.training import batches, train
 from strategies.registry import STRATEGIES
 from strategies.settings import SettingsError
-from tests.fakes import settings
+from tests.fakes import FakeGrid, Ledger, settings
 
 
 def data(count=20):
@@ -74,7 +74,7 @@ def test_every_learner_trains(learner):
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values())
 def test_every_strategy_has_its_learner(strategy):
-    assert strategy.learner in LEARNERS
+    assert strategy(settings(), FakeGrid({}), Ledger()).learner in LEARNERS
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
@@ -168,7 +168,7 @@ def test_fedprox_pulls_through_all_steps_of_a_visit():
 def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet_home():
     """ResNet-18 has 20 BatchNorm layers of 5 entries, three of them called `downsample.1`."""
     model = network("resnet18")
-    home = FedBN.stays_home(model)
+    home = FedBN.owns(model, settings())
     assert len(home) == 20 * 5
     assert {f"layer{k}.0.downsample.1.running_mean" for k in (2, 3, 4)} <= home
     travels = set(model.state_dict()) - home
@@ -176,7 +176,7 @@ def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet_home():
 
 
 def test_others_keep_nothing_home():
-    assert Plain.stays_home(network("resnet18")) == set()
+    assert Plain.owns(network("resnet18"), settings()) == set()
 
 
 def grey(level, label, count=4):

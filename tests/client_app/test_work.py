@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import torchvision
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app.app import app
@@ -46,6 +47,25 @@ def test_preparing_gives_name_sizes_and_a_first_model(tmp_path):
     assert dict(content["card"]) == {"hospital": "hospital-0"}
     assert content["metrics"]["num-train"] > content["metrics"]["num-test"] > 100
     assert check_parcel(content).visited == []
+
+
+def test_the_first_model_starts_from_pretrained_weights(tmp_path):
+    weights = torchvision.models.resnet18().state_dict()
+    torch.save(weights, tmp_path / "weights.pth")
+    config = {"pretrained": str(tmp_path / "weights.pth"), "image_channels": 3}
+    first = [
+        ask(
+            "query.prepare", tmp_path, code=code_hash(), hospital="", model="resnet18", config=each
+        ).content["model"]
+        for each in (config, config | {"pretrained": ""})
+    ]
+    stems, heads = (
+        [torch.from_numpy(model[entry].numpy()) for model in first]
+        for entry in ("conv1.weight", "fc.weight")
+    )
+    assert torch.equal(stems[0], weights["conv1.weight"])
+    assert not torch.equal(*stems)
+    assert torch.equal(*heads)
 
 
 def test_other_code_is_refused(tmp_path):

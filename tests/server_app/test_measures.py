@@ -21,6 +21,8 @@ def test_the_figures_of_a_round(events):
     federation    (0.9 + 0.5 + 0.6 + 0.8) / 4                   = 0.7
     pooled        (10·(0.9 + 0.6) + 30·(0.5 + 0.8)) / (2·40)    = 0.675
     personalized  A holds model B: 0.6, B holds A: 0.5          = 0.55
+    origin        A's model at A 0.9, B's at B 0.8              = 0.85
+    as printed    (0.9 + 0.5 + 0.6 + 0.8) / (2·2)               = 0.7
     disagreement  at A 0.9 and 0.6, at B 0.5 and 0.8: both 0.3/√2
     after visit   A trained A: 0.9, B trained B: 0.8            = 0.85
     """
@@ -28,6 +30,8 @@ def test_the_figures_of_a_round(events):
     assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
     assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.675)
     assert round_.figures["personalized_accuracy"] == pytest.approx(0.55)
+    assert round_.figures["origin_accuracy"] == pytest.approx(0.85)
+    assert round_.figures["fa_as_printed"] == pytest.approx(0.7)
     assert round_.figures["disagreement"] == pytest.approx(0.3 / 2**0.5)
     assert round_.figures["accuracy_after_visit"] == pytest.approx(0.85)
     assert round_.figures["train_loss"] == pytest.approx(0.4)
@@ -46,6 +50,23 @@ def test_a_summary_is_about_the_last_evaluated_round(events):
     assert summary.history["federation_accuracy"] == pytest.approx([0.7, 0.6])
     assert summary.history["held"] == {"A": [0.6, 0.8], "B": [0.5, 0.5]}
     assert (summary.rounds, summary.best_round) == (2, 1)
+    assert summary.origin_accuracy == pytest.approx((0.8 + 0.5) / 2)
+
+
+def test_the_best_of_each_accuracy_may_come_from_different_rounds(events):
+    """Federation 0.7 and 0.6, personalized 0.55 and 0.65."""
+    best = summary_of(events).best
+    assert best["federation_accuracy"] == pytest.approx(0.7)
+    assert best["personalized_accuracy"] == pytest.approx(0.65)
+    assert isnan(best["ensemble_accuracy"])
+
+
+def test_the_printed_form_is_the_mean_for_two_models_only():
+    """Three models at two hospitals, right half the time: 6 · 0.5 / (2·2) = 0.75."""
+    tests = [evaluated(1, model, h, 0.5) for model in ("A", "B", "C") for h in ("A", "B")]
+    figures = measured(tests, 1)[0].figures
+    assert figures["federation_accuracy"] == 0.5
+    assert figures["fa_as_printed"] == pytest.approx(0.75)
 
 
 def test_convergence_has_n_minus_1_in_its_deviation(events):

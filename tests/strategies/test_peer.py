@@ -105,7 +105,7 @@ def test_no_parcel_is_lost_or_doubled(name, count, seed, failure_share):
         assert check_parcel(parcel).visited == [event.hospital for event in good]
 
 
-def run_unreliably(name, count, seed, failure_share):
+def run_unreliably(name, count, seed, failure_share, **overrides):
     """Four rounds at hospitals that answer some visits badly."""
     rng = np.random.default_rng(seed)
 
@@ -117,7 +117,7 @@ def run_unreliably(name, count, seed, failure_share):
 
     handlers = {100 + k: Unreliable(f"h{k}") for k in range(count)}
     ledger = Ledger()
-    chosen = settings(num_server_rounds=4, min_hospitals=1)
+    chosen = settings(num_server_rounds=4, min_hospitals=1, **overrides)
     peers = STRATEGIES[name](chosen, FakeGrid(handlers, rng), ledger)
     with suppress(RunError):  # nothing but failures
         peers.run()

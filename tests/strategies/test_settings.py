@@ -30,6 +30,13 @@ def test_the_defaults_are_valid():
         ("evaluate.cross", "yes", "'evaluate.cross' is 'yes'; it must be true or false"),
         ("test-fraction", 1.0, "it must be 0 or more, and below 1"),
         ("validation-fraction", -0.1, "it must be 0 or more, and below 1"),
+        (
+            "pretrained",
+            "resnet18.pth",
+            "'pretrained' is 'resnet18.pth'; it must be imagenet, an absolute path, or empty.",
+        ),
+        ("image-fit", "crop", "'image-fit' is 'crop'; it must be one of squash, pad."),
+        ("image-channels", 1, "'image-channels' is 1; it must be one of 0, 3."),
         ("cwc.decay", 1.5, "it must be from 0 to 1"),
         ("cwc.damping", 0.0, "it must be above 0"),
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),

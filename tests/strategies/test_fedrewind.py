@@ -1,0 +1,183 @@
+"""FedRewind's three legs, with hospitals that count visits instead of training."""
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from strategies.parcel import Order, check_parcel, from_record
+from strategies.settings import SettingsError
+from tests.fakes import failing, federation, settings
+from tests.strategies.test_peer import run, run_unreliably, visits_of
+
+BASES = ["cwt", "rwt", "fedavg"]
+
+
+def rewound(base, hospitals=4, handlers=None, **overrides):
+    chosen = {"rewind__base": base, "train__epochs": 10, "num_server_rounds": 3}
+    return run(handlers or federation(hospitals), "fedrewind", **{**chosen, **overrides})
+
+
+def visits_in(grid, round_):
+    """Of each hop of a round: verb, hospital and epochs of its visits."""
+    names = {100 + k: f"h{k}" for k in range(10)}
+    found: dict[int, list[tuple[str, str, int]]] = {}
+    for message in grid.sent:
+        order = from_record(Order, message.content.config_records["order"])
+        if order.round == round_ and message.metadata.message_type.startswith("train"):
+            place = names[message.metadata.dst_node_id]
+            visit = (message.metadata.message_type, place, order.epochs)
+            found.setdefault(order.hop, []).append(visit)
+    return found
+
+
+def test_a_model_goes_to_the_next_hospital_back_and_there_again():
+    """E = 10, λ = 0.1 on the ring of h0, h1, h2: 8 epochs, 1 where it came from, 1."""
+    peers, ledger, grid = rewound("cwt", 3, num_server_rounds=2)
+    assert check_parcel(peers.parcels["h0"]).visited == ["h0", "h1", "h0", "h1"]
+    assert check_parcel(peers.parcels["h2"]).visited == ["h2", "h0", "h2", "h0"]
+    told = [(e.round, e.hop, e.verb, e.epochs) for e in ledger.events if e.lineage == "h0"]
+    assert [each for each in told if each[2].startswith("train")] == [
+        (1, 1, "train", 10),
+        (2, 1, "train", 8),
+        (2, 2, "train.rewind", 1),
+        (2, 3, "train", 1),
+    ]
+    legs = sorted(visits_in(grid, 2)[2])
+    assert legs == [("train.rewind", f"h{k}", 1) for k in range(3)]
+
+
+def test_the_rewind_leg_is_a_message_with_the_whole_model():
+    _, ledger, _ = rewound("cwt", 3)
+    legs = ledger.of("train.rewind")
+    assert len(legs) == 2 * 3
+    assert all(leg.bytes_sent == leg.bytes_received > 0 for leg in legs)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "fraction", "shares"),
+    [(3, 0.1, (1, 1, 1)), (10, 0.1, (8, 1, 1)), (10, 0.25, (4, 3, 3)), (100, 0.07, (86, 7, 7))],
+)
+@pytest.mark.parametrize("base", BASES)
+def test_epochs_are_shared_out_by_the_ceiling_rule(base, epochs, fraction, shares):
+    _, _, grid = rewound(
+        base, 2, train__epochs=epochs, rewind__fraction=fraction, num_server_rounds=2
+    )
+    legs = visits_in(grid, 2)
+    assert tuple(legs[hop][0][2] for hop in (1, 2, 3)) == shares
+
+
+@pytest.mark.parametrize(("epochs", "fraction"), [(2, 0.1), (1, 0.4), (4, 0.3)])
+def test_a_fraction_that_leaves_no_epochs_is_refused(epochs, fraction):
+    with pytest.raises(SettingsError, match=rf"rewind.fraction' is {fraction}.*epochs = {epochs} "):
+        settings(strategy="fedrewind", train__epochs=epochs, rewind__fraction=fraction)
+    settings(strategy="cwt", train__epochs=epochs, rewind__fraction=fraction)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_without_a_fraction_it_is_the_base(base):
+    plain, told, _ = run(federation(4), base, train__epochs=10)
+    peers, told_too, _ = rewound(base, rewind__fraction=0.0, num_server_rounds=4)
+    assert told.events
+    assert [(e.verb, e.hop, e.hospital, e.lineage, e.epochs) for e in told.events] == [
+        (e.verb, e.hop, e.hospital, e.lineage, e.epochs) for e in told_too.events
+    ]
+    assert peers.parcels == plain.parcels
+
+
+def test_rwt_goes_where_rwt_goes():
+    routes = []
+    for strategy in ("rwt", "fedrewind"):
+        _, ledger, _ = run(federation(5), strategy, rewind__base="rwt", num_server_rounds=6)
+        routes.append([(e.round, e.hospital, e.lineage) for e in ledger.of("hand-off")])
+    assert sorted(routes[0]) == sorted(routes[1])
+
+
+@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("partner", ["previous", "random"])
+def test_nobody_rewinds_at_the_hospital_where_the_model_is(base, partner):
+    peers, ledger, _ = rewound(base, 5, rewind__partner=partner, num_server_rounds=8)
+    for round_ in range(2, 9):
+        legs = [e for e in ledger.events if e.round == round_ and e.verb.startswith("train")]
+        assert len(legs) == 3 * 5
+        assert all(sum(leg.hospital == f"h{k}" for leg in legs) == 3 for k in range(5))
+    for parcel in peers.parcels.values():
+        visited = check_parcel(parcel).visited[1:] if base != "fedavg" else []
+        for first, away, again in zip(*[iter(visited)] * 3, strict=True):
+            assert first == again != away
+
+
+def test_random_partners_change_and_are_seldom_the_previous():
+    """With 8 hospitals, 1 in 7 is the one where the model was before."""
+    peers, _, _ = rewound("cwt", 8, rewind__partner="random", num_server_rounds=20)
+    previous = [
+        visited[k + 1] == visited[k - 1]
+        for visited in (check_parcel(parcel).visited for parcel in peers.parcels.values())
+        for k in range(1, len(visited), 3)
+    ]
+    assert 0 < sum(previous) < 0.3 * len(previous)
+
+
+def test_with_fedavg_each_hospitals_copy_rewinds_elsewhere_before_the_average():
+    """Copies of 3 visits each in round 2, weighted by the images of the hospital they return to."""
+    peers, _, grid = rewound("fedavg", 4, num_server_rounds=2)
+    assert visits_of(peers.parcels["global"]) == 1 + 3
+    sent = visits_in(grid, 2)
+    assert {hop: sorted(place for _, place, _ in legs) for hop, legs in sent.items()} == {
+        hop: ["h0", "h1", "h2", "h3"] for hop in (1, 2, 3)
+    }
+    copies = [
+        check_parcel(message.content).visited
+        for message in grid.sent
+        if from_record(Order, message.content.config_records["order"]).hop == 3
+        and message.metadata.message_type == "train"
+    ]
+    assert all(first != away for first, away in copies)
+
+
+def test_hospitals_of_fedavg_test_once_a_round_before_the_average():
+    _, _, grid = rewound("fedavg", 3, num_server_rounds=2)
+    orders = [
+        from_record(Order, m.content.config_records["order"])
+        for m in grid.sent
+        if m.metadata.message_type.startswith("train")
+    ]
+    assert {(order.round, order.hop) for order in orders if order.test} == {(1, 1), (2, 3)}
+
+
+@given(
+    base=st.sampled_from(BASES[:2]),
+    partner=st.sampled_from(["previous", "random"]),
+    count=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+    failure_share=st.floats(0, 1),
+)
+@hypothesis_settings(max_examples=40, deadline=None)
+def test_no_parcel_is_lost_or_doubled(base, partner, count, seed, failure_share):
+    peers, ledger = run_unreliably(
+        "fedrewind", count, seed, failure_share, rewind__base=base, rewind__partner=partner
+    )
+    assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
+    for lineage, parcel in peers.parcels.items():
+        good = [
+            e.hospital
+            for e in ledger.events
+            if e.verb.startswith("train") and e.lineage == lineage and e.outcome == "ok"
+        ]
+        assert visits_of(parcel) == len(good)
+        assert check_parcel(parcel).visited == good
+
+
+def test_a_model_whose_rewind_leg_fails_is_trained_on_as_it_is():
+    def unwilling(message):
+        if message.metadata.message_type == "train.rewind":
+            return failing(message)
+        return willing(message)
+
+    handlers = federation(3)
+    willing, handlers[100] = handlers[100], unwilling
+    peers, ledger, _ = rewound("cwt", handlers=handlers, num_server_rounds=2)
+    assert check_parcel(peers.parcels["h0"]).visited == ["h0", "h1", "h1"]
+    assert check_parcel(peers.parcels["h1"]).visited == ["h1", "h2", "h1", "h2"]
+    (failure,) = [event for event in ledger.events if event.outcome != "ok"]
+    assert (failure.verb, failure.hospital, failure.lineage) == ("train.rewind", "h0", "h0")
