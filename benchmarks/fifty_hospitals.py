@@ -1,0 +1,95 @@
+"""Fifty hospitals on one machine: how long a round takes, how much of it testing, what memory.
+
+    uv run python -m benchmarks.fifty_hospitals --data <folder with mnist.npz>
+
+Every model is tested at every hospital after every round, 2,500 pairs. Memory is that of all
+processes of the simulation together, pages that they share counted once (PSS, so on Linux only).
+"""
+
+import argparse
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.overhead import events_of
+from benchmarks.reproduce import commit, machine
+from benchmarks.simulation import run, superlink
+
+HOSPITALS, ROUNDS = 50, 5
+WORKLOAD: dict[str, Any] = {  # as in fedrewind_table_4_9.toml, with a network for a CPU
+    "partition": "dirichlet",
+    "partition-alpha": 0.25,
+    "test-fraction": 0.25,
+    "model": "mlp",
+    "mlp.hidden": "256,256",
+    "train.epochs": 10,
+    "train.optimizer": "sgd",
+    "train.learning-rate": 0.01,
+    "evaluate.ensemble": False,
+    "num-server-rounds": ROUNDS,
+}
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty_hospitals")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of mnist.npz")
+    file = parser.parse_args().data.expanduser().resolve() / "mnist.npz"
+    print(f"commit {commit()}, {machine()}, {HOSPITALS} hospitals\n")
+    print("| | s per round | of it testing, s | GB |\n|---|---|---|---|")
+    for strategy in ("cwt", "fedrewind"):
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder) / "superlink"
+            settings = {**WORKLOAD, "dataset": f"npz:{file}", "strategy": strategy}
+            with superlink(home) as flower, peak_memory(str(home)) as peak:
+                result = run(flower, Path(folder) / "runs", HOSPITALS, **settings)
+            whole, testing = seconds_of_rounds(result)
+            gigabytes = max(peak) / 1e9
+            print(f"| {strategy} | {whole:.1f} | {testing:.1f} | {gigabytes:.1f} |", flush=True)
+
+
+def seconds_of_rounds(result: Path) -> tuple[float, float]:
+    """Median time from the end of a round to that of the next, and of the testing in it."""
+    ends: dict[str, list[float]] = {"train": [], "evaluate": []}
+    for verb, times in ends.items():
+        for round_ in range(1, ROUNDS + 1):
+            events = [e for e in events_of(result) if e["round"] == round_]
+            times.append(max(e["time"] for e in events if e["verb"].startswith(verb)))
+    rounds = range(1, ROUNDS)  # without the first, which starts processes
+    whole = median(ends["evaluate"][r] - ends["evaluate"][r - 1] for r in rounds)
+    return whole, median(ends["evaluate"][r] - ends["train"][r] for r in rounds)
+
+
+@contextmanager
+def peak_memory(mark: str) -> Iterator[list[float]]:
+    """Bytes, once a second, of all processes that have `mark` in their environment."""
+    samples: list[float] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(1.0):
+            samples.append(sum(_bytes(process, mark) for process in Path("/proc").glob("[0-9]*")))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield samples
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _bytes(process: Path, mark: str) -> float:
+    with suppress(OSError):  # it has ended meanwhile
+        if mark.encode() in (process / "environ").read_bytes():
+            lines = (process / "smaps_rollup").read_text().splitlines()
+            return 1024 * sum(float(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return 0.0
+
+
+if __name__ == "__main__":
+    main()
