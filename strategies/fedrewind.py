@@ -12,8 +12,8 @@ as the base every hospital starts from the average, and i is another hospital (E
 Deviations:
  1. Algorithms 2 and 3 of the thesis train i's copy and then go on without it; the equations, the
     text and the authors' code do not.
- 2. Shares of epochs are rounded as in the authors' code: λE up, for the
-    second leg and for the third, and the rest is left for the first.
+ 2. λE is rounded up, as in the authors' code, for the second leg and for the third; the first has
+    what is left. Each leg has an optimizer of its own, where the authors' SGD has no state.
  3. Round 1, when no model comes from anywhere, is the base's, as in the authors' code.
  4. "The previous hospital" does not exist for FedAvg; here it is drawn anew in every round, so that
     nobody gets itself and nobody is drawn twice. The authors' code means to, and fails to.
@@ -33,7 +33,7 @@ from strategies.fedavg import FedAvg
 from strategies.peer import Leg, PeerStrategy
 from strategies.rwt import RWT
 from strategies.settings import Settings, rng_for
-from strategies.topology import Route, derangement, inverse
+from strategies.topology import derangement, inverse
 
 
 class _Rewind(PeerStrategy):
@@ -50,16 +50,15 @@ class _Rewind(PeerStrategy):
         leg = super().plan(server_round, 1, hospitals)  # type: ignore[safe-super]  # the base's
         if self.hops_in(server_round) == 1:
             return leg
-        epochs = self.settings.rewind.epochs(leg.epochs)
+        settings = self.settings.rewind
+        epochs = settings.epochs(leg.epochs)
         if hop == 1:
             return replace(leg, epochs=leg.epochs - 2 * epochs)
-        back = self._way_back(leg.route, server_round, hospitals)
+        if settings.partner == "previous" and settings.base != "fedavg":
+            back = inverse(leg.route)
+        else:
+            back = derangement(hospitals, rng_for(self.settings.seed, "rewind", server_round))
         return Leg(back, epochs, "train.rewind") if hop == 2 else Leg(inverse(back), epochs)
-
-    def _way_back(self, route: Route, server_round: int, hospitals: Sequence[str]) -> Route:
-        if self.settings.rewind.partner == "previous":
-            return inverse(route)
-        return derangement(hospitals, rng_for(self.settings.seed, "rewind", server_round))
 
 
 class RewindCWT(_Rewind, CWT):
@@ -72,9 +71,6 @@ class RewindRWT(_Rewind, RWT):
 
 class RewindFedAvg(_Rewind, FedAvg):
     """Before the average."""
-
-    def _way_back(self, route: Route, server_round: int, hospitals: Sequence[str]) -> Route:
-        return derangement(hospitals, rng_for(self.settings.seed, "rewind", server_round))
 
 
 BASES: dict[str, type[_Rewind]] = {"cwt": RewindCWT, "rwt": RewindRWT, "fedavg": RewindFedAvg}
