@@ -19,7 +19,7 @@ from benchmarks.overhead import events_of
 from benchmarks.reproduce import commit, machine
 from benchmarks.simulation import run, superlink
 
-HOSPITALS, ROUNDS = 50, 5
+HOSPITALS, ROUNDS = 50, 3
 WORKLOAD: dict[str, Any] = {  # as in fedrewind_table_4_9.toml, with a network for a CPU
     "partition": "dirichlet",
     "partition-alpha": 0.25,
