@@ -64,7 +64,8 @@ def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
     strategy, flower, tmp_path
 ):
     """Four hospitals on two actors at once, then on one actor, one after the other."""
-    first = run(flower, tmp_path, hospitals=4, cpus=1, strategy=strategy, num_server_rounds=2)
+    settings = {"strategy": strategy, "num_server_rounds": 2, "gan__iterations": 2}
+    first = run(flower, tmp_path, hospitals=4, cpus=1, **settings)
     second = run(flower, tmp_path, hospitals=4, cpus=2, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)
 
