@@ -12,9 +12,17 @@ from client_app.guard import guard
 app = ClientApp(mods=[guard])
 
 
+@app.query("enrol")
+def enrol(message: Message, context: Context) -> Message:
+    """Check the data, and say who the hospital is and which classes it has."""
+    from client_app import work
+
+    return work.enrol(message, context)
+
+
 @app.query("prepare")
 def prepare(message: Message, context: Context) -> Message:
-    """Check the data and make the hospital's first model."""
+    """Make the hospital's first model, and with `feder` its buffer."""
     from client_app import work
 
     return work.prepare(message, context)

@@ -124,7 +124,7 @@ def _preset(hospital: Hospital) -> Preset:
             f"The setting 'gan.preset' is '{gan.preset}'; it must be one of {', '.join(PRESETS)}."
         )
     preset = PRESETS[gan.preset]
-    size = max(hospital.data.train.images.shape[2:])
+    size = max(hospital.data.train.shape[1:])
     if size > 2 * preset.resolution:
         raise SettingsError(
             f"The setting 'gan.preset' is '{gan.preset}', for images of {preset.resolution} "
@@ -256,7 +256,7 @@ def _render(work: _Work, generator: Generator, auditor: Auditor) -> tuple[Sample
         ReleaseError: That share is too large.
     """
     settings = work.hospital.settings
-    height, width = work.hospital.data.train.images.shape[2:]
+    _, height, width = work.hospital.data.train.shape
     labels = balanced_labels(settings.feder.buffer_size, work.learnt.labels)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
@@ -289,22 +289,21 @@ def _draw(work: _Work, samples: Samples) -> None:
 def _frequent(samples: Samples, fewest: int) -> Samples:
     """Those of classes with at least so many images: fewer would be learnt one by one."""
     chosen = torch.bincount(samples.labels)[samples.labels] >= fewest
-    return Samples(samples.images[chosen], samples.labels[chosen])
+    return samples[chosen]
 
 
 def _some(samples: Samples, count: int) -> Samples:
     """At most so many of the samples, at random."""
     chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:count]
     chosen = chosen.to(samples.labels.device)
-    return Samples(samples.images[chosen], samples.labels[chosen])
+    return samples[chosen]
 
 
 def _resized(samples: Samples, height: int, width: int) -> Samples:
     """The same samples in another size."""
     size = (height, width)
-    return replace(
-        samples, images=interpolate(samples.images, size=size, mode="bilinear", antialias=True)
-    )
+    images = interpolate(samples.images, size=size, mode="bilinear", antialias=True)
+    return Samples(images, samples.labels)
 
 
 def _hash(samples: Samples, settings: object) -> str:

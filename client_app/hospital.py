@@ -41,7 +41,7 @@ class Hospital:
     @property
     def architecture(self) -> Architecture:
         """The network that the hospital starts with, fitted to its images."""
-        _, channels, height, width = self.data.train.images.shape
+        channels, height, width = self.data.train.shape
         classes, hidden = len(self.data.classes), self.settings.mlp.widths
         return Architecture(self.model, channels, height, width, classes, hidden)
 
@@ -57,11 +57,12 @@ class Hospital:
                 "simulation only: this hospital's images do not leave it."
             )
         indices = range(self.partitions)
-        parts = [open_data(self.settings, index, self.partitions).train for index in indices]
+        classes = self.data.classes
+        parts = [open_data(self.settings, i, self.partitions, classes).train for i in indices]
         return joined(parts).to(self.device)
 
 
-def open_hospital(context: Context, name: str = "") -> Hospital:
+def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
     """Open the hospital that a message is for; its data are loaded once per process.
 
     Args:
@@ -69,6 +70,7 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
             (`site`, `dataset`, `model`, `store-dir`; for a simulated cut `partition-id`,
             `num-partitions`).
         name: The name under which the server knows the hospital; empty if it knows none.
+        classes: The federation's; empty if they are not settled yet.
 
     Raises:
         SettingsError: A setting or the hospital's name cannot be used.
@@ -92,7 +94,7 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
     return Hospital(
         name=name,
         settings=settings,
-        data=_data_on(device, settings, index, hospitals),
+        data=_data_on(device, settings, index, hospitals, classes or tuple(settings.class_names)),
         device=device,
         model=str(node_config.get("model", settings.models[index % len(settings.models)])),
         partitions=int(node_config.get("num-partitions", 0)),
@@ -101,6 +103,8 @@ def open_hospital(context: Context, name: str = "") -> Hospital:
 
 
 @lru_cache(maxsize=64)
-def _data_on(device: torch.device, settings: Settings, index: int, hospitals: int) -> LocalData:
-    data = open_data(settings, index, hospitals)
+def _data_on(
+    device: torch.device, settings: Settings, index: int, hospitals: int, classes: tuple[str, ...]
+) -> LocalData:
+    data = open_data(settings, index, hospitals, classes)
     return replace(data, train=data.train.to(device), test=data.test.to(device))

@@ -126,7 +126,7 @@ def _check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
 
 def pack_buffer(samples: Samples) -> ArrayRecord:
     """Write synthetic images as a record."""
-    _, channels, _, width = samples.images.shape
+    channels, _, width = samples.shape
     column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
     file = BytesIO()
     Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
@@ -149,7 +149,7 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
     if set(record) != {"images", "labels"}:
         raise ParcelError(f"A buffer has the arrays {sorted(record)}, not images and labels.")
     picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
-    channels, height, width = like.images.shape[1:]
+    channels, height, width = like.shape
     if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:
         raise ParcelError(
             f"A buffer has {labels.dtype} {list(labels.shape)} labels and {picture.dtype} images; "

@@ -50,7 +50,7 @@ class Task:
     @cached_property
     def hospital(self) -> Hospital:
         """The hospital, opened when it is first needed."""
-        return open_hospital(self.context, self.order.hospital)
+        return open_hospital(self.context, self.order.hospital, tuple(self.order.classes))
 
     @property
     def learner(self) -> type[Plain]:
@@ -129,7 +129,10 @@ class Task:
             return parcel
 
     def answer(
-        self, metrics: Mapping[str, float], parcel: RecordDict | None = None, **card: str
+        self,
+        metrics: Mapping[str, float],
+        parcel: RecordDict | None = None,
+        card: Mapping[str, str | list[str]] | None = None,
     ) -> Message:
         """The answer to the message."""
         content = RecordDict(
@@ -142,7 +145,7 @@ class Task:
     def _check_fit(self, manifest: Manifest) -> None:
         architecture, data = Architecture.from_json(manifest.architecture), self.hospital.data
         theirs = (architecture.channels, architecture.height, architecture.width)
-        ours = tuple(data.train.images.shape[1:])
+        ours = data.train.shape
         if theirs != ours:
             raise ParcelError(
                 f"Lineage '{manifest.lineage}' is for {theirs} images (channels, height, width), "

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from client_app.augmentation import AUGMENTATIONS
-from client_app.datasets import Samples
 from client_app.errors import DeadlineError
 from client_app.learners.plain import Plain
 from client_app.models import normalise
@@ -42,7 +41,8 @@ def train(
     Raises:
         DeadlineError: The deadline has passed.
     """
-    images, labels = learner.samples.images, learner.samples.labels
+    samples = learner.samples
+    device = samples.labels.device
     optimizer = OPTIMIZERS[settings.optimizer](
         learner.model.parameters(),
         lr=settings.learning_rate,
@@ -54,12 +54,12 @@ def train(
     with seeded(rng):
         for epoch in range(1, epochs + 1):
             learner.begin_epoch(epoch)
-            total = torch.zeros((), device=images.device)  # read once, not at every step
-            for batch in batches(len(images), settings.batch_size, generator):
+            total = torch.zeros((), device=device)  # read once, not at every step
+            for batch in batches(len(samples), settings.batch_size, generator):
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
-                batch = batch.to(images.device)
-                extended = learner.extend(Samples(images[batch], labels[batch]), generator)
+                batch = batch.to(device)
+                extended = learner.extend(samples[batch], generator)
                 optimizer.zero_grad()
                 changed = normalise(augment(extended.images, generator))
                 loss = learner.loss(changed, extended.labels)
@@ -69,7 +69,7 @@ def train(
                 learner.after_step()
                 total += loss.detach() * len(batch)
             after_epoch(epoch)
-    return {"train-loss": total.item() / len(images), "num-examples": len(images)}
+    return {"train-loss": total.item() / len(samples), "num-examples": len(samples)}
 
 
 def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:

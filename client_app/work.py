@@ -15,14 +15,22 @@ from strategies.parcel import Manifest, bundle, code_hash, hash_arrays, parcel_i
 from strategies.settings import SettingsError, rng_for
 
 
-def prepare(message: Message, context: Context) -> Message:
-    """Check the data and make the hospital's first model."""
+def enrol(message: Message, context: Context) -> Message:
+    """Check the data, and say who the hospital is and which classes it has."""
     task = Task(message, context)
     if task.order.code != code_hash():
         raise SettingsError(
             "The hospital runs other code than the server. In a simulation, a local SuperLink that "
             "was started in another folder runs that folder's code: stop it and run again."
         )
+    with task.timed("prepare"):
+        hospital = task.hospital
+    return task.answer({}, card={"hospital": hospital.name, "classes": list(hospital.data.classes)})
+
+
+def prepare(message: Message, context: Context) -> Message:
+    """Make the hospital's first model, and with `feder` its buffer."""
+    task = Task(message, context)
     with task.timed("prepare"):
         hospital = task.hospital
         architecture = hospital.architecture
@@ -34,9 +42,12 @@ def prepare(message: Message, context: Context) -> Message:
         if hospital.settings.pretrained:
             load_pretrained(network, architecture, hospital.settings.pretrained)
         data = hospital.data
-        metrics: dict[str, float] = {"num-train": len(data.train), "num-test": len(data.test)}
-        card = {"hospital": hospital.name}
-        beside = {}
+        metrics: dict[str, float] = {
+            "num-train": len(data.train),
+            "num-test": len(data.test),
+            "num-quarantined": data.quarantined,
+        }
+        beside, card = {}, {}
         if task.order.shares_buffer:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
@@ -47,7 +58,7 @@ def prepare(message: Message, context: Context) -> Message:
             metrics |= made.figures
             card["release"] = f"{len(made.samples)} synthetic images passed the release check."
     label = Manifest(hospital.name, architecture.to_json(), list(data.classes))
-    return task.answer(metrics, task.pack(network, label, **beside), **card)
+    return task.answer(metrics, task.pack(network, label, **beside), card)
 
 
 def visit(message: Message, context: Context) -> Message:

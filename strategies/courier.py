@@ -86,7 +86,7 @@ class Courier(Grid):
     Args:
         grid: The grid of the run.
         hop_timeout: Seconds a hospital may take to answer one message,
-        prepare_timeout: and the same for `query.prepare`.
+        prepare_timeout: and the same before the first hop, for `query.enrol` and `query.prepare`.
     """
 
     def __init__(self, grid: Grid, hop_timeout: float, prepare_timeout: float) -> None:
@@ -157,7 +157,7 @@ class Courier(Grid):
 
     def _limit(self, message: Message) -> tuple[float, str]:
         """Seconds a hospital may take to answer, and the setting that says so."""
-        if message.metadata.message_type == "query.prepare":
+        if message.metadata.message_type.startswith("query."):
             return self.prepare_timeout, "prepare-timeout"
         return self.hop_timeout, "hop-timeout"
 

@@ -17,7 +17,7 @@ class Event:
     has tested all models together.
 
     Attributes:
-        verb: `query.prepare`, `train`, ..., `evaluate`, `hand-off` or `ensemble`.
+        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off` or `ensemble`.
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
             model was trained.

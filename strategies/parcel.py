@@ -18,9 +18,11 @@ hashes and the shapes, and opens no array.
 
 import hashlib
 import json
+import math
 import re
 import zipfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import IntEnum
 from functools import cache
@@ -42,6 +44,7 @@ PARCEL_RECORDS = {
 }
 _LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
+    "query.enrol": {"metrics": MetricRecord, "card": ConfigRecord},
     "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
     "train": {
         "model": ArrayRecord,
@@ -53,7 +56,8 @@ ANSWERS: dict[str, dict[str, type]] = {
     },
     "evaluate": {"metrics": MetricRecord},
 }
-CARD = frozenset({"hospital", "release"})  # its name, and what the check of its buffer came to
+# Its name, the names of its classes, and what the check of its buffer came to.
+CARD = frozenset({"hospital", "classes", "release"})
 # Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
 # same shape where there are no trained weights.
 DISTANCES = [
@@ -63,6 +67,7 @@ METRICS = frozenset(
     {
         "num-train",  # images the hospital trains on
         "num-test",  # images it tests on
+        "num-quarantined",  # images it has and cannot use
         "num-examples",  # images behind the metrics of this answer
         "train-loss",  # mean over the last epoch of a visit
         "accuracy",
@@ -178,6 +183,8 @@ class Order:
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 before the first.
         hospital: Name of the hospital; empty in the first message if the server knows none.
+        classes: Names of the federation's classes, in the order of a network's outputs; empty in
+            the first message, by which a hospital is asked for its own.
         learner: Name of the local objective (client_app.learners.LEARNERS).
         epochs: Passes over the training images.
         test: Whether to test the model after training it.
@@ -193,6 +200,7 @@ class Order:
     round: int
     hop: int
     hospital: str
+    classes: list[str]
     learner: str
     epochs: int = 0
     test: bool = False
@@ -202,6 +210,16 @@ class Order:
     replay: list[str] = field(default_factory=list)
     ensemble: bool = False
     code: str = ""
+
+
+def ordered(classes: Iterable[str]) -> list[str]:
+    """Names of classes in the order of their texts, or of their numbers if all are numbers."""
+    names = set(classes)
+    with suppress(ValueError):
+        numbers = {name: float(name) for name in names}
+        if all(map(math.isfinite, numbers.values())):  # a class may be called 'nan' or 'inf'
+            return sorted(names, key=lambda name: (numbers[name], name))
+    return sorted(names)
 
 
 @cache

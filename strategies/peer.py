@@ -33,6 +33,7 @@ from strategies.parcel import (
     code_hash,
     count_bytes,
     from_record,
+    ordered,
     parcel_in,
     to_record,
     unbundle,
@@ -100,6 +101,7 @@ class PeerStrategy(Strategy):
         self.settings = settings
         self.courier = Courier(grid, settings.hop_timeout, settings.prepare_timeout)
         self.journal = journal
+        self.classes: list[str] = []  # in the order of the networks' outputs; fixed at the start
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
@@ -137,14 +139,14 @@ class PeerStrategy(Strategy):
         """Do the whole run.
 
         Raises:
-            RunError: There are too few hospitals, one cannot use the settings or its data, or no
-                visit succeeded.
+            RunError: There are too few hospitals, no visit succeeded, or in a simulation one
+                cannot use the settings or its data.
             SimulationBroken: An actor of Flower's simulation died.
         """
         unusable = (Failure.SETTINGS, Failure.DATA)
         failed = self.enrol()
         for delivery in failed:
-            if delivery.failure in unusable:
+            if delivery.failure in unusable and not self.courier.others_may_join:
                 raise RunError(delivery.reason)
         if len(self.nodes) < self.settings.min_hospitals:
             reasons = " ".join(delivery.reason for delivery in failed)
@@ -164,33 +166,76 @@ class PeerStrategy(Strategy):
     # Enrolment: before the first hop, and for hospitals that come back or join later.
 
     def enrol(self) -> list[Delivery]:
-        """Ask hospitals that are not known yet to prepare, and take in their first parcels.
+        """Ask hospitals that are not known yet who they are and to prepare; take in their parcels.
 
         Returns:
             What became of those that are not ready; they are asked again in the next round.
 
         Raises:
-            RunError: There are too few hospitals, or two of one name.
+            RunError: There are too few hospitals, two of one name, or fewer than two classes.
         """
         known = self.withheld.union(self.nodes.values())
-        unknown = set(self._wait_for_hospitals()) - known
-        if unknown:
-            log(INFO, "%d hospitals prepare data and model", len(unknown))
-        failed = []
-        for delivery in self.courier.send_and_receive(self._invitations(sorted(unknown))):
-            card = delivery.content.config_records.get("card", ConfigRecord())
-            # One that failed did not say its name; it may be registered under one.
-            registered = delivery.sent.config_records["order"]["hospital"]
-            hospital = str(card.get("hospital", registered or f"node {delivery.node}"))
+        unknown = sorted(set(self._wait_for_hospitals()) - known)
+        names, failed = self._get_to_know(unknown)
+        if names:
+            log(INFO, "%d hospitals prepare their models", len(names))
+        orders = {
+            node: replace(
+                self._order(hospital),
+                own_start=self.own_start,
+                shares_buffer=self.shares_buffers,
+            )
+            for node, hospital in names.items()
+        }
+        for delivery in self._ask("query.prepare", orders):
+            hospital = names[delivery.node]
             if (parcel := self._admit(delivery, 0, 0, hospital, hospital)) is None:
                 failed.append(delivery)
                 if delivery.failure == Failure.RELEASE:
                     self.withheld.add(delivery.node)
             else:
                 self._welcome(hospital, delivery.node, parcel)
-                if "release" in card:
-                    log(INFO, "%s: %s", hospital, card["release"])
+                if card := delivery.content.config_records.get("card"):
+                    log(INFO, "%s: %s", hospital, card.get("release"))
         return failed
+
+    def _get_to_know(self, nodes: Sequence[int]) -> tuple[dict[int, str], list[Delivery]]:
+        """The name of the hospital at each node, and what became of those that do not take part.
+
+        The first hospitals of a run settle its classes.
+        """
+        registered = {node.node_id: node.name for node in self.courier.get_nodes()}
+        names: dict[int, str] = {}
+        classes, failed = [], []
+        orders = {
+            node: replace(self._order(registered.get(node, "")), code=code_hash()) for node in nodes
+        }
+        for delivery in self._ask("query.enrol", orders):
+            card = delivery.content.config_records.get("card", ConfigRecord())
+            # One that failed did not say its name; it may be registered under one.
+            hospital = registered.get(delivery.node) or f"node {delivery.node}"
+            hospital = str(card.get("hospital", hospital))
+            self.journal.record(_event(delivery, 0, 0, hospital, ""))
+            if delivery.failure is None:
+                names[delivery.node] = hospital
+                theirs = card.get("classes")
+                classes.append(list(map(str, theirs)) if isinstance(theirs, list) else [])
+            else:
+                failed.append(delivery)
+        if names and not self.classes:
+            self.classes = self.settings.class_names or agreed(classes)
+            log(INFO, "The classes are %s", ", ".join(self.classes))
+        return names, failed
+
+    def _order(self, hospital: str, round_: int = 0, hop: int = 0) -> Order:
+        """What all orders of a hop have in common."""
+        return Order(round_, hop, hospital, self.classes, self.learner)
+
+    def _ask(self, verb: str, orders: Mapping[int, Order]) -> Iterable[Delivery]:
+        return self.courier.send_and_receive(
+            Message(RecordDict({"order": to_record(order)}), node, verb)
+            for node, order in orders.items()
+        )
 
     def _wait_for_hospitals(self) -> list[int]:
         """Node ids of all hospitals that are connected, once there are enough of them."""
@@ -207,17 +252,6 @@ class PeerStrategy(Strategy):
             log(INFO, "%d of %d hospitals are connected, waiting", len(connected), wanted)
             time.sleep(3)
         return connected
-
-    def _invitations(self, nodes: list[int]) -> Iterator[Message]:
-        names = {node.node_id: node.name for node in self.courier.get_nodes()}
-        for node in nodes:
-            order = Order(
-                *(0, 0, names.get(node, ""), self.learner),
-                own_start=self.own_start,
-                shares_buffer=self.shares_buffers,
-                code=code_hash(),
-            )
-            yield Message(RecordDict({"order": to_record(order)}), node, "query.prepare")
 
     def _welcome(self, hospital: str, node: int, parcel: RecordDict) -> None:
         if hospital in self.nodes and self.nodes[hospital] in self.courier.get_node_ids():
@@ -247,8 +281,9 @@ class PeerStrategy(Strategy):
             held = self.held[source]
             if (node := self.nodes[hospital]) in connected:
                 replay = self.buffers.hashes(leg.replay.get(hospital, ()))
-                order = Order(
-                    *(round_, hop, hospital, self.learner, leg.epochs),
+                order = replace(
+                    self._order(hospital, round_, hop),
+                    epochs=leg.epochs,
                     test=test,
                     snapshots=snapshots,
                     replay=replay,
@@ -304,7 +339,7 @@ class PeerStrategy(Strategy):
             batches = list(_batches(self._models_to_test(hospital, round_)))
             # Hospitals keep nothing from one message to the next.
             ensemble = self._tests_ensemble(round_) and len(batches) == 1
-            order = to_record(Order(round_, hop, hospital, self.learner, ensemble=ensemble))
+            order = to_record(replace(self._order(hospital, round_, hop), ensemble=ensemble))
             for batch in batches:
                 content = {**bundle(batch, ["manifest", "model"]), "order": order}
                 messages.append(Message(RecordDict(content), node, "evaluate"))
@@ -411,6 +446,19 @@ class PeerStrategy(Strategy):
                 delivery = replace(delivery, failure=Failure.PARCEL, reason=str(error))
         self.journal.record(_event(delivery, round_, hop, hospital, lineage))
         return parcel if delivery.failure is None else None
+
+
+def agreed(named: Iterable[list[str]]) -> list[str]:
+    """One order of all classes that hospitals name; their own if all name the same.
+
+    Raises:
+        RunError: There are fewer than two.
+    """
+    lists = list(named)
+    union = ordered(name for names in lists for name in names)
+    if len(union) < 2:
+        raise RunError(f"The hospitals have fewer than two classes together: {union}.")
+    return lists[0] if all(names == lists[0] for names in lists) else union
 
 
 def move(held: Mapping[str, Held], route: Route, arrived: Mapping[str, Held]) -> dict[str, Held]:

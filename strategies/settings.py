@@ -193,8 +193,10 @@ class Settings:
     partition: Literal["iid", "dirichlet", "classes", "site"]
     partition_alpha: float
     partition_classes: int
+    classes: str
     test_fraction: float
     validation_fraction: float
+    max_quarantined: float
     model: str
     pretrained: str
     image_size: int
@@ -225,7 +227,10 @@ class Settings:
         _require(
             self.partition_classes >= 1, "partition-classes", self.partition_classes, "1 or more"
         )
-        for key in ("test_fraction", "validation_fraction"):
+        names = self.class_names
+        distinct = len(set(names)) == len(names) != 1
+        _require(distinct, "classes", self.classes, "two or more different names, or empty")
+        for key in ("test_fraction", "validation_fraction", "max_quarantined"):
             share, allowed = getattr(self, key), "0 or more, and below 1"
             _require(0 <= share < 1, key.replace("_", "-"), share, allowed)
         usable = self.pretrained in ("", "imagenet") or Path(self.pretrained).is_absolute()
@@ -259,6 +264,11 @@ class Settings:
     def models(self) -> list[str]:
         """Names of the networks that hospitals start with, dealt out to them in turn."""
         return [name.strip() for name in self.model.split(",")]
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes of the federation; empty if the hospitals are to name them."""
+        return [name.strip() for name in self.classes.split(",") if name.strip()]
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> "Settings":

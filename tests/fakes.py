@@ -146,12 +146,14 @@ class CountingHospital:
     def __init__(self, name: str, num_examples: float = 1.0):
         self.name = name
         self.num_examples = num_examples
+        self.classes = ["a", "b"]
         self.buffers: dict[str, ArrayRecord] = {}
         self.replayed: list[list[str]] = []  # names of the hospitals replayed, at each visit
 
     def __call__(self, message: Message) -> Message | None:
         order = from_record(Order, message.content.config_records["order"])
         handlers = {
+            "query.enrol": self.enrol,
             "query.prepare": self.prepare,
             "train": self.train,
             "train.rewind": self.train,
@@ -159,20 +161,20 @@ class CountingHospital:
         }
         return handlers[message.metadata.message_type](message, order)
 
+    def enrol(self, message: Message, order: Order) -> Message:
+        card = ConfigRecord({"hospital": self.name, "classes": self.classes})
+        return Message(RecordDict({"metrics": MetricRecord(), "card": card}), reply_to=message)
+
     def prepare(self, message: Message, order: Order) -> Message:
-        label = Manifest(self.name, "counter", ["a", "b"])
+        label = Manifest(self.name, "counter", order.classes)
         parcel = self.parcel(0.0, label)
         if order.shares_buffer:
             name = np.frombuffer(self.name.encode(), dtype=np.uint8)
             buffer = ArrayRecord({"images": Array(name), "labels": Array(np.zeros(1, "i8"))})
             self.buffers[hash_arrays(buffer)] = buffer
             parcel = pack({"model": parcel.array_records["model"], "buffer": buffer}, label)
-        content = {
-            **parcel,
-            "metrics": MetricRecord(),
-            "card": ConfigRecord({"hospital": self.name}),
-        }
-        return Message(RecordDict(content), reply_to=message)
+        content = RecordDict({**parcel, "metrics": MetricRecord()})
+        return Message(content, reply_to=message)
 
     def train(self, message: Message, order: Order) -> Message | None:
         label = check_parcel(parcel_in(message.content))

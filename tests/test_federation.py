@@ -363,9 +363,9 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
     opened: set[tuple[int, int]] = set()
     working: list[int] = []
 
-    def noted(settings, index, hospitals):
+    def noted(settings, index, hospitals, classes):
         opened.add((working[-1], index))
-        return open_data(settings, index, hospitals)
+        return open_data(settings, index, hospitals, classes)
 
     app = hospital_app
 

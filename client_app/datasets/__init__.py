@@ -4,6 +4,7 @@ A data set is one file with a loader, and one line in `DATASETS`.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -35,24 +36,41 @@ DATASETS: dict[str, Callable[[str, Form], Pool]] = {
 }
 
 
-def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalData:
+def open_data(
+    settings: Settings, hospital_index: int, hospitals: int, classes: tuple[str, ...] = ()
+) -> LocalData:
     """Return what the hospital of this index, from 0, holds of a data set cut over `hospitals`.
 
     With a `validation-fraction` its test images are left out, and it tests on that share of the
     others.
 
+    Args:
+        settings: What data set, and how it is cut.
+        hospital_index: Whose share.
+        hospitals: Over how many it is cut.
+        classes: Those of the federation; images of others are quarantined. Empty = the data set's.
+
     Raises:
         DataError: The data set cannot be loaded or cut, has no test images of its own though
-            `test-fraction` is 0, or leaves this hospital too few images.
+            `test-fraction` is 0, leaves this hospital too few images, or more than a share of
+            `max-quarantined` is quarantined.
     """
     form = Form(settings.image_size, settings.image_fit, settings.image_channels)
     pool, shares = _pool_and_shares(settings, form, hospitals)
     own = shares[hospital_index]
+    labels = _labels(pool, classes or pool.classes)
+    strange = int((labels[own] < 0).sum())
+    if strange > settings.max_quarantined * len(own):
+        raise DataError(
+            f"{strange} of {len(own)} images show none of the federation's classes "
+            f"({', '.join(classes)}): give them one of these labels, or leave them out."
+        )
+    own = own[labels[own] >= 0]
 
     def chosen(images: NDArray[np.int64], fraction: float, purpose: str) -> NDArray[np.bool_]:
         rng = rng_for(settings.seed, purpose, hospital=str(hospital_index))
         groups = None if pool.groups is None else pool.groups[images]
-        return choose_test(pool.labels[images], fraction, rng, groups)
+        return choose_test(labels[images], fraction, rng, groups)
 
     if settings.test_fraction > 0 and not pool.always_held_out:
         held_out = chosen(own, settings.test_fraction, "split")
@@ -76,10 +94,17 @@ def open_data(settings: Settings, hospital_index: int, hospitals: int) -> LocalD
         )
 
     def part(indices: NDArray[np.int64]) -> Samples:
-        images = formed(torch.from_numpy(pool.images[indices]), form)
-        return Samples(images, torch.from_numpy(pool.labels[indices]))
+        rows = torch.from_numpy(indices)
+        return Samples(torch.from_numpy(pool.images), torch.from_numpy(labels)[rows], rows)
 
-    return LocalData(part(train), part(test), pool.classes)
+    quarantined = pool.quarantined + strange
+    return LocalData(part(train), part(test), classes or pool.classes, quarantined)
+
+
+def _labels(pool: Pool, classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """The labels [N] as indices into `classes`; -1 for what is none of them."""
+    index = {name: number for number, name in enumerate(classes)}
+    return np.array([index.get(name, -1) for name in pool.classes], dtype=np.int64)[pool.labels]
 
 
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals
@@ -91,4 +116,5 @@ def _pool_and_shares(settings: Settings, form: Form, hospitals: int) -> tuple[Po
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, form)
+    pool = replace(pool, images=formed(torch.from_numpy(pool.images), form).numpy())
     return pool, cut(pool, settings, hospitals)

@@ -19,12 +19,13 @@ class Pool:
     """All images of a data set, before they are cut over hospitals.
 
     Attributes:
-        images: uint8 [N, C, H, W].
+        images: uint8 [N, C, H, W], in memory or mapped from a file.
         labels: int64 [N], an index into `classes`.
         classes: Names of the classes; each has an image.
         sites: int64 [N], the site that each image comes from; None if the data set names none.
         held_out: bool [N], True for one of the data set's own test images; None if it has none.
         always_held_out: Whether hospitals test on those at any `test-fraction`, not only at 0.
+        quarantined: How many more images there are that cannot be used.
         groups: int64 [N], which images belong together, those of one patient for instance: at a
             hospital they are all trained on or all tested on. Only the partition `site` keeps a
             group at one hospital; the others cut without regard to groups. None if every image is
@@ -41,6 +42,7 @@ class Pool:
     held_out: NDArray[np.bool_] | None = None
     always_held_out: bool = False
     groups: NDArray[np.int64] | None = None
+    quarantined: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.classes)
@@ -64,18 +66,38 @@ class Samples:
     """Images and what they show.
 
     Attributes:
-        images: uint8 [n, C, H, W].
+        pixels: uint8 [M, C, H, W]: the images, and perhaps others; in memory, or mapped from a file.
         labels: int64 [n], an index into the classes.
+        rows: int64 [n], where each image is in `pixels`; None = one after the other, M = n.
     """
 
-    images: Tensor
+    pixels: Tensor
     labels: Tensor
+    rows: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, chosen: Tensor) -> "Samples":
+        """Some of the samples, in memory: an int64 [m] or a bool [n] says which."""
+        rows = chosen if self.rows is None else self.rows[chosen]
+        return Samples(self.pixels[rows], self.labels[chosen])
+
+    @property
+    def images(self) -> Tensor:
+        """All images, uint8 [n, C, H, W]; a copy in memory if there are `rows`."""
+        return self.pixels if self.rows is None else self.pixels[self.rows]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
     def to(self, device: torch.device) -> "Samples":
         """The same on another device."""
+        if device == self.pixels.device:
+            return self
         return Samples(self.images.to(device), self.labels.to(device))
 
 
@@ -88,11 +110,19 @@ def joined(parts: Iterable[Samples]) -> Samples:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """What one hospital trains and tests on; the classes are those of all, in the same order."""
+    """What one hospital trains and tests on.
+
+    Attributes:
+        train: Images to train on.
+        test: Images to test on.
+        classes: What the labels are indices into.
+        quarantined: How many more images there are that cannot be used.
+    """
 
     train: Samples
     test: Samples
     classes: tuple[str, ...]
+    quarantined: int = 0
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

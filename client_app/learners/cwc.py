@@ -66,6 +66,6 @@ class CWC(Plain):
 
     def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
         """Eq. 4: C^{k+1,r} = C^{k,r} + Ω^{k,r}."""
-        importance = self.importance.estimate(self.drift, self.samples.images, rng)
+        importance = self.importance.estimate(self.drift, self.samples, rng)
         total = torch._foreach_add(self.consolidation, importance)
         return dict(zip(self.parameters, total, strict=True))

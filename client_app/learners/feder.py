@@ -40,9 +40,8 @@ class FedER(Plain):
             return batch
         times = -(-len(batch) // len(self.replay))  # a buffer smaller than the batch is repeated
         drawn = torch.randperm(times * len(self.replay), generator=generator)[: len(batch)]
-        drawn = (drawn % len(self.replay)).to(batch.images.device)
-        replayed = Samples(self.replay.images[drawn], self.replay.labels[drawn])
-        return joined([batch, replayed])
+        drawn = (drawn % len(self.replay)).to(batch.labels.device)
+        return joined([batch, self.replay[drawn]])
 
     def loss(self, images: Tensor, labels: Tensor) -> Tensor:
         """Eq. 5 for a batch that `extend` has made."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from client_app.datasets import Samples
 from client_app.models import normalise
 from strategies.settings import CWCSettings
 
@@ -40,7 +41,7 @@ class SynapticIntelligence:
         torch._foreach_addcmul_(self.path, self.gradients, minus_steps)
 
     def estimate(
-        self, moved: list[Tensor], images: Tensor, rng: np.random.Generator
+        self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
     ) -> list[Tensor]:
         """Ω at the end of the visit, which has `moved` the parameters by Δ."""
         return [
@@ -71,14 +72,14 @@ class FisherInformation:
         """Of no interest here."""
 
     def estimate(
-        self, moved: list[Tensor], images: Tensor, rng: np.random.Generator
+        self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
     ) -> list[Tensor]:
-        """Ω at the end of the visit, from the hospital's training images [N, C, H, W]."""
+        """Ω at the end of the visit, from the hospital's training images."""
         self.model.eval()
         weights = list(self.model.parameters())
         information = [torch.zeros_like(weight) for weight in weights]
-        drawn = rng.permutation(len(images))[:FISHER_IMAGES]
-        for image in images[torch.from_numpy(drawn).to(images.device)]:
+        drawn = rng.permutation(len(samples))[:FISHER_IMAGES]
+        for image in samples[torch.from_numpy(drawn).to(samples.labels.device)].images:
             logits = self.model(normalise(image[None]))  # [1, K]
             chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
             label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)

@@ -9,6 +9,7 @@ import torch
 
 from client_app import buffer
 from client_app.buffer import make_buffer
+from client_app.datasets import Samples
 from client_app.errors import DeadlineError, ReleaseError
 from client_app.hospital import open_hospital
 from gan.projection import measure_privacy
@@ -163,7 +164,8 @@ def test_a_deadline_is_kept_and_the_gan_goes_on_afterwards(hospital):
 
 def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
     held = hospital().data
-    wide = replace(held.train, images=held.train.images.repeat(1, 1, 2, 3))
-    tested = replace(held.test, images=held.test.images.repeat(1, 1, 2, 3))
+    wide, tested = (
+        Samples(part.images.repeat(1, 1, 2, 3), part.labels) for part in (held.train, held.test)
+    )
     place = replace(hospital(), data=replace(held, train=wide, test=tested))
     assert make_buffer(place, soon()).samples.images.shape == (20, 1, 16, 24)

@@ -243,6 +243,25 @@ def test_without_groups_the_split_is_what_it_was():
     assert np.flatnonzero(chosen).tolist() == [8, 29, 39, 44, 45, 71, 82, 110]
 
 
+def test_labels_are_those_of_the_federation(npz):
+    """The names of POOL's classes are 0 to 3; of 120 images 30 have each."""
+    classes = ("3", "x", "0", "2", "1")
+    data = open_data(replace(SETTINGS, dataset=npz), 0, 1, classes)
+    assert data.classes == classes
+    for part in (data.train, data.test):
+        shown = [str(int(number) % 4) for number in part.images[:, 0, 0, 0]]
+        assert [classes[label] for label in part.labels] == shown
+
+
+def test_images_of_classes_that_the_federation_does_not_know_are_quarantined(npz):
+    settings = replace(SETTINGS, dataset=npz, max_quarantined=0.25)
+    data = open_data(settings, 0, 1, ("0", "1", "3"))
+    assert (len(data.train) + len(data.test), data.quarantined) == (90, 30)
+    assert not (torch.cat([data.train.images, data.test.images]) % 4 == 2).any()
+    with pytest.raises(DataError, match=r"30 of 120 images show none .* \(0, 1, 3\)"):
+        open_data(replace(settings, max_quarantined=0.24), 0, 1, ("0", "1", "3"))
+
+
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "classes"])
 def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
     settings = replace(SETTINGS, dataset=npz, partition=name)

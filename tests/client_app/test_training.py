@@ -260,13 +260,12 @@ def test_synthetic_only_takes_the_own_buffer_in_the_place_of_the_images():
 
 
 def test_centralized_puts_everything_on_one_heap():
-    where = replace(hospital(centralized__data="both", dataset="digits"), partitions=2)
+    where = hospital(centralized__data="both", dataset="digits")
+    where = replace(where, data=open_data(where.settings, 0, 2), partitions=2)
     everyone = where.everyone()
     alone = [open_data(where.settings, index, 2).train for index in range(2)]
     assert len(everyone) == sum(map(len, alone))
-    buffer = Samples(
-        torch.zeros(5, *everyone.images.shape[1:], dtype=torch.uint8), torch.zeros(5).long()
-    )
+    buffer = Samples(torch.zeros(5, *everyone.shape, dtype=torch.uint8), torch.zeros(5).long())
     learner = Centralized(network(), where, Received([buffer, buffer]))
     assert len(learner.samples) == len(everyone) + 10
 

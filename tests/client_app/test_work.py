@@ -26,8 +26,12 @@ from strategies.parcel import (
 from tests.fakes import context, run_config
 
 
+DIGITS = list("0123456789")
+
+
 def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **order):
     fields = {"round": 1, "hop": 1, "hospital": "hospital-0", "learner": "plain", **order}
+    fields = {"classes": DIGITS, **fields}
     content = RecordDict({**(parcels or {}), "order": to_record(Order(**fields))})
     settings = run_config(model=model, **(config or {}))
     place = context(0, 2, settings, **{"store-dir": str(tmp_path)})
@@ -35,16 +39,21 @@ def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **orde
 
 
 def prepared(tmp_path, model="mlp"):
-    return ask("query.prepare", tmp_path, code=code_hash(), hospital="", model=model).content
+    return ask("query.prepare", tmp_path, model=model).content
 
 
 def parcel_of(content):
     return {name: content[name] for name in ("model", "manifest")}
 
 
-def test_preparing_gives_name_sizes_and_a_first_model(tmp_path):
+def test_enrolling_gives_the_hospital_s_name_and_classes(tmp_path):
+    content = ask("query.enrol", tmp_path, code=code_hash(), hospital="", classes=[]).content
+    assert dict(content["card"]) == {"hospital": "hospital-0", "classes": DIGITS}
+    assert set(content) == {"card", "metrics"}
+
+
+def test_preparing_gives_sizes_and_a_first_model(tmp_path):
     content = prepared(tmp_path)
-    assert dict(content["card"]) == {"hospital": "hospital-0"}
     assert content["metrics"]["num-train"] > content["metrics"]["num-test"] > 100
     assert check_parcel(content).visited == []
 
@@ -54,9 +63,7 @@ def test_the_first_model_starts_from_pretrained_weights(tmp_path):
     torch.save(weights, tmp_path / "weights.pth")
     config = {"pretrained": str(tmp_path / "weights.pth"), "image_channels": 3}
     first = [
-        ask(
-            "query.prepare", tmp_path, code=code_hash(), hospital="", model="resnet18", config=each
-        ).content["model"]
+        ask("query.prepare", tmp_path, model="resnet18", config=each).content["model"]
         for each in (config, config | {"pretrained": ""})
     ]
     stems, heads = (
@@ -69,7 +76,7 @@ def test_the_first_model_starts_from_pretrained_weights(tmp_path):
 
 
 def test_other_code_is_refused(tmp_path):
-    answer = ask("query.prepare", tmp_path, code="0" * 64)
+    answer = ask("query.enrol", tmp_path, code="0" * 64)
     assert answer.error.code == Failure.SETTINGS
     assert "runs other code than the server" in answer.error.reason
 
@@ -185,7 +192,7 @@ def test_the_consolidation_matrix_decays_when_a_round_begins_wherever_that_is(tm
 
     Its first visit is at hop 2 here: the hospital before was away.
     """
-    start = ask("query.prepare", tmp_path, code=code_hash(), config={"mlp__hidden": "16"}).content
+    start = ask("query.prepare", tmp_path, config={"mlp__hidden": "16"}).content
     first = consolidate(tmp_path, parcel_of(start), round=1, hop=1)
     same_round = consolidate(tmp_path, first, round=1, hop=2)
     assert np.all(vector(same_round["memory"]) >= vector(first["memory"]))
@@ -198,7 +205,7 @@ def test_the_consolidation_matrix_decays_when_a_round_begins_wherever_that_is(tm
 
 def test_a_matrix_for_another_network_is_refused(tmp_path):
     config = {"mlp__hidden": "16"}
-    start = ask("query.prepare", tmp_path, code=code_hash(), config=config).content
+    start = ask("query.prepare", tmp_path, config=config).content
     first = consolidate(tmp_path, parcel_of(start))
     memory = ArrayRecord({**first["memory"], "1.bias": Array(np.zeros(3, "f4"))})
     label = check_parcel(RecordDict(first))

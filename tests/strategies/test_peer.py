@@ -11,9 +11,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from strategies import courier, peer
-from strategies.courier import SimulationBroken
+from strategies.courier import Courier, SimulationBroken
 from strategies.parcel import Failure, check_parcel, hash_arrays, parcel_in
-from strategies.peer import Held, RunError, move
+from strategies.peer import Held, RunError, agreed, move
 from strategies.registry import STRATEGIES
 from strategies.topology import derangement
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
@@ -201,13 +201,76 @@ def test_a_hospital_that_is_away_comes_back_under_another_node_id():
     assert {name: visits_of(p) for name, p in peers.parcels.items()} == {"h0": 4, "h1": 3, "h2": 4}
 
 
-def test_data_that_cannot_be_used_end_the_run_with_the_hospitals_own_words():
-    class Empty(CountingHospital):
-        def prepare(self, message, order):
-            return failing(message, Failure.DATA, "Hospital 1 of 2 has no images.")
+class Empty(CountingHospital):
+    def enrol(self, message, order):
+        return failing(message, Failure.DATA, f"{self.name} has no images.")
 
-    with pytest.raises(RunError, match=r"Hospital 1 of 2 has no images\."):
-        run(federation(2, h1=Empty("h1")))
+
+def test_data_that_cannot_be_used_end_a_simulation_with_the_hospitals_own_words(monkeypatch):
+    monkeypatch.setattr(Courier, "others_may_join", False)
+    with pytest.raises(RunError, match=r"h2 has no images\."):
+        run(federation(3, h2=Empty("h2")))
+
+
+def test_real_hospitals_do_without_one_that_cannot_use_its_data_if_they_are_enough():
+    peers, ledger, _ = run(federation(3, h2=Empty("h2")))
+    assert peers.hospitals == ["h0", "h1"]
+    assert {e.reason for e in ledger.of("query.enrol") if e.outcome == "data"} == {
+        "h2 has no images."
+    }
+    with pytest.raises(RunError, match=r"1 of 2 hospitals .* are ready\. h1 has no images\."):
+        run(federation(2, h1=Empty("h1")), min_hospitals=2)
+
+
+class Naming(CountingHospital):
+    def __init__(self, name, *classes):
+        super().__init__(name)
+        self.classes = list(classes)
+
+
+def test_one_order_of_the_classes_is_agreed_before_the_first_hop():
+    """h1 misses one class, h2 another; a late h3 is told the classes, and does not change them."""
+
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[103] = Naming("h3", "BCC")
+
+    three = [Naming("h0", "NV", "MEL"), Naming("h1", "BKL"), Naming("h2", "MEL")]
+    grid = FakeGrid(federation(3, **{each.name: each for each in three}))
+    peers = STRATEGIES["cwt"](settings(num_server_rounds=2), grid, Watching())
+    peers.run()
+    names = ["BKL", "MEL", "NV"]
+    assert {tuple(check_parcel(parcel).classes) for parcel in peers.parcels.values()} == {
+        tuple(names)
+    }
+    orders = [message.content["order"] for message in grid.sent]
+    assert [order["classes"] for order in orders[:3]] == [[]] * 3
+    assert all(order["classes"] == names for order in orders[3:])
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ([["b", "a"], ["b", "a"]], ["b", "a"]),  # as all have it
+        ([["b", "a"], ["a", "b"]], ["a", "b"]),
+        ([["10", "9"], ["1"]], ["1", "9", "10"]),
+        ([["10", "9"], ["x"]], ["10", "9", "x"]),
+        ([["10", "9"], ["nan"]], ["10", "9", "nan"]),
+    ],
+)
+def test_classes_keep_their_order_where_all_agree_and_are_sorted_elsewhere(named, expected):
+    assert agreed(named) == expected
+
+
+def test_classes_that_the_settings_name_are_the_federation_s():
+    peers, _, grid = run(federation(2), classes="b, a ,c")
+    assert peers.classes == ["b", "a", "c"]
+
+
+def test_a_federation_of_one_class_is_refused():
+    with pytest.raises(RunError, match=r"fewer than two classes together: \['NV'\]"):
+        run({k: Naming(f"h{k}", "NV") for k in range(2)})
 
 
 def test_two_hospitals_of_one_name_end_the_run():
@@ -236,7 +299,7 @@ def test_the_registered_name_is_told_to_the_hospital():
     names = [
         m.content["order"]["hospital"]
         for m in grid.sent
-        if m.metadata.message_type == "query.prepare"
+        if m.metadata.message_type == "query.enrol"
     ]
     assert names == ["h0", ""]
 
@@ -323,10 +386,6 @@ def test_hashes_of_models_link_a_lineage():
 
 
 def test_a_late_hospital_that_cannot_use_its_data_does_not_stop_the_run():
-    class Empty(CountingHospital):
-        def prepare(self, message, order):
-            return failing(message, Failure.DATA, "No images.")
-
     class Watching(Ledger):
         def round_finished(self, server_round):
             super().round_finished(server_round)
@@ -335,7 +394,7 @@ def test_a_late_hospital_that_cannot_use_its_data_does_not_stop_the_run():
     grid, ledger = FakeGrid(federation(2)), Watching()
     STRATEGIES["cwt"](settings(num_server_rounds=3), grid, ledger).run()
     assert ledger.rounds == [1, 2, 3]
-    assert [e.outcome for e in ledger.of("query.prepare")] == ["ok", "ok", "data", "data"]
+    assert [e.outcome for e in ledger.of("query.enrol")] == ["ok", "ok", "data", "data"]
 
 
 @pytest.mark.parametrize("name", ["cwt", "fedavg"])
@@ -362,12 +421,12 @@ def test_a_run_of_failures_alone_is_no_success(name):
         run({k: Failing(f"h{k}") for k in range(2)}, name)
 
 
-def test_a_hospital_that_cannot_prepare_is_known_by_its_registered_name():
+def test_a_hospital_that_cannot_enrol_is_known_by_its_registered_name():
     class Crashing(CountingHospital):
-        def prepare(self, message, order):
+        def enrol(self, message, order):
             return failing(message)
 
     grid, ledger = FakeGrid(federation(3, h2=Crashing("h2"))), Ledger()
     grid.names = {102: "Graz"}
     STRATEGIES["cwt"](settings(num_server_rounds=1), grid, ledger).run()
-    assert [e.hospital for e in ledger.of("query.prepare") if e.outcome != "ok"] == ["Graz", "Graz"]
+    assert [e.hospital for e in ledger.of("query.enrol") if e.outcome != "ok"] == ["Graz", "Graz"]
