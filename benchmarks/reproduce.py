@@ -164,7 +164,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
 
     They are the accuracies, AUROCs and disagreements of summary.json, best_<accuracy>, and:
 
-        hospital-0, ...  accuracy there of all models; FedER calls it "node convergence"
+        hospital-0, ...  accuracy of all models at the hospitals in order of their names; FedER calls
+                         it "node convergence"
         last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
                          of the pooled (balanced) accuracy over all visits of the last 10 rounds
         rounds_to_75     round in which the pooled accuracy first reached 75 %
@@ -185,8 +186,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
         heading = f"best {columns[name].heading}"
         columns[f"best_{name}"] = Column(heading, 100, _best(name))
     for index in range(hospitals):
-        name = f"hospital-{index:0{len(str(hospitals - 1))}}"  # as client_app.hospital has it
-        columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(name))
+        name = f"hospital-{index:0{len(str(hospitals - 1))}}"
+        columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(index))
     for part, heading in (
         ("mean", "mean of last 10 rounds, %"),
         ("std", "oscillation (std of last 10 rounds), %"),
@@ -214,9 +215,8 @@ def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:
     return [median(summary["history"]["seconds"])]
 
 
-def _all_models_at(hospital: str) -> Values:
+def _all_models_at(index: int) -> Values:
     def values(summary: Mapping[str, Any]) -> list[float | None]:
-        index = summary["hospitals"].index(hospital)
         return [accuracies[index] for accuracies in summary["accuracy_matrix"]]
 
     return values

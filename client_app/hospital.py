@@ -9,6 +9,7 @@ import torch
 from flwr.app import Context
 
 from client_app.datasets import LocalData, Samples, joined, open_data
+from client_app.datasets.own import LISTINGS, own_data
 from client_app.models import Architecture
 from client_app.store import DEFAULT, Store
 from strategies.settings import Settings, SettingsError
@@ -58,7 +59,11 @@ class Hospital:
             )
         indices = range(self.partitions)
         classes = self.data.classes
-        parts = [open_data(self.settings, i, self.partitions, classes).train for i in indices]
+        store = self.store.folder.parent
+        parts = [
+            open_data(self.settings, index, self.partitions, classes, store).train
+            for index in indices
+        ]
         return joined(parts).to(self.device)
 
 
@@ -67,8 +72,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `model`, `store-dir`; for a simulated cut `partition-id`,
-            `num-partitions`).
+            (`site`, `dataset`, `data-dir`, `model`, `store-dir`; for a simulated cut
+            `partition-id`, `num-partitions`).
         name: The name under which the server knows the hospital; empty if it knows none.
         classes: The federation's; empty if they are not settled yet.
 
@@ -79,14 +84,18 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     node_config = context.node_config
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
-    name = name or str(node_config.get("site", f"hospital-{index:0{len(str(hospitals - 1))}}"))
+    settings = Settings.parse(context.run_config)
+    dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
+    if data_dir:
+        dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
+    settings = replace(settings, dataset=str(dataset or settings.dataset))
+    name = name or str(node_config.get("site", _name(settings.dataset, index, hospitals)))
     if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED:
         raise SettingsError(
             f"The hospital's name (site) is '{name}'; it must consist of letters, digits, '.', '-' "
             f"and '_', and not be one of {', '.join(RESERVED)}."
         )
-    settings = Settings.parse(context.run_config)
-    settings = replace(settings, dataset=str(node_config.get("dataset", settings.dataset)))
+    store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Sums come out differently in the last bits with another number of threads, and Ray gives a
     # simulated hospital as many as it has cores: without this, the same seed is not the same run.
@@ -94,17 +103,33 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     return Hospital(
         name=name,
         settings=settings,
-        data=_data_on(device, settings, index, hospitals, classes or tuple(settings.class_names)),
+        data=_data_on(
+            device, settings, index, hospitals, classes or tuple(settings.class_names), store
+        ),
         device=device,
         model=str(node_config.get("model", settings.models[index % len(settings.models)])),
         partitions=int(node_config.get("num-partitions", 0)),
-        store=Store(Path(str(node_config.get("store-dir", DEFAULT))) / name),
+        store=Store(store / name),
     )
+
+
+def _name(dataset: str, index: int, hospitals: int) -> str:
+    """What a hospital is called that does not say: after its own folder, or by its number."""
+    kind, _, source = dataset.partition(":")
+    sources = source.split(",")
+    if kind in LISTINGS and len(sources) == hospitals > 1:
+        return Path(sources[index].strip().removesuffix("/manifest.csv")).stem
+    return f"hospital-{index:0{len(str(hospitals - 1))}}"
 
 
 @lru_cache(maxsize=64)
 def _data_on(
-    device: torch.device, settings: Settings, index: int, hospitals: int, classes: tuple[str, ...]
+    device: torch.device,
+    settings: Settings,
+    index: int,
+    hospitals: int,
+    classes: tuple[str, ...],
+    store: Path,
 ) -> LocalData:
-    data = open_data(settings, index, hospitals, classes)
+    data = open_data(settings, index, hospitals, classes, store)
     return replace(data, train=data.train.to(device), test=data.test.to(device))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")) / "fedhandoff"
+DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
 
 
 class Store:
@@ -23,7 +23,7 @@ class Store:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.expanduser()
+        self.folder = folder
 
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep a set of arrays under a name such as "runs/1/home"."""

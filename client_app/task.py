@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
 from client_app.datasets import Samples
+from client_app.errors import DataError
 from client_app.hospital import Hospital, open_hospital
 from client_app.learners import LEARNERS
 from client_app.learners.plain import Plain, Received
@@ -49,8 +51,22 @@ class Task:
 
     @cached_property
     def hospital(self) -> Hospital:
-        """The hospital, opened when it is first needed."""
-        return open_hospital(self.context, self.order.hospital, tuple(self.order.classes))
+        """The hospital, opened when it is first needed.
+
+        Raises:
+            DataError: Its images cannot be used, or are others than at the start of the run: what
+                was tested on would now perhaps be trained on.
+        """
+        hospital = open_hospital(self.context, self.order.hospital, tuple(self.order.classes))
+        name, fingerprint = f"runs/{self.context.run_id}/data", hospital.data.fingerprint
+        if fingerprint and self.message.metadata.message_type == "query.enrol":
+            hospital.store.save(name, {"fingerprint": np.array(fingerprint)})
+        elif fingerprint != str(hospital.store.load(name).get("fingerprint", fingerprint)):
+            raise DataError(
+                "The hospital's images have changed since it joined the run: it takes part in the "
+                "next one again."
+            )
+        return hospital
 
     @property
     def learner(self) -> type[Plain]:

@@ -195,12 +195,15 @@ class Settings:
     partition_classes: int
     classes: str
     test_fraction: float
+    test_balanced: bool
     validation_fraction: float
+    num_folds: int
+    fold: int
     max_quarantined: float
     model: str
     pretrained: str
     image_size: int
-    image_fit: Literal["squash", "pad"]
+    image_fit: Literal["squash", "pad", "crop"]
     image_channels: Literal[0, 3]
     seed: int
     cpu_threads: int
@@ -233,6 +236,11 @@ class Settings:
         for key in ("test_fraction", "validation_fraction", "max_quarantined"):
             share, allowed = getattr(self, key), "0 or more, and below 1"
             _require(0 <= share < 1, key.replace("_", "-"), share, allowed)
+        folds = self.num_folds
+        _require(folds == 0 or folds >= 2, "num-folds", folds, "0, or 2 or more")
+        _require(0 <= self.fold < max(folds, 1), "fold", self.fold, "0 or more, below num-folds")
+        apart = folds == 0 or self.validation_fraction == 0
+        _require(apart, "num-folds", folds, "0 with a validation-fraction above 0")
         usable = self.pretrained in ("", "imagenet") or Path(self.pretrained).is_absolute()
         allowed = "imagenet, an absolute path, or empty"
         _require(usable, "pretrained", self.pretrained, allowed)

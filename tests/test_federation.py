@@ -3,6 +3,7 @@
 import time
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from torch import nn
@@ -363,9 +364,9 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
     opened: set[tuple[int, int]] = set()
     working: list[int] = []
 
-    def noted(settings, index, hospitals, classes):
+    def noted(settings, index, *others):
         opened.add((working[-1], index))
-        return open_data(settings, index, hospitals, classes)
+        return open_data(settings, index, *others)
 
     app = hospital_app
 
@@ -414,3 +415,25 @@ def test_as_in_the_authors_fedavg_every_hospital_has_batchnorm_statistics_of_its
 
 def running_mean(content):
     return content.array_records["model"]["1.running_mean"].data
+
+
+def test_hospitals_with_folders_of_different_classes_train_one_network(tmp_path):
+    """One has a and b, one b alone, one c and a: the network tells a, b and c apart everywhere."""
+    rng = np.random.default_rng(0)
+    for hospital, names in (("graz", "ab"), ("linz", "b"), ("wien", "ca")):
+        for k in range(24):
+            folder = tmp_path / hospital / names[k % len(names)]
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / f"{k}.png")
+    folders = ",".join(str(tmp_path / name) for name in ("graz", "linz", "wien"))
+    peers, ledger, _ = federate(tmp_path, "rwt", dataset=f"folder:{folders}", partition="site")
+    assert peers.hospitals == ["graz", "linz", "wien"]
+    for parcel in peers.parcels.values():
+        assert check_parcel(parcel).classes == ["a", "b", "c"]
+        assert list(parcel.array_records["model"].values())[-1].shape == (3,)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    tested = ledger.of("evaluate")
+    assert len(tested) == 2 * 9
+    assert all(0 <= event.metrics["balanced-accuracy"] <= 1 for event in tested)
+    assert ["auroc" in e.metrics for e in tested if e.hospital == "linz"] == [False] * 6

@@ -3,14 +3,17 @@
 The simplest forms are image files in one folder per class, and parquet files.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from client_app.datasets.files import UnusableImage, read_pixels
 from client_app.datasets.pool import Pool, numbered_classes
-from client_app.datasets.resize import Form, pixels, stacked
+from client_app.datasets.resize import Form, formed, stacked
 from client_app.errors import DataError
 
 
@@ -40,7 +43,7 @@ def load_hub(source: str, form: Form) -> Pool:
     if labels.dtype.kind != "i":
         raise DataError(f"The column '{label}' of '{source}' must hold a whole number everywhere.")
     return Pool(
-        images=_images(source, table[image], form),
+        images=_images(source, table.cast_column(image, datasets.Image(decode=False))[image], form),
         labels=labels,
         classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
         sites=_sites(source, table["site"][:]) if "site" in table.features else None,
@@ -78,17 +81,19 @@ def _first(columns: dict[str, Any], kind: type) -> str | None:
     return next((name for name, feature in columns.items() if isinstance(feature, kind)), None)
 
 
-def _images(source: str, pictures: Any, form: Form) -> NDArray[np.uint8]:
-    """Decode, form and stack pictures: [N, C, H, W]."""
+def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray[np.uint8]:
+    """Decode, form and stack images: [N, C, H, W]."""
     images: list[NDArray[np.uint8]] = []
-    try:
-        for picture in pictures:
-            images.append(pixels(picture, form))  # of no picture: AttributeError
-    except Exception as error:  # decoders fail in many ways
-        raise DataError(
-            f"Image {len(images)} of '{source}', counted from 0, cannot be used "
-            f"({type(error).__name__}): it must be an image file of 8 bits per channel."
-        ) from error
+    for file in files:
+        try:
+            content = file["bytes"] or Path(file["path"]).read_bytes()
+            image = torch.from_numpy(read_pixels(content, size=form.size))
+        except (UnusableImage, OSError, TypeError) as error:  # TypeError: there is no image
+            reason = str(error) if isinstance(error, UnusableImage) else "is not there"
+            raise DataError(
+                f"Image {len(images)} of '{source}', counted from 0, {reason}."
+            ) from error
+        images.append(formed(image[None], form)[0].numpy())
     return stacked(source, images)
 
 

@@ -13,23 +13,27 @@ from torch import Tensor
 
 from client_app.errors import DataError
 
+Indices = NDArray[np.int64]
+
 
 @dataclass(frozen=True, eq=False)
 class Pool:
     """All images of a data set, before they are cut over hospitals.
 
     Attributes:
-        images: uint8 [N, C, H, W], in memory or mapped from a file.
+        images: uint8 [M, C, H, W], in memory or mapped from a file.
         labels: int64 [N], an index into `classes`.
         classes: Names of the classes; each has an image.
         sites: int64 [N], the site that each image comes from; None if the data set names none.
         held_out: bool [N], True for one of the data set's own test images; None if it has none.
         always_held_out: Whether hospitals test on those at any `test-fraction`, not only at 0.
-        quarantined: How many more images there are that cannot be used.
         groups: int64 [N], which images belong together, those of one patient for instance: at a
             hospital they are all trained on or all tested on. Only the partition `site` keeps a
             group at one hospital; the others cut without regard to groups. None if every image is
             on its own.
+        rows: int64 [N], where each image is in `images`; None = one after the other, M = N.
+        quarantined: How many more images there are that cannot be used.
+        fingerprint: Changes with the images, if they are a hospital's own files; else empty.
 
     Raises:
         DataError: A label is no class, or a class has no image.
@@ -42,7 +46,9 @@ class Pool:
     held_out: NDArray[np.bool_] | None = None
     always_held_out: bool = False
     groups: NDArray[np.int64] | None = None
+    rows: NDArray[np.int64] | None = None
     quarantined: int = 0
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         count = len(self.classes)
@@ -66,7 +72,7 @@ class Samples:
     """Images and what they show.
 
     Attributes:
-        pixels: uint8 [M, C, H, W]: the images, and perhaps others; in memory, or mapped from a file.
+        pixels: uint8 [M, C, H, W], these images and perhaps others; perhaps mapped from a file.
         labels: int64 [n], an index into the classes.
         rows: int64 [n], where each image is in `pixels`; None = one after the other, M = n.
     """
@@ -117,12 +123,14 @@ class LocalData:
         test: Images to test on.
         classes: What the labels are indices into.
         quarantined: How many more images there are that cannot be used.
+        fingerprint: Of the pool.
     """
 
     train: Samples
     test: Samples
     classes: tuple[str, ...]
     quarantined: int = 0
+    fingerprint: str = ""
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

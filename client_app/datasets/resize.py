@@ -4,13 +4,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import PIL.Image
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from client_app.errors import DataError
+from strategies.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -20,19 +19,25 @@ class Form:
     Attributes:
         size: Their height and width in pixels; 0 = as they are, whatever `fit` is.
         fit: How they get there: "squash" resizes each side on its own; "pad" keeps the proportions,
-            shrinks only what is larger, and puts black around it.
+            shrinks only what is larger, and puts black around it; "crop" keeps the proportions
+            and the middle of the longer side.
         channels: 3 = grey images get three equal channels; 0 = as they are.
     """
 
     size: int = 0
-    fit: Literal["squash", "pad"] = "squash"
+    fit: Literal["squash", "pad", "crop"] = "squash"
     channels: Literal[0, 3] = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Form":
+        """The form that the settings ask for."""
+        return cls(settings.image_size, settings.image_fit, settings.image_channels)
 
 
 def formed(images: Tensor, form: Form) -> Tensor:
     """Bring uint8 [n, C, H, W] to a form; images that have it stay as they are."""
-    if form.size:
-        images = (_padded if form.fit == "pad" else _squashed)(images, form.size)
+    if form.size and images.shape[-2:] != (form.size, form.size):
+        images = _FITS[form.fit](images, form.size)
     if images.shape[1] < form.channels:
         images = images.repeat(1, form.channels, 1, 1)
     return images
@@ -40,6 +45,15 @@ def formed(images: Tensor, form: Form) -> Tensor:
 
 def _squashed(images: Tensor, size: int) -> Tensor:
     return interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+
+
+def _cropped(images: Tensor, size: int) -> Tensor:
+    height, width = images.shape[-2:]
+    scale = size / min(height, width)
+    sides = (max(size, round(scale * height)), max(size, round(scale * width)))
+    images = interpolate(images, size=sides, mode="bilinear", antialias=True)
+    top, left = ((side - size) // 2 for side in sides)
+    return images[..., top : top + size, left : left + size]
 
 
 def _padded(images: Tensor, size: int) -> Tensor:
@@ -53,23 +67,11 @@ def _padded(images: Tensor, size: int) -> Tensor:
     return pad(images, (left, columns - left, top, rows - top))
 
 
-def pixels(picture: PIL.Image.Image, form: Form) -> NDArray[np.uint8]:
-    """One picture as [C, H, W], brought to `form` from one channel if it is grey, or else RGB.
-
-    Raises:
-        ValueError: It has more than 8 bits per channel.
-    """
-    # Pillow would cut 16-bit and float pixels off at 255, and say nothing.
-    if picture.mode.startswith(("I", "F")):
-        raise ValueError("more than 8 bits")
-    rows = np.array(picture.convert("L" if picture.mode in ("1", "L", "LA") else "RGB"))
-    image = torch.from_numpy(np.atleast_3d(rows)).permute(2, 0, 1)  # [C, H, W]
-    array: NDArray[np.uint8] = formed(image[None], form)[0].numpy()
-    return array
+_FITS = {"squash": _squashed, "pad": _padded, "crop": _cropped}
 
 
 def stacked(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
-    """Stack the `pixels` of all images of `source`: [N, C, H, W].
+    """Stack all images of `source`, each [C, H, W]: [N, C, H, W].
 
     Raises:
         DataError: They differ in size.

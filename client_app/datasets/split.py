@@ -1,7 +1,77 @@
 """How a hospital chooses its validation images, and its test images unless the data set does."""
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
+
+from client_app.datasets.pool import Indices, Pool
+from client_app.errors import DataError
+from strategies.settings import Settings, rng_for
+
+
+def split(
+    pool: Pool, labels: Indices, own: Indices, settings: Settings, hospital: int
+) -> tuple[Indices, Indices]:
+    """Which of a hospital's images it trains on, and which it tests on.
+
+    With a `validation-fraction`, or with folds, its test images are left out, and it tests on a
+    part of the others.
+
+    Args:
+        pool: The data set.
+        labels: Of all its images, [N].
+        own: Which of them are the hospital's.
+        settings: How they are split.
+        hospital: Index of the hospital, from 0.
+
+    Raises:
+        DataError: The data set has no test images of its own though `test-fraction` is 0, or too
+            few images or groups for so many folds.
+    """
+
+    def chosen(images: Indices, fraction: float, purpose: str) -> NDArray[np.bool_]:
+        rng = rng_for(settings.seed, purpose, hospital=str(hospital))
+        groups = None if pool.groups is None else pool.groups[images]
+        balanced = settings.test_balanced and purpose == "split"
+        return choose_test(labels[images], fraction, rng, groups, balanced)
+
+    if settings.test_fraction > 0 and not pool.always_held_out:
+        held_out = chosen(own, settings.test_fraction, "split")
+    elif pool.held_out is not None:
+        held_out = pool.held_out[own]
+    else:
+        raise DataError(
+            f"The setting 'test-fraction' is 0, but the data set '{settings.dataset}' has no test "
+            "images of its own: set it above 0, such as to 0.2."
+        )
+    if settings.validation_fraction > 0:
+        own = own[~held_out]
+        held_out = chosen(own, settings.validation_fraction, "validation")
+    elif settings.num_folds > 0:
+        own = own[~held_out]
+        groups = own if pool.groups is None else pool.groups[own]
+        held_out = _fold(labels[own], groups, settings, hospital)
+    return own[~held_out], own[held_out]
+
+
+def _fold(labels: Indices, groups: Indices, settings: Settings, hospital: int) -> NDArray[np.bool_]:
+    """Which images [n] are in the fold to test on; each is in one of them."""
+    from sklearn.model_selection import StratifiedGroupKFold  # takes seconds
+
+    seed = int(rng_for(settings.seed, "folds", hospital=str(hospital)).integers(2**32))
+    folds = StratifiedGroupKFold(settings.num_folds, shuffle=True, random_state=seed)
+    held_out = np.zeros(len(labels), dtype=np.bool_)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of classes with fewer images than folds
+            parts = list(folds.split(held_out, labels, groups))
+    except ValueError as error:
+        raise DataError(
+            f"{len(labels)} images of {len(np.unique(groups))} groups cannot be cut into "
+            f"{settings.num_folds} folds (num-folds): use fewer."
+        ) from error
+    held_out[parts[settings.fold][1]] = True
+    return held_out
 
 
 def choose_test(
@@ -9,6 +79,7 @@ def choose_test(
     test_fraction: float,
     rng: np.random.Generator,
     groups: NDArray[np.int64] | None = None,
+    balanced: bool = False,
 ) -> NDArray[np.bool_]:
     """Draw `test_fraction` of the images of each class, but never its last image.
 
@@ -19,27 +90,29 @@ def choose_test(
         groups: Which images [n] belong together, those of one patient for instance. A group is
             tested on as a whole or not at all, so that each class is drawn as nearly as that
             allows. None = every image is on its own.
+        balanced: Whether to draw as many of each class (with groups: as nearly as that allows), and
+            of the rarest no more than half.
 
     Returns:
         True [n] for the images to test on.
     """
+    classes, sizes = np.unique(labels, return_counts=True)
+    wanted = np.minimum(np.rint(sizes * test_fraction), sizes - 1).astype(np.int64)  # [K]
+    if balanced:
+        equal = round(len(labels) * test_fraction / len(classes))
+        wanted[:] = min(equal, sizes.min() // 2)
     if groups is not None:
-        return _choose_groups(labels, test_fraction, rng, groups)
+        return _choose_groups(labels, wanted, rng, groups)
     chosen = np.zeros(len(labels), dtype=np.bool_)
-    for label in np.unique(labels):
+    for label, count in zip(classes, wanted, strict=True):
         images = rng.permutation(np.flatnonzero(labels == label))
-        chosen[images[: _wanted(len(images), test_fraction)]] = True
+        chosen[images[:count]] = True
     return chosen
-
-
-def _wanted(images: int, test_fraction: float) -> int:
-    """How many images of a class to test on."""
-    return min(round(images * test_fraction), images - 1)
 
 
 def _choose_groups(
     labels: NDArray[np.int64],
-    test_fraction: float,
+    wanted: NDArray[np.int64],
     rng: np.random.Generator,
     groups: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
@@ -54,7 +127,6 @@ def _choose_groups(
     counts = np.zeros((len(members), len(classes)), dtype=np.int64)  # [G, K]
     np.add.at(counts, (group_of, label_of), 1)
     sizes = counts.sum(axis=0)  # [K]
-    wanted = np.array([_wanted(int(size), test_fraction) for size in sizes], dtype=np.int64)
     taken = np.zeros(len(members), dtype=np.bool_)
     tested = np.zeros_like(sizes)  # [K]
 

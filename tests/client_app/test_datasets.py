@@ -20,7 +20,7 @@ from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
-from client_app.datasets.split import choose_test
+from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
 from strategies.settings import Settings
 
@@ -48,13 +48,15 @@ def npz(tmp_path):
 @pytest.fixture
 def source(npz, tmp_path, monkeypatch):
     """For each registered data set something that it can load; a new one needs a line here."""
-    pictures = [PIL.Image.new("L", (3, 2), 9)] * 4
+    pictures = [PIL.Image.new("L", (3, 2), 9 + number) for number in range(4)]  # no copies
     kinds = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["a", "b"]))
     hub = datasets.Dataset.from_dict({"image": pictures, "label": [0, 1, 0, 1]}, features=kinds)
     known = {"ylecun/mnist": {"train": hub}, str(tmp_path): {"train": hub}}
     monkeypatch.setattr(datasets, "load_dataset", known.__getitem__)
-    for name, picture in zip("abcd", pictures, strict=True):
+    for name, label, picture in zip("abcd", "abab", pictures, strict=True):
         picture.save(tmp_path / f"{name}.png")
+        (tmp_path / "folders" / label).mkdir(parents=True, exist_ok=True)
+        picture.save(tmp_path / "folders" / label / f"{name}.png")
     (tmp_path / "manifest.csv").write_text(
         "image,label,group\na.png,a,1\nb.png,b,2\nc.png,a,3\nd.png,b,4\n"
     )
@@ -63,18 +65,20 @@ def source(npz, tmp_path, monkeypatch):
         "mnist": "",
         "npz:": npz.removeprefix("npz:"),
         "hf:": str(tmp_path),
+        "folder:": str(tmp_path / "folders"),
         "manifest:": str(tmp_path),
     }
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_data_set_is_a_pool(name, source):
-    pool = DATASETS[name](source[name], Form())
+def test_every_data_set_is_a_pool(name, source, tmp_path):
+    pool = DATASETS[name](source[name], SETTINGS, tmp_path / "store")
 
     count = len(pool.labels)
-    assert pool.images.dtype == np.uint8
-    assert pool.images.ndim == 4
-    assert pool.images.shape[:2] in {(count, 1), (count, 3)}
+    images = pool.images if pool.rows is None else pool.images[pool.rows]
+    assert images.dtype == np.uint8
+    assert images.ndim == 4
+    assert images.shape[:2] in {(count, 1), (count, 3)}
     assert pool.labels.dtype == np.int64
     assert np.array_equal(np.unique(pool.labels), np.arange(len(pool.classes)))
     kinds = ((pool.sites, np.int64), (pool.held_out, np.bool_), (pool.groups, np.int64))
@@ -84,7 +88,7 @@ def test_every_data_set_is_a_pool(name, source):
 
 def test_digits_are_scaled():
     """The first digit starts with the row 0 0 5 13 9 1 0 0 of 16: times 255/16, 5 becomes 80."""
-    pool = DATASETS["digits"]("", Form())
+    pool = load_digits()
 
     assert pool.images.shape == (1797, 1, 8, 8)
     assert pool.images[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
@@ -262,6 +266,60 @@ def test_images_of_classes_that_the_federation_does_not_know_are_quarantined(npz
         open_data(replace(settings, max_quarantined=0.24), 0, 1, ("0", "1", "3"))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "test_fraction", "tests"),
+    [
+        ([50, 50], 0.2, [10, 10]),
+        ([90, 10], 0.2, [5, 5]),  # of 20, no more than half of the rarest
+        ([90, 30], 0.2, [12, 12]),
+        ([7, 1], 0.5, [0, 0]),
+    ],
+)
+def test_a_balanced_test_set_has_as_many_images_of_each_class(sizes, test_fraction, tests):
+    labels = np.repeat([0, 1], sizes)
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(0), balanced=True)
+    assert np.bincount(labels[chosen], minlength=2).tolist() == tests
+
+
+def test_a_test_set_of_whole_groups_is_balanced_as_nearly_as_they_allow():
+    labels, groups = np.repeat([0, 1], [80, 40]), np.arange(120) // 4
+    chosen = choose_test(labels, 0.2, np.random.default_rng(0), groups, balanced=True)
+    assert np.bincount(labels[chosen]).tolist() == [12, 12]
+    assert all(len(set(chosen[groups == group])) == 1 for group in range(30))
+
+
+def test_balance_is_for_the_test_set_and_not_for_validation(npz):
+    settings = replace(SETTINGS, dataset=npz, test_balanced=True, validation_fraction=0.5)
+    balanced = open_data(settings, 0, 1)
+    assert len(balanced.train) + len(balanced.test) == 120 - 4 * 6
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_each_training_image_is_in_one_fold(grouped):
+    """120 images, 24 to test on, of the other 96 each fold has a third; a group is of 3 images."""
+    pool = replace(POOL, groups=NUMBERS // 3 if grouped else None)
+    whole = split(pool, pool.labels, NUMBERS, SETTINGS, 0)
+    folds = [
+        split(pool, pool.labels, NUMBERS, replace(SETTINGS, num_folds=3, fold=k), 0)
+        for k in range(3)
+    ]
+    assert sorted(np.concatenate([tested for _, tested in folds])) == sorted(whole[0])
+    for train, tested in folds:
+        assert not set(train) & set(tested)
+        assert not set(whole[1]) & {*train, *tested}
+        assert abs(len(tested) - 32) <= (9 if grouped else 2)
+        assert len(set(pool.labels[tested])) == 4
+        if grouped:
+            assert not set(train // 3) & set(tested // 3)
+
+
+def test_more_folds_than_groups_are_refused():
+    pool = replace(POOL, groups=NUMBERS // 30)
+    settings = replace(SETTINGS, num_folds=5, test_fraction=0.0)
+    with pytest.raises(DataError, match=r"120 images of 4 groups cannot be cut into 5 folds"):
+        split(replace(pool, held_out=NUMBERS < 0), pool.labels, NUMBERS, settings, 0)
+
+
 @pytest.mark.parametrize("name", ["iid", "dirichlet", "classes"])
 def test_train_and_test_images_of_all_hospitals_are_the_data_set(name, npz):
     settings = replace(SETTINGS, dataset=npz, partition=name)
@@ -391,6 +449,17 @@ def test_images_are_padded_to_the_size_and_shrunk_in_proportion(height, width, s
     assert torch.equal(inner, resize(images, list(shape), antialias=True))
 
 
+@pytest.mark.parametrize(("height", "width"), [(40, 64), (64, 40), (5, 9), (32, 32), (33, 32)])
+def test_of_cropped_images_the_middle_of_the_longer_side_is_left(height, width):
+    """Of 40 x 64, brought to 32 x 51, the columns 9 to 40 stay."""
+    images = torch.randint(0, 256, (1, 1, height, width), dtype=torch.uint8)
+    cropped = formed(images, Form(32, "crop"))
+    scale = 32 / min(height, width)
+    whole = resize(images, [round(scale * height), round(scale * width)], antialias=True)
+    top, left = ((side - 32) // 2 for side in whole.shape[2:])
+    assert torch.equal(cropped, whole[..., top : top + 32, left : left + 32])
+
+
 def test_grey_images_get_three_channels_and_colour_stays():
     grey = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8)[None, None]
     colour = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
@@ -400,10 +469,11 @@ def test_grey_images_get_three_channels_and_colour_stays():
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_hospitals_hold_images_of_the_form_that_is_asked_for(name, source):
+def test_hospitals_hold_images_of_the_form_that_is_asked_for(name, source, tmp_path):
     settings = replace(SETTINGS, dataset=name + source[name], partition="iid", test_fraction=0.5)
     form = {"image_size": 12, "image_fit": "pad", "image_channels": 3}
-    images = open_data(replace(settings, **form), 0, 1).test.images  # type: ignore[arg-type]
+    settings = replace(settings, **form)  # type: ignore[arg-type]
+    images = open_data(settings, 0, 1, store=tmp_path / "store").test.images
 
     assert images.shape[1:] == (3, 12, 12)
     assert images[:, :, [0, 1, 10, 11]].max() == 0
@@ -416,14 +486,14 @@ def test_hospitals_hold_images_of_the_form_that_is_asked_for(name, source):
 )
 def test_unknown_data_sets_list_the_choices(name):
     with pytest.raises(
-        DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:, manifest:"
+        DataError, match=f"'{name}'. Choose one of: digits, mnist, npz:, hf:, folder:, manifest:"
     ):
         open_data(replace(SETTINGS, dataset=name), 0, 2)
 
 
 def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
-    with pytest.raises(DataError, match="Hospital 59 of 60 has 2 training and 0 test images"):
+    with pytest.raises(DataError, match="Hospital 59 of 60 has 2 images to train on and 0 to"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
 
 
@@ -431,7 +501,7 @@ def test_a_hospital_with_too_few_images_to_validate_on_is_named(npz):
     """30 hospitals hold 4 images each; a tenth of 4 images of a class or fewer is none."""
     settings = replace(SETTINGS, dataset=npz, partition="iid", validation_fraction=0.1)
     with pytest.raises(
-        DataError, match=r"of 30 has . training and 0 validation images; .* validation-fraction"
+        DataError, match=r"of 30 has . images to train on and 0 to .* validation-fraction"
     ):
         open_data(settings, 0, 30)
 

@@ -1,3 +1,4 @@
+import PIL.Image
 import pytest
 import torch
 
@@ -17,6 +18,38 @@ from tests.fakes import context, run_config
 )
 def test_names(given, node_config, name):
     assert open_hospital(context(1, 3, run_config(), **node_config), given).name == name
+
+
+@pytest.mark.parametrize("end", ["", "/manifest.csv", "/"])
+def test_simulated_hospitals_are_called_after_their_own_folders(end, tmp_path):
+    for name in ("graz", "vienna"):
+        (tmp_path / name).mkdir()
+        for k in range(8):
+            PIL.Image.new("L", (4, 4), k).save(tmp_path / name / f"{k}.png")
+        rows = "".join(f"{k}.png,{k % 2}\n" for k in range(8))
+        (tmp_path / name / "manifest.csv").write_text("image,label\n" + rows)
+    dataset = "manifest:" + ", ".join(f"{tmp_path / name}{end}" for name in ("vienna", "graz"))
+    config = run_config(dataset=dataset, partition="site")
+    places = [context(k, 2, config, **{"store-dir": str(tmp_path / "store")}) for k in range(2)]
+    assert [open_hospital(place).name for place in places] == ["vienna", "graz"]
+
+
+@pytest.mark.parametrize(
+    ("node_config", "kind"),
+    [({}, "manifest"), ({"dataset": "folder"}, "folder"), ({"dataset": "manifest"}, "manifest")],
+)
+def test_a_hospital_names_its_own_folder(node_config, kind, tmp_path):
+    """What the folder holds decides how it is read, unless the hospital says so."""
+    for k in range(8):
+        folder = tmp_path / "data" / str(k % 2)
+        folder.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (4, 4), k).save(folder / f"{k}.png")
+    rows = "".join(f"{k % 2}/{k}.png,{'ab'[k % 2]}\n" for k in range(8))
+    (tmp_path / "data" / "manifest.csv").write_text("image,label\n" + rows)
+    place = {"data-dir": str(tmp_path / "data"), "store-dir": str(tmp_path / "store")}
+    hospital = open_hospital(context(0, 1, run_config(), **place, **node_config))
+    assert hospital.settings.dataset == f"{kind}:{tmp_path / 'data'}"
+    assert hospital.data.classes == (("0", "1") if kind == "folder" else ("a", "b"))
 
 
 def test_numbers_in_names_sort_as_numbers():

@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 import torchvision
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from client_app import hospital as hospital_module
 from client_app.app import app
 from client_app.datasets import Samples
 from client_app.models import Architecture
@@ -24,7 +26,6 @@ from strategies.parcel import (
     unbundle,
 )
 from tests.fakes import context, run_config
-
 
 DIGITS = list("0123456789")
 
@@ -50,6 +51,30 @@ def test_enrolling_gives_the_hospital_s_name_and_classes(tmp_path):
     content = ask("query.enrol", tmp_path, code=code_hash(), hospital="", classes=[]).content
     assert dict(content["card"]) == {"hospital": "hospital-0", "classes": DIGITS}
     assert set(content) == {"card", "metrics"}
+
+
+def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_path):
+    """The next run takes it as it is then."""
+    folder = tmp_path / "data"
+    for k in range(12):
+        (folder / "ab"[k % 2]).mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (4, 4), k).save(folder / "ab"[k % 2] / f"{k}.png")
+    place = context(0, 1, run_config(), **{"data-dir": str(folder), "store-dir": str(tmp_path)})
+
+    def asked(verb, classes):
+        hospital_module._data_on.cache_clear()  # as in another process
+        order = Order(0, 0, "", classes, "plain", code=code_hash())
+        return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)
+
+    assert not asked("query.enrol", []).has_error()
+    assert not asked("query.prepare", ["a", "b"]).has_error()
+    PIL.Image.new("L", (4, 4), 99).save(folder / "a" / "new.png")
+    answer = asked("query.prepare", ["a", "b"])
+    assert answer.error.code == Failure.DATA
+    assert "have changed since it joined the run" in answer.error.reason
+    place.run_id += 1
+    assert not asked("query.enrol", []).has_error()
+    assert not asked("query.prepare", ["a", "b"]).has_error()
 
 
 def test_preparing_gives_sizes_and_a_first_model(tmp_path):

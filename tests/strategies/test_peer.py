@@ -264,7 +264,7 @@ def test_classes_keep_their_order_where_all_agree_and_are_sorted_elsewhere(named
 
 
 def test_classes_that_the_settings_name_are_the_federation_s():
-    peers, _, grid = run(federation(2), classes="b, a ,c")
+    peers, _, _ = run(federation(2), classes="b, a ,c")
     assert peers.classes == ["b", "a", "c"]
 
 

@@ -1,0 +1,303 @@
+"""What opens one image file at a hospital: the usual formats, DICOM and NIfTI.
+
+What a file is shows in its content, not in its name. DICOM and NIfTI need packages that only those
+who have such files install. Legend: C channels, H, W pixels, upright.
+"""
+
+import gzip
+import hashlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import PIL.Image
+import PIL.ImageCms
+import PIL.ImageOps
+from numpy.typing import NDArray
+
+# Not all that Pillow knows: it hands some formats, such as EPS, to other programs.
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since one has two dots
+    [
+        *(".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png"),
+        *(".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp"),
+        *(".dcm", ".dicom", ".nii", ".nii.gz"),
+    ]
+)
+MAX_PIXELS = 178_956_970  # where Pillow stops too
+TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
+SEVERAL = "has several frames or pages: save the one to use as a file of its own"
+
+# The libraries warn of what they find in a file, and quote it. Not warnings.catch_warnings: threads
+# that do not leave it in the order in which they entered it restore the wrong filters. This filter
+# is put in front once, and stays.
+LIBRARIES = r"(PIL|pydicom|nibabel|pylibjpeg|libjpeg|openjpeg|rle)\b"
+QUIET = ("ignore", None, Warning, re.compile(LIBRARIES), 0)
+logging.getLogger("pydicom").propagate = False  # nor is what it logs of a file to reach other logs
+
+
+class UnusableImage(ValueError):
+    """An image file cannot be used.
+
+    Its text goes on after "the image". It is for the hospital's own eyes and log, and yet names no
+    path, no file and nothing of what is in the file.
+    """
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of an image without decoding it."""
+
+    kind: str  # one of FORMATS, "DICOM" or "NIFTI"
+    width: int  # upright
+    height: int
+    channels: int  # 1 = grey, 3 = colour
+    bits: int  # per channel, as stored
+    patient: str = ""  # hash of a DICOM file's patient ID; empty if it names none
+
+
+_Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # and what decodes the image
+
+
+def read_header(file: Path, slice_: int | None = None) -> Header:
+    """Read no more of a file than says what it is; no EXIF after the pixels of a PNG, for instance.
+
+    Raises:
+        UnusableImage: `read_pixels` would raise it, as far as can be known without decoding.
+    """
+    with _refusing(), file.open("rb") as stream:
+        return _open(stream, slice_, 0)[0]
+
+
+def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDArray[np.uint8]:
+    """Decode the image that a whole file holds: [C, H, W].
+
+    Pixels of more than 8 bits are brought to 8: grey ones as a DICOM file's own window says, or
+    else linearly from the smallest to the largest finite value; of colours, the upper 8 bits stay.
+
+    Args:
+        content: The file.
+        slice_: Which slice of a volume, from 0 along its third axis as stored.
+        size: If above 0, a JPEG far larger is decoded at 1/2, 1/4 or 1/8, to twice this or more.
+
+    Raises:
+        UnusableImage: It cannot be used.
+    """
+    with _refusing():
+        return _open(io.BytesIO(content), slice_, size)[1]()
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Make whatever goes wrong an `UnusableImage`."""
+    try:
+        yield
+    except UnusableImage:
+        raise
+    except PIL.UnidentifiedImageError:
+        raise UnusableImage("is no image file that can be read here") from None
+    except PIL.Image.DecompressionBombError:
+        raise UnusableImage(TOO_LARGE) from None
+    except Exception as error:  # decoders fail in many ways, in words that quote the file
+        raise UnusableImage(f"cannot be read or decoded ({type(error).__name__})") from None
+
+
+def _open(stream: IO[bytes], slice_: int | None, size: int) -> _Opened:
+    if QUIET not in warnings.filters:
+        warnings.filterwarnings("ignore", module=LIBRARIES)
+    zipped = stream.read(2) == b"\x1f\x8b"
+    stream.seek(0)
+    unzipped = cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if zipped else stream
+    start = unzipped.read(540)
+    unzipped.seek(0)
+    if start[344:348] == b"n+1\0" or start[4:8] == b"n+2\0":
+        opened = _nifti(unzipped, start, slice_)
+    elif slice_:
+        raise UnusableImage("is no volume, and has no such slice")
+    elif start[128:132] == b"DICM" and not zipped:
+        opened = _dicom(stream)
+    else:
+        opened = _picture(stream, size)
+    if opened[0].width * opened[0].height > MAX_PIXELS:
+        raise UnusableImage(TOO_LARGE)
+    return opened
+
+
+def _picture(stream: IO[bytes], size: int) -> _Opened:
+    picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
+    # Telephones append thumbnails and the like to a JPEG, which Pillow then calls MPO.
+    kind = "JPEG" if picture.format == "MPO" else str(picture.format)
+    if kind != "JPEG" and getattr(picture, "is_animated", False):
+        raise UnusableImage(SEVERAL)
+    width, height = picture.size
+    # By the method of the base class, since that of PNG decodes. TIFF has turned its size already.
+    if kind != "TIFF" and PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
+        width, height = height, width
+    deep = picture.mode.startswith(("I", "F"))
+    grey = deep or picture.mode in ("1", "L", "LA")
+    raw = f"{picture.mode} {getattr(picture, 'tile', None)}"  # the latter has, say, "RGB;16B"
+    bits = 16 if ";16" in raw and kind != "BMP" else {"1": 1, "I": 32, "F": 32}.get(picture.mode, 8)
+
+    def decode() -> NDArray[np.uint8]:
+        shown = picture
+        if size:
+            shown.draft(None, (2 * size, 2 * size))
+        PIL.ImageOps.exif_transpose(shown, in_place=True)
+        if deep:
+            return _stretched(np.asarray(shown))[None]
+        if shown.mode == "LAB":  # Pillow converts it by colour profiles alone
+            lab, rgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
+            transform = PIL.ImageCms.buildTransform(lab, rgb, "LAB", "RGB")
+            shown = cast(PIL.Image.Image, PIL.ImageCms.applyTransform(shown, transform))
+        # Of 16-bit colours, and of 16-bit grey with transparency, Pillow has kept the upper 8 bits.
+        return _channels_first(np.array(shown.convert("L" if grey else "RGB")))
+
+    return Header(kind, width, height, 1 if grey else 3, bits), decode
+
+
+def _dicom(stream: IO[bytes]) -> _Opened:
+    try:
+        import pydicom
+        from pydicom.encaps import get_frame
+        from pydicom.pixels.decoders.base import get_decoder
+        from pydicom.pixels.processing import apply_color_lut
+    except ImportError:
+        raise UnusableImage("is DICOM: install the extra with `uv sync --extra dicom`") from None
+
+    # Its transfer syntax is in the first bytes. pydicom would inflate all before it can be checked.
+    if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
+        raise UnusableImage("is DICOM compressed as Deflated Explicit VR, which is not read here")
+    stream.seek(0)
+    dataset = pydicom.dcmread(stream, stop_before_pixels=True)
+    if not stream.read(1) or "Rows" not in dataset:
+        raise UnusableImage("is DICOM that holds no picture")
+    if int(dataset.get("NumberOfFrames") or 1) > 1:
+        raise UnusableImage(SEVERAL)
+    syntax = dataset.file_meta.TransferSyntaxUID
+    try:
+        if not get_decoder(syntax).is_available:
+            raise UnusableImage(
+                f"is DICOM compressed as {syntax.name}: install the extra that decodes it with "
+                "`uv sync --extra dicom`"
+            )
+    except NotImplementedError:  # nor is its name pydicom's, if it is of somebody's own
+        raise UnusableImage("is DICOM in a transfer syntax that cannot be decoded here") from None
+    bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
+    grey = dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
+    name = str(dataset.get("PatientID") or "").strip()
+    patient = hashlib.sha256(name.encode()).hexdigest()[:16] if name else ""
+
+    def decode() -> NDArray[np.uint8]:
+        stream.seek(0)
+        dataset = pydicom.dcmread(stream)
+        if syntax.is_encapsulated:  # the picture within may be far larger than its header says
+            frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=1))
+            with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions, not all
+                PIL.Image.open(frame, formats=("JPEG", "JPEG2000"))
+        stored = dataset.pixel_array  # [H, W] or [H, W, 3], made RGB if it was YBR
+        if grey:
+            return _channels_first(_dicom_grey(dataset, stored))
+        entry = bits
+        if dataset.PhotometricInterpretation == "PALETTE COLOR":
+            entry = dataset.RedPaletteColorLookupTableDescriptor[2]
+            stored = apply_color_lut(stored, dataset)[..., :3]  # without transparency
+        return _channels_first((stored >> max(0, entry - 8)).astype(np.uint8))
+
+    width, height, channels = int(dataset.Columns), int(dataset.Rows), 1 if grey else 3
+    return Header("DICOM", width, height, channels, bits, patient), decode
+
+
+def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
+    """Stored values [H, W] of a DICOM file as viewers first show them, padding black: [H, W]."""
+    from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
+
+    padding = np.zeros(stored.shape, bool)
+    if (first := dataset.get("PixelPaddingValue")) is not None:
+        last = dataset.get("PixelPaddingRangeLimit")
+        # The type is that of the pixels, since some write 63536 where -2000 is meant.
+        ends = np.array([first, first if last is None else last]).astype(stored.dtype)
+        padding = (ends.min() <= stored) & (stored <= ends.max())
+    values = apply_modality_lut(stored, dataset)
+    top = 0
+    if tables := dataset.get("VOILUTSequence"):
+        length, start, depth = tables[0].LUTDescriptor
+        top = 2**depth - 1
+        # pydicom 3.0 looks values up in 8 bits if the entries have 8, whatever the length.
+        tables[0].LUTDescriptor = [length, start, 16]
+    windowed = apply_voi_lut(values, dataset)  # by the table, or else by the first window
+    if windowed is values:
+        shown = _stretched(values, ~padding)
+    elif top:
+        shown = _scaled(windowed, 0, top)
+    else:  # what is below and above the window shows what its ends became
+        shown = _scaled(windowed, *apply_voi_lut(np.array([-np.inf, np.inf]), dataset))
+    if dataset.PhotometricInterpretation == "MONOCHROME1":  # the smallest value is white
+        shown = 255 - shown
+    shown[padding] = 0
+    return shown
+
+
+def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
+    try:
+        from nibabel import Nifti1Header, Nifti2Header
+        from nibabel.arrayproxy import ArrayProxy
+        from nibabel.orientations import apply_orientation, io_orientation
+    except ImportError:
+        raise UnusableImage("is NIfTI: install the extra with `uv sync --extra nifti`") from None
+
+    one = start[344:348] == b"n+1\0"
+    about = Nifti1Header(start[:348], check=False) if one else Nifti2Header(start, check=False)
+    shape, dtype = about.get_data_shape(), about.get_data_dtype()
+    if len(shape) < 2 or min(shape) < 1 or any(length > 1 for length in shape[3:]):
+        raise UnusableImage("is NIfTI that is neither an image nor a volume")
+    if dtype.kind not in "iuf":
+        raise UnusableImage("is NIfTI with values that are no real numbers")
+    width, height, depth = (*shape, 1)[:3]
+    about.set_data_shape((width, height, depth))
+    if depth > 1 and slice_ is None:
+        raise UnusableImage("is a volume: name one slice, from 0, in the manifest's column `slice`")
+    if not 0 <= (slice_ or 0) < depth:
+        raise UnusableImage(f"has no such slice: the first is 0, the last {depth - 1}")
+    # For each stored axis, which of right, anterior and superior (RAS) it is, and in which sense.
+    orientation = io_orientation(about.get_best_affine())
+    if orientation[0, 0] > orientation[1, 0]:
+        width, height = height, width
+
+    def decode() -> NDArray[np.uint8]:
+        # Unzips up to this slice and holds no other; applies slope and intercept.
+        values = ArrayProxy(stream, about)[:, :, slice_ or 0]
+        turned = apply_orientation(values[:, :, None], orientation)
+        plane = turned.take(0, axis=int(orientation[2, 0]))
+        # As radiologists look at it: anterior is up and the patient's right at the left. If the
+        # third axis is another one, superior is up and the patient's right or anterior at the left.
+        return _channels_first(_stretched(plane[::-1, ::-1].T))
+
+    return Header("NIFTI", width, height, 1, 8 * dtype.itemsize), decode
+
+
+def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Copy [H, W] or [H, W, C] to [C, H, W]."""
+    return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
+
+
+def _stretched(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
+    """Numbers as 0 to 255, from the smallest to the largest finite one (among `used`)."""
+    chosen = values[np.isfinite(values) if used is None else np.isfinite(values) & used]
+    return _scaled(values, chosen.min(), chosen.max()) if chosen.size else _scaled(values, 0, 0)
+
+
+def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    """Numbers as 0 to 255, linearly from `low` to `high`; all 0 if these are equal."""
+    if low == high:
+        return np.zeros(values.shape, np.uint8)
+    with np.errstate(all="ignore"):
+        share = (values.astype(np.float64) - float(low)) / (float(high) - float(low))
+    pixels: NDArray[np.uint8] = np.rint(255 * np.nan_to_num(share).clip(0, 1)).astype(np.uint8)
+    return pixels

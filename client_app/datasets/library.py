@@ -1,0 +1,346 @@
+"""A hospital's images, decoded once: kept as a file of pixels that is mapped, never read.
+
+A library belongs to one listing of images (client_app.datasets.listing) and is one folder:
+
+    index.sqlite                 what is known of each file, and where its pixels are
+    <C>x<H>x<W>-<fit>.pixels     images of one form, uint8 [M, C, H, W], one after the other
+
+A file is known by its size and its time of change, its pixels by a hash of its content: a file that
+was moved or copied is not decoded again, one that was changed is. Pixels of what is no longer
+listed are overwritten with zeros, and their place is used for another image. The index is told only
+after pixels are on disk, so that a kill at any moment loses a few seconds of work and nothing else.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from filelock import FileLock
+from numpy.typing import NDArray
+
+from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
+from client_app.datasets.listing import Entry
+from client_app.datasets.resize import Form, formed
+from client_app.errors import DataError
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS files (
+    path TEXT, slice INTEGER,   -- slice: -1 if the file is one image
+    size INTEGER, modified INTEGER,
+    header TEXT,                -- a Header's fields as JSON; null if it has none
+    reason TEXT,                -- why it cannot be used; '' if nothing is known against it
+    content TEXT,               -- SHA-256 of the file; '' before it is read as a whole
+    PRIMARY KEY (path, slice)
+);
+CREATE TABLE IF NOT EXISTS pixels (
+    form TEXT, content TEXT, slice INTEGER,
+    row INTEGER,                -- in the file of pixels of that form; -1 if it cannot be decoded
+    reason TEXT,                -- why not
+    PRIMARY KEY (form, content, slice)
+);
+"""
+# Images between two commits: few enough to do again, enough to keep all cores busy.
+CHUNK = 256
+
+Progress = Callable[[str, int, int], None]
+ItemT = TypeVar("ItemT")
+_Key = tuple[str, int]  # path or content, and slice
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """The images of a listing of n, in one form.
+
+    Attributes:
+        pixels: uint8 [M, C, H, W], mapped from a file.
+        rows: int64 [n], where each image is in `pixels`; -1 = it cannot be used.
+        reasons: [n], why it cannot; empty if it can.
+        headers: [n], what is known of each file; None where that is nothing.
+        contents: [n], the SHA-256 of each file; empty where it could not be read.
+    """
+
+    pixels: NDArray[np.uint8]
+    rows: NDArray[np.int64]
+    reasons: list[str]
+    headers: list[Header | None]
+    contents: list[str]
+
+
+@dataclass
+class _File:
+    """What is known of a file: the columns of the table `files`."""
+
+    size: int
+    modified: int
+    header: Header | None
+    reason: str
+    content: str = ""
+
+
+def open_library(
+    folder: Path,
+    entries: Sequence[Entry],
+    form: Form,
+    progress: Progress | None = None,
+    retry: bool = False,
+) -> Opened:
+    """Open images, after decoding those that are new or have changed since the last time.
+
+    Args:
+        folder: Where the library is kept; made if need be.
+        entries: The images. What else is in the library is forgotten.
+        form: What they are brought to.
+        progress: Is told what is being done, to how many images so far, and to how many in all.
+        retry: Whether to try once more what could not be used, though it has not changed: a package
+            may have been installed.
+
+    Raises:
+        DataError: No image can be used, or they differ in size though the form has none.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the index has paths
+    with (
+        FileLock(folder / "lock"),  # simulated hospitals may share a data set
+        closing(sqlite3.connect(folder / "index.sqlite")) as index,
+        ThreadPoolExecutor(os.cpu_count()) as threads,
+    ):
+        index.executescript(SCHEMA)
+        if retry:
+            index.execute("DELETE FROM files WHERE reason != ''")
+            index.execute("DELETE FROM pixels WHERE reason != ''")
+        library = _Library(folder, index, threads, progress or _logged())
+        files = library.look_at(entries)
+        opened = library.decode(entries, files, form)
+        library.forget_all_but(files)
+        return opened
+
+
+class _Library:
+    """The folder of a library, its index, and threads to work with."""
+
+    def __init__(
+        self, folder: Path, index: sqlite3.Connection, threads: Executor, progress: Progress
+    ) -> None:
+        self.folder, self.index, self.threads = folder, index, threads
+        self.progress = progress
+
+    def look_at(self, entries: Sequence[Entry]) -> dict[_Key, _File]:
+        """What is known of each file; opens those that are new or have changed."""
+        rows = self.index.execute(
+            "SELECT path, slice, size, modified, header, reason, content FROM files"
+        )
+        known = {
+            (path, slice_): _File(size, modified, _header(header), reason, content)
+            for path, slice_, size, modified, header, reason, content in rows
+        }
+        files, changed = {}, []
+        for entry in entries:
+            now, before = _stat(entry.file), known.get(_key(entry))
+            if before is not None and (before.size, before.modified) == now:
+                files[_key(entry)] = before
+            else:
+                changed.append((entry, now))
+        for chunk in self._chunks("looking at", changed):
+            looks = self.threads.map(_look, [entry for entry, _ in chunk])
+            new = {
+                _key(entry): _File(*now, header, reason)
+                for (entry, now), (header, reason) in zip(chunk, looks, strict=True)
+            }
+            self._save(new)
+            files |= new
+        return files
+
+    def decode(self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form) -> Opened:
+        """All images in a form; decodes those of whose content the library has none."""
+        shape = _shape([file.header for file in files.values() if file.header], form)
+        name = f"{'x'.join(map(str, shape))}-{form.fit}"
+        place = self.folder / f"{name}.pixels"
+        # Somebody may have deleted the file of pixels, or the disk was full.
+        kept = (place.stat().st_size if place.exists() else 0) // max(1, math.prod(shape))
+        self.index.execute("DELETE FROM pixels WHERE form = ? AND row >= ?", [name, kept])
+        rows = self.index.execute(
+            "SELECT content, slice, row, reason FROM pixels WHERE form = ?", [name]
+        )
+        found = {(content, slice_): (row, reason) for content, slice_, row, reason in rows}
+        missing = [
+            entry
+            for entry in entries
+            if not files[_key(entry)].reason and _content(entry, files) not in found
+        ]
+        work = partial(_decode, form=form, shape=shape, known=frozenset(found))
+        used = {row for row, _ in found.values()}
+        free = (row for row in count() if row not in used)
+        for chunk in self._chunks("importing", missing):
+            new = {}
+            with _opened(place) as pixels:
+                for entry, decoded in zip(chunk, self.threads.map(work, chunk), strict=True):
+                    content, image, reason = decoded
+                    file = files[_key(entry)]
+                    file.content, file.reason = content, "" if content else reason
+                    if content and (key := _content(entry, files)) not in found:
+                        row = -1 if image is None else next(free)
+                        if image is not None:
+                            os.pwrite(pixels, image, row * len(image))
+                        found[key] = new[key] = (row, reason)
+            self.index.executemany(
+                "INSERT INTO pixels VALUES (?, ?, ?, ?, ?)",
+                [(name, *key, *value) for key, value in new.items()],
+            )
+            self._save({_key(entry): files[_key(entry)] for entry in chunk})
+        # What a file's own reason does not explain, that of its content does.
+        results = [
+            found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
+        ]
+        last = max(row for row, _ in results)
+        if last < 0:
+            raise DataError(f"None of the hospital's {len(entries)} images can be used.")
+        return Opened(
+            # Copy on write, since torch wants arrays that it might write to.
+            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape)),
+            np.array([row for row, _ in results]),
+            [reason for _, reason in results],
+            [files[_key(entry)].header for entry in entries],
+            [files[_key(entry)].content for entry in entries],
+        )
+
+    def forget_all_but(self, files: Collection[_Key]) -> None:
+        """Forget other files, and overwrite the pixels that were theirs alone."""
+        known = self.index.execute("SELECT path, slice FROM files").fetchall()
+        gone = [key for key in known if key not in files]
+        self.index.executemany("DELETE FROM files WHERE path = ? AND slice = ?", gone)
+        orphans = "WHERE (content, slice) NOT IN (SELECT content, slice FROM files)"
+        # First they lose their content: one that comes back after a kill must not be found black.
+        self.index.execute(f"UPDATE pixels SET content = rowid {orphans}")
+        self.index.commit()
+        for name, row in self.index.execute(f"SELECT form, row FROM pixels {orphans}").fetchall():
+            if row >= 0:
+                size = math.prod(map(int, name.partition("-")[0].split("x")))
+                with _opened(self.folder / f"{name}.pixels") as pixels:
+                    os.pwrite(pixels, bytes(size), row * size)
+        self.index.execute(f"DELETE FROM pixels {orphans}")
+        self.index.commit()
+
+    def _save(self, files: Mapping[_Key, _File]) -> None:
+        """Note what is known of some files."""
+        self.index.executemany(
+            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [
+                (
+                    *key,
+                    *(file.size, file.modified),
+                    json.dumps(file.header and astuple(file.header)),
+                    *(file.reason, file.content),
+                )
+                for key, file in files.items()
+            ],
+        )
+        self.index.commit()
+
+    def _chunks(self, what: str, items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
+        for start in range(0, len(items), CHUNK):
+            self.progress(what, start, len(items))
+            yield items[start : start + CHUNK]
+
+
+def _key(entry: Entry) -> _Key:
+    return str(entry.file), -1 if entry.slice is None else entry.slice
+
+
+def _content(entry: Entry, files: Mapping[_Key, _File]) -> _Key:
+    """Under what the pixels of an entry are known."""
+    return files[_key(entry)].content, _key(entry)[1]
+
+
+def _header(text: str) -> Header | None:
+    return Header(*fields) if (fields := json.loads(text)) else None
+
+
+def _stat(file: Path) -> tuple[int, int]:
+    """Size in bytes and time of change in ns; -1 if the file cannot be looked up."""
+    try:
+        found = file.stat()
+    except OSError:
+        return -1, -1
+    return found.st_size, found.st_mtime_ns
+
+
+def _look(entry: Entry) -> tuple[Header | None, str]:
+    """What a file says of itself, or why it cannot be used."""
+    try:
+        return read_header(entry.file, entry.slice), ""
+    except UnusableImage as error:
+        return None, str(error)
+
+
+def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
+    """(C, H, W) of all images in a form; grey ones among colour get three equal channels."""
+    channels = max([1, form.channels, *(header.channels for header in headers)])
+    sizes = sorted({(header.height, header.width) for header in headers})
+    if form.size:
+        sizes = [(form.size, form.size)]
+    if len(sizes) > 1:
+        raise DataError(
+            f"The hospital's images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: give "
+            "the setting 'image-size' a value above 0."
+        )
+    return channels, *(sizes or [(0, 0)])[0]
+
+
+def _decode(
+    entry: Entry, form: Form, shape: tuple[int, int, int], known: Container[_Key]
+) -> tuple[str, bytes | None, str]:
+    """The hash of a file's content, its pixels unless they are known, or why there are none."""
+    try:
+        content = entry.file.read_bytes()
+    except OSError as error:
+        return "", None, f"cannot be read ({type(error).__name__})"
+    digest = hashlib.sha256(content).hexdigest()
+    if (digest, _key(entry)[1]) in known:
+        return digest, None, ""
+    try:
+        image = formed(torch.from_numpy(read_pixels(content, entry.slice, form.size))[None], form)
+        image = image.expand(1, shape[0], -1, -1)
+        if image.shape[1:] == shape:
+            return digest, image.contiguous().numpy().tobytes(), ""
+    except UnusableImage as error:
+        return digest, None, str(error)
+    except RuntimeError:  # it has more channels
+        pass
+    return digest, None, "is not of the size that its own first bytes say"
+
+
+def _logged() -> Progress:
+    """Tell the hospital's log every few seconds how far an import is."""
+    last = time.monotonic()
+
+    def progress(what: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > 5:
+            last = time.monotonic()
+            logging.getLogger("flwr").info("%s images: %d of %d", what, done, total)
+
+    return progress
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[int]:
+    """A file to write anywhere in; on disk when it is closed."""
+    place = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        yield place
+        os.fsync(place)
+    finally:
+        os.close(place)

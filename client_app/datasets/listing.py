@@ -1,0 +1,244 @@
+"""Which images a hospital's folder holds, and what is known of each before it is opened.
+
+`folder` is a folder for each class, as torchvision's ImageFolder has it. Images in the same
+subfolder of a class belong together, as those of one patient do: `<class>/<patient>/<image>`; a
+patient of the same name in another class is the same patient.
+
+`manifest` is a CSV file in UTF-8, its columns separated by `,`, `;`, `|` or tabs, with a header:
+
+- `image`: an image file, relative to the manifest's folder or to `images` in it;
+- `label`: its class, any text;
+- `group`, or else `patient`, `patient_id`, `lesion`, `lesion_id`, `study` (optional): images that
+  have the same text here belong together; an empty field means that the image is on its own;
+- `split` (optional): `train` or `test`;
+- `site` (optional): which hospital the image is from, for simulations;
+- `slice` (optional): of a NIfTI volume, the number of the slice from 0.
+
+Other columns are ignored. Nothing is dropped: what cannot be used is listed with the reason.
+"""
+
+import csv
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+
+from client_app.datasets.files import SUFFIXES
+from client_app.errors import DataError
+
+GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
+OPTIONAL = ("split", "site", "slice")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An image that is listed.
+
+    Attributes:
+        where: What lists it: a row, or the path below the folder. For the hospital's eyes alone.
+        file: The image file.
+        label: Its class.
+        group: What it belongs to; empty = it is on its own.
+        split: "train", "test", or empty if the hospital is to choose.
+        site: The hospital that it is from; empty if nothing says so.
+        slice: Number of the slice of a volume; None = the file is one image.
+    """
+
+    where: str
+    file: Path
+    label: str
+    group: str = ""
+    split: str = ""
+    site: str = ""
+    slice: int | None = None
+
+
+@dataclass(frozen=True)
+class Unusable:
+    """An image that is listed and cannot be used, and why. For the hospital's eyes alone."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All images of a hospital.
+
+    Attributes:
+        source: The manifest, or the folder of folders.
+        entries: The images that are where they should be.
+        unusable: Those that are not.
+        ignored: Files that are not images by their names.
+    """
+
+    source: Path
+    entries: list[Entry] = field(default_factory=list)
+    unusable: list[Unusable] = field(default_factory=list)
+    ignored: int = 0
+
+
+class _RowError(ValueError):
+    """A row cannot be used."""
+
+
+def list_folder(path: str) -> Listing:
+    """List the images in a folder of folders.
+
+    Raises:
+        DataError: There is no such folder, it holds no folders, or one cannot be read.
+    """
+    source = _absolute(path)
+    if not source.is_dir():
+        raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
+    listing, ignored = Listing(source), 0
+    # A folder that may not be read would otherwise be passed over in silence.
+    for folder, folders, names in os.walk(source, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = {name for name in folders if os.path.islink(os.path.join(folder, name))}
+        for name in sorted(links.union(names)):
+            place = Path(folder, name).relative_to(source)
+            where = str(place).encode(errors="replace").decode()
+            label, *between = place.parts[:-1] or ("",)
+            if name in links:
+                listing.unusable.append(Unusable(where, "is a link to a folder"))
+            elif name.startswith(".") or not name.lower().endswith(tuple(SUFFIXES)):
+                ignored += 1
+            elif not label:
+                listing.unusable.append(Unusable(where, "is in no class's folder"))
+            elif where != str(place):
+                listing.unusable.append(Unusable(where, "has a name that is not UTF-8"))
+            else:
+                group = between[0] if between else ""
+                listing.entries.append(Entry(where, source / place, label, group))
+    if not listing.entries:
+        raise DataError("The hospital's folder holds no folder with images, one for each class.")
+    return Listing(source, listing.entries, listing.unusable, ignored)
+
+
+def list_manifest(path: str) -> Listing:
+    """List the images that a manifest names; `path` is its own or that of its folder.
+
+    Raises:
+        DataError: There is no manifest, or it cannot be read as one.
+    """
+    source = _absolute(path)
+    if source.is_dir():
+        source /= "manifest.csv"
+    if not source.is_file():
+        raise DataError(
+            "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "
+            "folder with a manifest.csv."
+        )
+    header, rows = _table(source)
+    listing, folder = Listing(source), source.parent.resolve()
+    real = cache(os.path.realpath)  # of folders, or ten thousand rows would take a second
+    seen: set[tuple[Path, int | None]] = set()
+    for number, fields in rows:
+        where = f"row {number}"
+        try:
+            entry = _entry(where, partial(_file, folder, real=real), header, fields)
+            if (entry.file, entry.slice) in seen:
+                raise _RowError("names an image that an earlier row names too")
+        except _RowError as error:
+            listing.unusable.append(Unusable(where, str(error)))
+        else:
+            seen.add((entry.file, entry.slice))
+            listing.entries.append(entry)
+    if not listing.entries:
+        raise DataError("The hospital's manifest names no image that is there.")
+    return listing
+
+
+def _absolute(path: str) -> Path:
+    folder = Path(path.strip()).expanduser()
+    if not folder.is_absolute():
+        raise DataError(
+            "'data-dir' and the path in 'dataset' must be absolute, since the working directory of "
+            "a Flower process is not yours."
+        )
+    return folder
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(
+        f"A folder of the hospital's images cannot be read ({type(error).__name__})."
+    ) from error
+
+
+def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
+    """The column of each known name, and the rows that are not empty with their numbers from 1."""
+    try:
+        with manifest.open(encoding="utf-8-sig", newline="") as stream:
+            # Not csv.Sniffer, which may take a letter of the texts for the delimiter.
+            delimiter = max(",;\t|", key=stream.readline().count)
+            stream.seek(0)
+            reader = csv.reader(stream, delimiter=delimiter, strict=True)
+            rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise DataError(
+            f"The hospital's manifest cannot be read as a CSV file ({type(error).__name__}): save "
+            "it as CSV in UTF-8."
+        ) from error
+    if len(rows) < 2:
+        raise DataError("The hospital's manifest lists no image.")
+    # A header is not quoted here: where it is missing, this is the row of a patient.
+    names = [name.strip().lower() for name in rows[0][1]]
+    for name in ("image", "label"):
+        if names.count(name) != 1:
+            raise DataError(
+                f"The first row of the hospital's manifest names {len(names)} columns, and "
+                f"{name!r} {names.count(name)} times; it must name it once."
+            )
+    header = {name: names.index(name) for name in ("image", "label", *OPTIONAL) if name in names}
+    header |= {"": len(names)}
+    if group := next((name for name in GROUPS if name in names), None):
+        header["group"] = names.index(group)
+    return header, iter(rows[1:])
+
+
+def _entry(
+    where: str, find: Callable[[str], Path], header: dict[str, int], row: list[str]
+) -> Entry:
+    if len(row) != header[""]:
+        raise _RowError(f"has {len(row)} columns, the header has {header['']}")
+    field = {name: row[index].strip() for name, index in header.items() if name}
+    for name in ("image", "label"):
+        if not field[name]:
+            raise _RowError(f"has nothing in the column '{name}'")
+    split, number = field.get("split", "").lower(), field.get("slice", "")
+    if split not in ("", "train", "test"):
+        raise _RowError("has in the column 'split' neither 'train' nor 'test'")
+    if number and not number.isdecimal():
+        raise _RowError("has in the column 'slice' no whole number from 0")
+    return Entry(
+        where,
+        find(field["image"]),
+        field["label"],
+        field.get("group", ""),
+        split,
+        field.get("site", ""),
+        int(number) if number else None,
+    )
+
+
+def _file(folder: Path, image: str, real: Callable[[Path], str]) -> Path:
+    """The image file that a row names, with no symbolic link left in its path."""
+    for start in (folder, folder / "images"):
+        try:
+            file = start / image
+            file = Path(real(file.parent), file.name)
+            if file.is_symlink():
+                file = file.resolve()
+            if not file.is_file():
+                continue
+        except (OSError, RuntimeError, ValueError) as error:  # too long, links in a ring, a NUL
+            raise _RowError("names an image that cannot be looked up") from error
+        if not file.is_relative_to(folder):
+            raise _RowError("names an image outside of the manifest's folder")
+        return file
+    raise _RowError(
+        "names an image that is not there: it must be relative to the manifest's folder, or to "
+        "'images' in it"
+    )

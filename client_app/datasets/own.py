@@ -1,0 +1,231 @@
+"""A hospital's own image files: listed, decoded once, checked, and then a pool like any other."""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client_app.datasets.library import Opened, Progress, open_library
+from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
+from client_app.datasets.pool import Pool
+from client_app.datasets.resize import Form
+from client_app.errors import DataError
+from strategies.parcel import ordered
+from strategies.settings import Settings
+
+LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
+# More classes than this with fewer images each are rather patients than classes.
+MANY_CLASSES, FEW_IMAGES = 20, 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a hospital's data.
+
+    Attributes:
+        problem: The class of the problem, which is all that the server learns.
+        text: What it is, with counts and without names.
+        advice: What to do.
+        level: "red": the hospital cannot take part with such data; "amber": somebody should look at
+            them; "note": somebody may want to know.
+    """
+
+    problem: str
+    text: str
+    advice: str
+    level: Literal["red", "amber", "note"] = "red"
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """A hospital's image files, listed and opened."""
+
+    listing: Listing
+    opened: Opened
+
+    @cached_property
+    def usable(self) -> NDArray[np.int64]:
+        """Which entries of the listing can be used, [n]."""
+        return np.flatnonzero(self.opened.rows >= 0)
+
+    @cached_property
+    def entries(self) -> list[Entry]:
+        """Those entries, [n]."""
+        return [self.listing.entries[index] for index in self.usable]
+
+    @cached_property
+    def contents(self) -> list[str]:
+        """Hashes of their files, [n]; with the number of a slice where there is one."""
+        return [
+            f"{self.opened.contents[index]}/{entry.slice}"
+            for index, entry in zip(self.usable, self.entries, strict=True)
+        ]
+
+    @cached_property
+    def unusable(self) -> list[Unusable]:
+        """All others, and what is no entry; for the hospital's eyes alone."""
+        found = zip(self.listing.entries, self.opened.reasons, strict=True)
+        return self.listing.unusable + [
+            Unusable(entry.where, reason) for entry, reason in found if reason
+        ]
+
+    @cached_property
+    def named_groups(self) -> list[list[str]]:
+        """What each image belongs to, [n]: its group, its patient in DICOM, its volume; or none."""
+        named = []
+        for index, entry in zip(self.usable, self.entries, strict=True):
+            header = self.opened.headers[index]
+            volume = "" if entry.slice is None else str(entry.file)
+            kinds = {"group": entry.group, "patient": header and header.patient, "volume": volume}
+            named.append([f"{kind} {name}" for kind, name in kinds.items() if name])
+        return named
+
+    @cached_property
+    def groups(self) -> list[int]:
+        """Which images belong together, [n]: those of one group, and copies of one another."""
+        root = list(range(len(self.entries)))
+
+        def top(index: int) -> int:
+            while root[index] != index:
+                root[index] = index = root[root[index]]  # from the left: not the other way round
+            return index
+
+        first: dict[str, int] = {}
+        for index, names in enumerate(self.named_groups):
+            for name in (*names, f"content {self.contents[index]}"):
+                root[top(index)] = top(first.setdefault(name, index))
+        return [top(index) for index in range(len(root))]
+
+    def findings(self, max_quarantined: float) -> list[Finding]:
+        """What keeps the hospital from taking part, as far as that takes no look at the pixels."""
+        unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
+        found = []
+        if unusable / total > max_quarantined:  # not multiplied: 0.29 * 100 < 29
+            found.append(
+                Finding(
+                    "unusable-images",
+                    f"{unusable} of {total} images cannot be used; the setting 'max-quarantined' "
+                    f"allows a share of {max_quarantined:g}.",
+                    "Repair or remove them; each is listed with the reason.",
+                )
+            )
+        labels = Counter(entry.label for entry in self.entries)
+        if len(labels) > MANY_CLASSES and median(labels.values()) < FEW_IMAGES:
+            found.append(
+                Finding(
+                    "classes-like-patients",
+                    f"There are {len(labels)} classes, most of them of fewer than {FEW_IMAGES} "
+                    "images: they look like patients, and the names of classes leave the hospital.",
+                    "Sort the images by what is to be recognised; patients are subfolders of that, "
+                    "or the column 'patient'.",
+                )
+            )
+        if any(entry.split for entry in self.entries):
+            found += self._split_findings()
+        return found
+
+    def _split_findings(self) -> Iterable[Finding]:
+        """What is wrong with the split that the manifest gives."""
+        tested = {entry.split == "test" for entry in self.entries}
+        if len(tested) < 2:
+            yield Finding(
+                "split-without-images",
+                "The column 'split' has no image to train on, or none to test on.",
+                "Write 'train' and 'test' into it, or leave the column out.",
+            )
+        for problem, what, names in (
+            ("groups-in-both-splits", "groups", self.named_groups),
+            ("copies-in-both-splits", "files (byte for byte)", [[c] for c in self.contents]),
+        ):
+            sides: dict[str, set[bool]] = {}
+            for entry, each in zip(self.entries, names, strict=True):
+                for name in each:
+                    sides.setdefault(name, set()).add(entry.split == "test")
+            if both := sum(len(side) > 1 for side in sides.values()):
+                yield Finding(
+                    problem,
+                    f"{both} {what} are both among the training and the test images.",
+                    "Put each on one side, or leave the column 'split' out.",
+                )
+
+    def pool(self) -> Pool:
+        """The images that can be used, with labels, groups, sites and split."""
+        entries = self.entries
+        classes = ordered(entry.label for entry in entries)
+        number = {name: index for index, name in enumerate(classes)}
+        sites, splits = ([getattr(e, name) for e in entries] for name in ("site", "split"))
+        groups = np.array(self.groups)
+        return Pool(
+            images=self.opened.pixels,
+            rows=self.opened.rows[self.usable],
+            labels=np.array([number[entry.label] for entry in entries]),
+            classes=tuple(classes),
+            sites=np.unique(sites, return_inverse=True)[1] if all(sites) else None,
+            held_out=np.array([split == "test" for split in splits]) if any(splits) else None,
+            always_held_out=any(splits),
+            groups=groups if len(np.unique(groups)) < len(groups) else None,
+            quarantined=len(self.unusable),
+            fingerprint=hashlib.sha256(repr([entries, self.contents]).encode()).hexdigest(),
+        )
+
+
+def own_data(data_dir: str) -> str:
+    """The setting `dataset` for a hospital's folder, or its manifest."""
+    path = Path(data_dir).expanduser()
+    kind = "manifest" if path.is_file() or (path / "manifest.csv").is_file() else "folder"
+    return f"{kind}:{data_dir}"
+
+
+def survey(
+    kind: str,
+    path: str,
+    form: Form,
+    store: Path,
+    progress: Progress | None = None,
+    retry: bool = False,
+) -> Survey:
+    """List and open a hospital's images; see `open_library`.
+
+    Args:
+        kind: "folder" or "manifest".
+        path: Of the folder, or of the manifest or its folder; absolute.
+        form: What the images are brought to.
+        store: The folder of all libraries.
+        progress: Is told how the import goes.
+        retry: Whether to try again what could not be used.
+
+    Raises:
+        DataError: There is nothing to open.
+    """
+    listing = LISTINGS[kind](path)
+    source = listing.source
+    name = f"{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
+    folder = store / "images" / name
+    return Survey(listing, open_library(folder, listing.entries, form, progress, retry))
+
+
+def load_own(kind: str, path: str, settings: Settings, store: Path) -> Pool:
+    """Load a hospital's images; see `survey`.
+
+    Raises:
+        DataError: There are none, or they do not pass the preflight. Says which class of problem
+            it is, and no more: the server reads it. The rest is in the hospital's own log.
+    """
+    found = survey(kind, path, Form.of(settings), store)
+    if findings := found.findings(settings.max_quarantined):
+        for finding in findings:
+            logging.getLogger("flwr").error("%s %s", finding.text, finding.advice)
+        problems = ", ".join(finding.problem for finding in findings)
+        raise DataError(
+            f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
+            "python -m client_app preflight' says more."
+        )
+    return found.pool()

@@ -1,0 +1,642 @@
+"""Image files that libraries write here, those that pydicom ships, and broken ones."""
+
+import gzip
+import io
+import logging
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from logging.handlers import BufferingHandler
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import PIL.PngImagePlugin
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from client_app.datasets import files
+from client_app.datasets.files import FORMATS, MAX_PIXELS, Header, UnusableImage
+
+COLOURS = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)  # [H, W, C]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Read the header and the pixels of a file, which agree, or raise the same."""
+
+    def both(content, slice_=None, size=0):
+        file = tmp_path / "meier"
+        file.write_bytes(content)
+        pixels = files.read_pixels(content, slice_, size)
+        header = files.read_header(file, slice_)
+        assert pixels.dtype == np.uint8
+        if not size:
+            assert pixels.shape == (header.channels, header.height, header.width)
+        return header, pixels
+
+    return both
+
+
+@pytest.fixture
+def refused(read, tmp_path):
+    """Check that a file is refused for a reason, which is not the file's name."""
+
+    def check(content, reason, slice_=None, by_header=True):
+        with pytest.raises(UnusableImage, match=reason) as error:
+            read(content, slice_)
+        assert "meier" not in str(error.value)
+        if by_header:
+            with pytest.raises(UnusableImage, match=reason):
+                files.read_header(tmp_path / "meier", slice_)
+
+    return check
+
+
+def saved(picture, kind="PNG", **options):
+    if not isinstance(picture, PIL.Image.Image):
+        picture = PIL.Image.fromarray(np.asarray(picture))
+    stream = io.BytesIO()
+    picture.save(stream, kind, **options)
+    return stream.getvalue()
+
+
+# The usual formats
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format(kind, read):
+    options = {"quality": 95, "lossless": True} if kind in ("JPEG", "WEBP") else {}
+    header, pixels = read(saved(PIL.Image.new("RGB", (4, 5), (200, 100, 50)), kind, **options))
+
+    assert header == Header(kind, 4, 5, 3, 8)
+    assert np.abs(pixels[:, 2, 2] - np.array([200, 100, 50])).max() <= 2
+
+
+@pytest.mark.parametrize(
+    ("mode", "value", "kind", "bits", "expected"),
+    [
+        ("1", 1, "PNG", 1, [255]),
+        ("L", 7, "PNG", 8, [7]),
+        ("LA", (7, 0), "PNG", 8, [7]),
+        ("P", 1, "PNG", 8, [4, 5, 6]),
+        ("RGB", (1, 2, 3), "PNG", 8, [1, 2, 3]),
+        ("RGBA", (1, 2, 3, 0), "PNG", 8, [1, 2, 3]),
+        ("CMYK", (255, 0, 0, 0), "TIFF", 8, [0, 255, 255]),
+        ("YCbCr", (100, 128, 128), "TIFF", 8, [100, 100, 100]),
+        ("LAB", (255, 128, 128), "TIFF", 8, [255, 255, 255]),
+    ],
+)
+def test_every_mode(mode, value, kind, bits, expected, read):
+    picture = PIL.Image.new(mode, (4, 5), value)
+    if mode == "P":
+        picture.putpalette([1, 2, 3, 4, 5, 6])
+    # Pillow warns of this palette.
+    options = {"transparency": b"\x00\x80", "bits": 8} if mode == "P" else {}
+    header, pixels = read(saved(picture, kind, **options))
+
+    assert header == Header(kind, 4, 5, len(expected), bits)
+    if mode == "LAB":  # white; its second and third numbers have a sign in the file
+        assert pixels[0].std() == 0
+    else:
+        assert (pixels == np.reshape(expected, (-1, 1, 1))).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize(
+    ("orientation", "turns", "mirrored"),
+    [(1, 0, 0), (2, 0, 1), (3, 2, 0), (4, 2, 1), (5, 3, 1), (6, 1, 0), (7, 1, 1), (8, 3, 0)],
+)
+def test_images_are_upright(kind, orientation, turns, mirrored, read):
+    """By the EXIF standard a file of, say, orientation 6 is a quarter turn (to the left) off."""
+    upright = np.zeros((16, 32), np.uint8)
+    upright[:8, :16] = 255  # the upper left quarter
+    stored = np.rot90(upright, turns)[:, :: -1 if mirrored else 1]
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    options = {"lossless": True} if kind == "WEBP" else {}
+    header, pixels = read(saved(stored, kind, exif=exif, **options))
+
+    assert (header.width, header.height) == (32, 16)
+    assert ((pixels[0] > 128) == (upright > 128)).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind", "bits"),
+    [
+        (np.uint16, "PNG", 16),
+        (np.uint16, "TIFF", 16),
+        (">u2", "TIFF", 16),
+        (np.uint16, "PPM", 16),
+        (np.uint16, "JPEG2000", 16),
+        (np.int32, "TIFF", 32),
+        (np.float32, "TIFF", 32),
+    ],
+)
+def test_deep_grey_is_stretched(dtype, kind, bits, read):
+    """From 1000 to 1510: twice the steps of 8 bits."""
+    values = np.array([[1000, 1002], [1255, 1510]], dtype)
+    header, pixels = read(saved(values, kind))
+
+    assert header == Header(kind, 2, 2, 1, bits)
+    assert pixels.tolist() == [[[0, 1], [128, 255]]]
+    assert read(saved(np.full((2, 2), 999, dtype), kind))[1].max() == 0
+
+
+def test_values_that_are_not_finite(read):
+    values = np.array([[np.nan, -np.inf, np.inf], [-1, 0, 1]], np.float32)
+    assert read(saved(values, "TIFF"))[1].tolist() == [[[0, 0, 255], [0, 128, 255]]]
+    assert read(saved(np.full((2, 2), np.nan, np.float32), "TIFF"))[1].max() == 0
+
+
+def test_of_deep_colours_the_upper_8_bits_stay(read):
+    """A PNG of one pixel, since Pillow writes none with 16 bits per colour."""
+    stream = io.BytesIO(b"\x89PNG\r\n\x1a\n")
+    stream.seek(8)
+    chunk = PIL.PngImagePlugin.putchunk
+    chunk(stream, b"IHDR", bytes([0, 0, 0, 1, 0, 0, 0, 1, 16, 2, 0, 0, 0]))
+    chunk(stream, b"IDAT", zlib.compress(bytes([0, 1, 255, 2, 0, 3, 128])))
+    chunk(stream, b"IEND")
+    header, pixels = read(stream.getvalue())
+
+    assert header == Header("PNG", 1, 1, 3, 16)
+    assert pixels[:, 0, 0].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP", "PNG"])
+def test_several_frames_are_refused(kind, refused):
+    frames = [PIL.Image.new("L", (4, 5), value) for value in (0, 100, 200)]
+    content = saved(frames[0], kind, save_all=True, append_images=frames[1:])
+
+    refused(content, "^has several frames or pages: save the one")
+
+
+def test_of_a_telephone_the_main_image_counts(read):
+    frames = [PIL.Image.new("L", (4, 5), value) for value in (100, 200)]
+    header, pixels = read(saved(frames[0], "MPO", save_all=True, append_images=frames[1:]))
+
+    assert header == Header("JPEG", 4, 5, 1, 8)
+    assert pixels.max() < 110
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(0, 1024), (16, 128), (100, 256), (200, 512), (600, 1024)]
+)
+def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(size, expected, read):
+    content = saved(PIL.Image.new("L", (1024, 1024), 77), "JPEG")
+
+    assert read(content, None, size)[1].shape == (1, expected, expected)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"name,age\nmeier,50\n", b"%!PS-Adobe-3.0 EPSF-3.0\n", gzip.compress(b"meier"), b"\x1f"],
+)
+def test_other_files_are_no_images(content, refused):
+    refused(content, "^is no image file that can be read here$")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_truncated_files_are_refused(kind, refused):
+    content = saved(np.tile(COLOURS, (20, 20, 1)), kind)
+
+    refused(
+        content[: len(content) * 2 // 3], r"^cannot be read or decoded \(\w+\)$", by_header=False
+    )
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UnusableImage, match=r"^cannot be read or decoded \(FileNotFoundError\)$"):
+        files.read_header(tmp_path / "meier")
+
+
+def bmp(width, height):
+    """A file that ends after its header."""
+    content = saved(PIL.Image.new("RGB", (1, 1)), "BMP")
+    return content[:18] + width.to_bytes(4, "little") + height.to_bytes(4, "little") + content[26:]
+
+
+def test_bombs_are_refused_by_their_header(refused, monkeypatch):
+    """Whatever the limit of Pillow is; those of MAX_PIXELS are read, and end too early."""
+    rows = MAX_PIXELS // 10_000
+    for limit in (PIL.Image.MAX_IMAGE_PIXELS, None):
+        monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", limit)
+        refused(bmp(10_000, rows + 1), f"^has more than {MAX_PIXELS} pixels$")
+    monkeypatch.undo()
+    refused(bmp(10_000, rows), r"^cannot be read or decoded \(OSError\)$", by_header=False)
+
+
+def test_large_images_give_no_warning(tmp_path):
+    """Pillow warns from 89 million pixels on, and warnings are errors here."""
+    (tmp_path / "meier").write_bytes(bmp(10_000, 9_000))
+
+    assert files.read_header(tmp_path / "meier") == Header("BMP", 10_000, 9_000, 3, 8)
+
+
+def test_only_volumes_have_slices(read, refused):
+    assert read(saved(COLOURS), 0)[1].shape == (3, 5, 4)
+    for slice_ in (1, -1):
+        refused(saved(COLOURS), "^is no volume, and has no such slice$", slice_)
+
+
+def test_threads_may_read_at_once():
+    """Not even their warnings get in each other's way."""
+    palette = PIL.Image.new("P", (40, 50))
+    content = saved(palette, transparency=b"\x00\x80")
+    with ThreadPoolExecutor(4) as pool:
+        shapes = set(pool.map(lambda _: files.read_pixels(content).shape, range(200)))
+    assert shapes == {(3, 50, 40)}
+
+
+# DICOM
+
+
+def dicom(pixels, **tags):
+    """Write a DICOM file with an extra set of tags; None takes one away."""
+    pydicom = pytest.importorskip("pydicom")
+    pixels = np.asarray(pixels)
+    dataset = pydicom.Dataset()
+    dataset.file_meta = pydicom.dataset.FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    dataset.file_meta.MediaStorageSOPInstanceUID = "1.2.3"
+    dataset.PatientName = "meier"
+    dataset.Rows, dataset.Columns = pixels.shape[:2]
+    dataset.SamplesPerPixel = 1 if pixels.ndim == 2 else 3
+    if pixels.ndim == 3:
+        dataset.PlanarConfiguration = 0
+    dataset.PhotometricInterpretation = "MONOCHROME2" if pixels.ndim == 2 else "RGB"
+    dataset.BitsAllocated = dataset.BitsStored = 8 * pixels.itemsize
+    dataset.HighBit = dataset.BitsStored - 1
+    dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
+    dataset.PixelData = pixels.tobytes()
+    for name, value in tags.items():
+        if value is None:
+            del dataset[name]
+        else:
+            setattr(dataset, name, value)
+    stream = io.BytesIO()
+    pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
+    return stream.getvalue()
+
+
+SLOPE = {"RescaleSlope": 2, "RescaleIntercept": -1000}
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ({}, [[0, 51], [102, 255]]),
+        (SLOPE, [[0, 51], [102, 255]]),
+        ({"PhotometricInterpretation": "MONOCHROME1"}, [[255, 204], [153, 0]]),
+        # Of 0, 200, 400, 1000: from 199 to 399 are 0 to 255, as PS3.3 C.11.2.1.2.1 has it.
+        ({"WindowCenter": 299.5, "WindowWidth": 201}, [[0, 1], [255, 255]]),
+        ({"WindowCenter": [299.5, 1], "WindowWidth": [201, 1]}, [[0, 1], [255, 255]]),
+        (
+            {"WindowCenter": 300, "WindowWidth": 400, "VOILUTFunction": "LINEAR_EXACT"},
+            [[0, 64], [191, 255]],
+        ),
+        (
+            {"WindowCenter": 200, "WindowWidth": 400, "VOILUTFunction": "SIGMOID"},
+            [[30, 128], [225, 255]],  # 1 / (1 + exp(±2)) of 255
+        ),
+        # Values are -1000, -600, -200, 1000.
+        ({**SLOPE, "WindowCenter": -399.5, "WindowWidth": 801}, [[0, 64], [191, 255]]),
+        (
+            {
+                **SLOPE,
+                **{"WindowCenter": -399.5, "WindowWidth": 801},
+                "PhotometricInterpretation": "MONOCHROME1",
+            },
+            [[255, 191], [64, 0]],
+        ),
+        ({"PixelPaddingValue": 1000}, [[0, 128], [255, 0]]),
+        ({"PixelPaddingValue": 1000, "PixelPaddingRangeLimit": 300}, [[0, 255], [0, 0]]),
+        (
+            {"PixelPaddingValue": 0, "PhotometricInterpretation": "MONOCHROME1"},
+            [[0, 255], [191, 0]],
+        ),
+        ({"PixelPaddingValue": 0, "PixelPaddingRangeLimit": 1000}, [[0, 0], [0, 0]]),
+    ],
+)
+def test_grey_values_of_dicom(tags, expected, read):
+    values = np.array([[0, 200], [400, 1000]], np.uint16)
+    header, pixels = read(dicom(values, **tags))
+
+    assert header == Header("DICOM", 2, 2, 1, 16)
+    assert pixels.tolist() == [expected]
+
+
+def test_padding_of_signed_values_may_be_written_unsigned(read):
+    pytest.importorskip("pydicom")
+    content = dicom(np.array([[-2000, 0, 100]], np.int16), PixelPaddingValue=-2000)
+    signed, unsigned = b"\x28\0\x20\x01SS", b"\x28\0\x20\x01US"
+    assert content.count(signed) == 1
+
+    assert read(content.replace(signed, unsigned))[1].tolist() == [[[0, 0, 255]]]
+
+
+@pytest.mark.parametrize("depth", [8, 12])
+def test_tables_go_before_windows(depth, read):
+    """The table of 512 values from 100 on is theirs divided by 2, in all of 8 or 12 bits."""
+    pydicom = pytest.importorskip("pydicom")
+    item = pydicom.Dataset()
+    item.LUTDescriptor = [512, 100, depth]
+    top = 2**depth - 1
+    item.add_new("LUTData", "US", [round(i / 511 * top) for i in range(512)])
+    item["LUTDescriptor"].VR = "US"
+    values = np.array([[0, 100], [355, 9999]], np.uint16)
+    tags = {"VOILUTSequence": [item], "WindowCenter": 5, "WindowWidth": 2}
+
+    assert read(dicom(values, **tags))[1].tolist() == [[[0, 0], [127, 255]]]
+    assert read(dicom(values, **tags, RescaleSlope=1, RescaleIntercept=0))[1][0, 1, 0] == 127
+
+
+def test_colours_of_dicom(read):
+    header, pixels = read(dicom(COLOURS))
+    assert header == Header("DICOM", 4, 5, 3, 8)
+    assert (pixels == COLOURS.transpose(2, 0, 1)).all()
+
+    deep = COLOURS.astype(np.uint16) * 16 + 15  # 12 bits
+    header, pixels = read(dicom(deep, BitsStored=12, HighBit=11))
+    assert header.bits == 12
+    assert (pixels == COLOURS.transpose(2, 0, 1)).all()
+
+    yellow = np.full((2, 2, 3), (226, 0, 149), np.uint8)
+    _, pixels = read(dicom(yellow, PhotometricInterpretation="YBR_FULL"))
+    assert np.abs(pixels[:, 0, 0] - np.array([255, 255, 0])).max() <= 2
+
+
+@pytest.mark.parametrize("depth", [8, 16])
+def test_palettes_of_dicom(depth, read):
+    entries = np.array([10, 20], f"u{depth // 8}") << (depth - 8)
+    tags: dict[str, object] = {"PhotometricInterpretation": "PALETTE COLOR"}
+    for add, colour in enumerate(("Red", "Green", "Blue")):
+        tags[f"{colour}PaletteColorLookupTableDescriptor"] = [2, 0, depth]
+        table = entries + entries.dtype.type(add << (depth - 8))
+        tags[f"{colour}PaletteColorLookupTableData"] = table.tobytes()
+    header, pixels = read(dicom(np.array([[0, 1]], np.uint8), **tags))
+
+    assert header.channels == 3
+    assert pixels.tolist() == [[[10, 20]], [[11, 21]], [[12, 22]]]
+
+
+@pytest.mark.parametrize(
+    ("tags", "reason"),
+    [
+        ({"NumberOfFrames": 2}, "^has several frames or pages"),
+        ({"PixelData": None}, "^is DICOM that holds no picture$"),
+        ({"Rows": None}, "^is DICOM that holds no picture$"),
+        ({"Rows": 60_000, "Columns": 60_000}, f"^has more than {MAX_PIXELS} pixels$"),
+        ({"PhotometricInterpretation": None}, r"^cannot be read or decoded \(AttributeError\)$"),
+    ],
+)
+def test_dicom_that_does_not_fit(tags, reason, refused):
+    refused(dicom(np.zeros((2, 2), np.uint8), **tags), reason)
+
+
+def test_transfer_syntaxes_that_do_not_fit(refused, monkeypatch):
+    pytest.importorskip("pydicom")
+    from pydicom.pixels.decoders.base import Decoder
+
+    content = dicom(np.zeros((2, 2), np.uint8))
+    little, other = b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.9\0"
+    assert content.count(little) == 1
+    refused(content.replace(little, other), "^is DICOM in a transfer syntax that cannot be decoded")
+    other = b"1.2.840.10008.1.2.1.99"
+    deflated = content.replace(b"\x14\0" + little, b"\x16\0" + other)
+    refused(deflated, "^is DICOM compressed as Deflated Explicit VR, which is not read here$")
+    monkeypatch.setattr(Decoder, "is_available", False)
+    refused(content, "^is DICOM compressed as Explicit VR Little Endian: .*`uv sync --extra dicom`")
+
+
+@pytest.mark.parametrize(
+    ("package", "start", "reason"),
+    [
+        ("pydicom", bytes(128) + b"DICM", "^is DICOM: install .* `uv sync --extra dicom`$"),
+        ("nibabel", bytes(344) + b"n+1\0", "^is NIfTI: install .* `uv sync --extra nifti`$"),
+    ],
+)
+def test_packages_that_are_not_installed(package, start, reason, refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)
+    refused(start, reason)
+
+
+@cache
+def shipped():
+    """The files that come with pydicom, by name; none is downloaded."""
+    pydicom = pytest.importorskip("pydicom")
+    folder = Path(pydicom.__file__).parent / "data"
+    return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_the_files_of_pydicom(read, monkeypatch):
+    """Each is an image or is refused, and nothing of it is logged. Few cannot be decoded at all."""
+    log = BufferingHandler(1000)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [log])
+    reasons = []
+    for name, content in shipped().items():
+        try:
+            read(content)
+        except UnusableImage as error:
+            if "decoded" in str(error) and content[128:132] == b"DICM":
+                reasons.append(name)
+    assert set(reasons) <= {
+        "JPEG-lossy.dcm",  # differs from the standard
+        "JPEG2000-embedded-sequence-delimiter.dcm",
+        "MR_truncated.dcm",
+        "badVR.dcm",
+    }
+    assert not log.buffer
+
+
+def test_bombs_within_dicom(refused):
+    """A JPEG 2000 of which the header of DICOM does not say that it has 25 000 x 25 000 pixels."""
+    pytest.importorskip("pydicom")
+    content = shipped()["SC_rgb_gdcm_KY.dcm"]
+    sides = (100).to_bytes(4, "big") * 2
+    place = content.index(b"\xff\x4f\xff\x51") + 8
+    assert content[place : place + 8] == sides
+    content = content[:place] + (25_000).to_bytes(4, "big") * 2 + content[place + 8 :]
+
+    refused(content, f"^has more than {MAX_PIXELS} pixels$", by_header=False)
+
+
+def test_computed_tomography(read):
+    """No window, and no padding that occurs: from the smallest to the largest stored value."""
+    pytest.importorskip("pydicom")
+    header, pixels = read(shipped()["CT_small.dcm"])
+
+    assert replace(header, patient="") == Header("DICOM", 128, 128, 1, 16)
+    assert len(header.patient) == 16
+    # Stored are 128 to 2191, and first 175, 180, 166, 143.
+    assert pixels[0, 0, :4].tolist() == [
+        round((v - 128) / 2063 * 255) for v in (175, 180, 166, 143)
+    ]
+    assert (pixels.min(), pixels.max()) == (0, 255)
+
+
+def test_magnetic_resonance(read):
+    """The window of the file is 600 ± 800, its upper half open by one: from -200 to 1399."""
+    pytest.importorskip("pydicom")
+    header, pixels = read(shipped()["MR_small.dcm"])
+
+    assert replace(header, patient="") == Header("DICOM", 64, 64, 1, 16)
+    stored = (905, 1019, 1227, 1259)
+    assert pixels[0, 0, :4].tolist() == [round((v + 200) / 1599 * 255) for v in stored]
+    for name in ("RLE", "jp2klossless", "jpeg_ls_lossless", "bigendian", "implicit"):
+        assert (read(shipped()[f"MR_small_{name}.dcm"])[1] == pixels).all()
+
+
+def test_colour_files_of_pydicom(read, refused):
+    """A test card, red at its top, in several encodings and colour spaces."""
+    pytest.importorskip("pydicom")
+    for name in ("rle", "rle_16bit", "rle_32bit", "jpeg_gdcm", "jls_lossy_line", "dcmtk_+eb+cy+s4"):
+        header, pixels = read(shipped()[f"SC_rgb_{name}.dcm"])
+        assert (header.channels, header.width, header.height) == (3, 100, 100)
+        assert np.abs(pixels[:, 5, 50] - np.array([255, 0, 0])).max() <= 5
+    refused(shipped()["SC_rgb_rle_2frame.dcm"], "^has several frames")
+
+
+# NIfTI
+
+
+def nifti(values, affine=None, slope=None, kind="Nifti1Image", zipped=False):
+    """Write a NIfTI file; its axes go to the right, to anterior and to superior (RAS)."""
+    nibabel = pytest.importorskip("nibabel")
+    image = getattr(nibabel, kind)(values, np.eye(4) if affine is None else affine)
+    if slope:
+        image.header.set_slope_inter(*slope)
+    content = image.to_bytes()
+    return gzip.compress(content) if zipped else content
+
+
+VOLUME = np.arange(24, dtype=np.int16).reshape(2, 3, 4)  # [R, A, S]
+
+
+@pytest.mark.parametrize("kind", ["Nifti1Image", "Nifti2Image"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_slices_of_volumes(kind, zipped, read):
+    """Anterior is up, and the patient's right at the left.
+
+    Slice 1 is 1, 5, 9 from posterior to anterior at the left of the patient, 13, 17, 21 at the
+    right; from 1 to 21 are 0 to 255.
+    """
+    header, pixels = read(nifti(VOLUME, kind=kind, zipped=zipped), 1)
+
+    assert header == Header("NIFTI", 2, 3, 1, 16)
+    values = np.array([[21, 9], [17, 5], [13, 1]])
+    assert pixels[0].tolist() == np.rint((values - 1) / 20 * 255).tolist()
+
+
+def test_slices_far_into_a_zipped_file(read):
+    """Further than is unzipped at once."""
+    values = np.random.default_rng(0).integers(0, 256, (100, 90, 80)).astype(np.uint8)
+    values[:2, 0] = np.array([[0], [255]])
+
+    for slice_ in (0, 1, 40, 79):
+        pixels = read(nifti(values, zipped=True), slice_)[1]
+        assert (pixels[0] == values[::-1, ::-1, slice_].T).all()
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (0, 2, 1), (1, 2, 0), (2, 1, 0)])
+@pytest.mark.parametrize("flips", [(), (0,), (0, 1, 2)])
+def test_orientations(axes, flips, read):
+    """However a volume is stored, it is shown alike: `axes[i]` is what the stored axis i goes to.
+
+    The planes through the last stored axis are axial, coronal or sagittal; of the two others, what
+    goes to superior, or else to anterior, is up, and what goes to the right, or else to anterior,
+    is at the left.
+    """
+    affine = np.zeros((4, 4))
+    affine[3, 3] = 1
+    stored = VOLUME.transpose(axes)
+    for axis, to in enumerate(axes):
+        affine[to, axis] = -1 if axis in flips else 1
+    stored = np.flip(stored, flips)
+    slice_ = stored.shape[2] - 1 if 2 in flips else 0  # the first to left, posterior or inferior
+    plane = np.take(VOLUME, 0, axis=axes[2])[::-1, ::-1].T
+    expected = np.rint((plane - plane.min()) / (plane.max() - plane.min()) * 255)
+
+    assert (read(nifti(stored, affine), slice_)[1][0] == expected).all()
+
+
+def test_single_slices_and_their_scale(read):
+    values = np.array([[1, 2], [3, 5]], np.uint8)
+    expected = [[[255, 64], [128, 0]]]
+    for shape in ((2, 2), (2, 2, 1), (2, 2, 1, 1)):
+        assert read(nifti(values.reshape(shape)))[1].tolist() == expected
+        assert read(nifti(values.reshape(shape)), 0)[1].tolist() == expected
+    assert read(nifti(values, slope=(-1, 7)))[1].tolist() == [[[0, 191], [128, 255]]]
+    holes = np.where(values == 5, np.nan, values).astype(np.float32)
+    assert read(nifti(holes))[1].tolist() == [[[0, 128], [255, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "slice_", "reason"),
+    [
+        ((2, 3, 4), np.int16, None, "^is a volume: name one slice, .* column `slice`$"),
+        ((2, 3, 4), np.int16, 4, "^has no such slice: the first is 0, the last 3$"),
+        ((2, 3, 4), np.int16, -1, "^has no such slice"),
+        ((2, 3), np.int16, 1, "^has no such slice"),
+        ((2, 3, 4, 2), np.int16, 0, "^is NIfTI that is neither an image nor a volume$"),
+        ((2,), np.int16, 0, "^is NIfTI that is neither an image nor a volume$"),
+        ((2, 3), np.complex64, None, "^is NIfTI with values that are no real numbers$"),
+    ],
+)
+def test_nifti_that_does_not_fit(shape, dtype, slice_, reason, refused):
+    refused(nifti(np.zeros(shape, dtype)), reason, slice_)
+
+
+def test_bombs_of_nifti(read, refused):
+    """Too many pixels in a slice, and a zipped file of which only a part belongs to the image."""
+    large = bytearray(nifti(np.zeros((2, 3), np.uint8)))
+    large[42:46] = (30_000).to_bytes(2, "little") * 2
+    refused(bytes(large), f"^has more than {MAX_PIXELS} pixels$")
+
+    # A file of which only the first part belongs to the image: the end, which is cut off, is not
+    # unzipped.
+    content = gzip.compress(nifti(VOLUME) + bytes(10**7))[:-100]
+    assert read(content, 3)[1].shape == (1, 3, 2)
+    refused(nifti(VOLUME, zipped=True)[:-30], "^cannot be read or decoded", 3, by_header=False)
+
+
+# Broken files
+
+
+@cache
+def intact():
+    """A few files, all small, to break."""
+    contents = [saved(COLOURS, kind) for kind in FORMATS]
+    contents.append(saved(COLOURS[..., 0].astype(np.uint16), "TIFF"))
+    with suppress(ImportError):
+        import_module("pydicom")
+        names = ("SC_rgb_small_odd_jpeg", "MR_small_RLE", "MR_small_jpeg_ls_lossless")
+        contents += [dicom(COLOURS), *(shipped()[f"{name}.dcm"] for name in names)]
+    with suppress(ImportError):
+        import_module("nibabel")
+        contents += [nifti(VOLUME), nifti(VOLUME, zipped=True)]
+    return contents
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.binary(max_size=600), st.sampled_from([b"", b"\x1f\x8b", b"\xff\xd8\xff", b"BM", b"P5 "]))
+def test_any_bytes_are_an_image_or_are_refused(content, start):
+    with suppress(UnusableImage):
+        files.read_pixels(start + content)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_broken_files_are_an_image_or_are_refused(data):
+    content = bytearray(data.draw(st.sampled_from(intact())))
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=5)):
+        content[place] = data.draw(st.integers(0, 255))
+    length = data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))
+    with suppress(UnusableImage):
+        files.read_pixels(bytes(content[:length]), data.draw(st.sampled_from([None, 0, 1])))

@@ -1,0 +1,368 @@
+"""Manifests as people write them, and folders as people sort them; no image is opened."""
+
+import os
+
+import pytest
+
+from client_app.datasets.listing import Entry, Unusable, list_folder, list_manifest
+from client_app.errors import DataError
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Write a manifest, and `0.png`, `1.png` and `2.png` beside it, which are empty."""
+
+    def write(text, encoding="utf-8"):
+        folder = tmp_path / "krankenhaus"
+        folder.mkdir(exist_ok=True)
+        for number in range(3):
+            (folder / f"{number}.png").touch()
+        (folder / "manifest.csv").write_bytes(text.encode(encoding))
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Make empty files in a folder."""
+
+    def make(*places):
+        for place in places:
+            file = tmp_path / "krankenhaus" / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.touch()
+        return tmp_path / "krankenhaus"
+
+    return make
+
+
+def test_a_manifest_is_listed_in_its_order(manifest):
+    folder = manifest("note,label,image\nx,nevus,2.png\ny,melanoma,0.png\n")
+    listing = list_manifest(str(folder))
+
+    assert listing.source == folder / "manifest.csv"
+    assert listing.entries == [
+        Entry("row 2", folder / "2.png", "nevus"),
+        Entry("row 3", folder / "0.png", "melanoma"),
+    ]
+    assert (listing.unusable, listing.ignored) == ([], 0)
+
+
+def test_a_manifest_may_have_any_name(manifest):
+    folder = manifest("image,label\n0.png,a\n")
+    (folder / "manifest.csv").rename(folder / "skin.csv")
+
+    assert list_manifest(f" {folder}/skin.csv ").source == folder / "skin.csv"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_what_spreadsheets_write(encoding, delimiter, end, manifest):
+    """A byte order mark, other delimiters, quotes, spaces, and rows that are empty."""
+    rows = ["Image , LABEL,note", ",,", '0.png,"größer,als",', "", " 1.png , klein , x", ",,"]
+    folder = manifest(end.join(rows).replace(",", delimiter), encoding)
+    listing = list_manifest(str(folder))
+
+    assert [(entry.where, entry.file.name, entry.label) for entry in listing.entries] == [
+        ("row 3", "0.png", f"größer{delimiter}als"),
+        ("row 5", "1.png", "klein"),
+    ]
+    assert listing.unusable == []
+
+
+def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
+    folder = manifest('"image";"label"\n"0.png";"a, b, c"\n')
+
+    assert list_manifest(str(folder)).entries[0].label == "a, b, c"
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("1.png,meier,x", "has 3 columns, the header has 2"),
+        ("1.png", "has 1 columns, the header has 2"),
+        (" ,meier", "has nothing in the column 'image'"),
+        ("1.png, ", "has nothing in the column 'label'"),
+        ("meier.png,a", "names an image that is not there"),
+        ("..,a", "names an image that is not there"),
+        (".,a", "names an image that is not there"),
+        ("meier\0.png,a", "names an image that is not there"),
+        ("ring/meier.png,a", "names an image that is not there"),
+        ("0.png/meier,a", "names an image that is not there"),
+        (f"{'meier' * 99},a", "names an image that cannot be looked up"),
+        (f"{'meier/' * 999}a,a", "names an image that cannot be looked up"),
+        ("ring,a", "names an image that cannot be looked up"),
+        ("./0.png,b", "names an image that an earlier row names too"),
+        ("inner,b", "names an image that an earlier row names too"),
+        ("../krankenhaus/0.png,b", "names an image that an earlier row names too"),
+        ("{folder}/0.png,b", "names an image that an earlier row names too"),
+        ("../other/meier.png,a", "names an image outside of the manifest's folder"),
+        ("{other}/meier.png,a", "names an image outside of the manifest's folder"),
+        ("outer,a", "names an image outside of the manifest's folder"),
+        ("gate/meier.png,a", "names an image outside of the manifest's folder"),
+    ],
+)
+def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "meier.png").touch()
+    folder = manifest("")
+    row = row.format(folder=folder, other=other)
+    (folder / "manifest.csv").write_text(f"image,label\n0.png,a\n\n{row}\n2.png,b\n")
+    (folder / "ring").symlink_to(folder / "ring")
+    (folder / "inner").symlink_to(folder / "0.png")
+    (folder / "outer").symlink_to(other / "meier.png")
+    (folder / "gate").symlink_to(other)
+    listing = list_manifest(str(folder))
+
+    assert [(each.where, each.reason.partition(":")[0]) for each in listing.unusable] == [
+        ("row 4", reason)
+    ]
+    assert "meier" not in listing.unusable[0].reason
+    assert [entry.file.name for entry in listing.entries] == ["0.png", "2.png"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("split", "validation", "has in the column 'split' neither 'train' nor 'test'"),
+        *(("slice", n, "has in the column 'slice' no whole number from 0") for n in ("-1", "1.5")),
+    ],
+)
+def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
+    folder = manifest(f"image,label,{column}\n0.png,a,\n1.png,a,{value}\n")
+
+    assert list_manifest(str(folder)).unusable == [Unusable("row 3", reason)]
+
+
+def test_optional_columns(manifest):
+    folder = manifest(
+        "SITE,Split,slice,label,image,group\n"
+        " Ost ,TRAIN,007,a,0.png, 12 \nWest, test ,0,a,0.png,\n,,,a,0.png,12\n"
+    )
+
+    assert list_manifest(str(folder)).entries == [
+        Entry("row 2", folder / "0.png", "a", "12", "train", "Ost", 7),
+        Entry("row 3", folder / "0.png", "a", "", "test", "West", 0),
+        Entry("row 4", folder / "0.png", "a", "12", "", "", None),
+    ]
+
+
+def test_a_slice_is_listed_once(manifest):
+    folder = manifest("image,label,slice\n0.png,a,1\n0.png,a,2\n0.png,a,01\n")
+    listing = list_manifest(str(folder))
+
+    assert [entry.slice for entry in listing.entries] == [1, 2]
+    assert [each.where for each in listing.unusable] == ["row 4"]
+
+
+@pytest.mark.parametrize("first", range(6))
+def test_groups_go_before_patients_lesions_and_studies(first, manifest):
+    names = ["group", "patient", "patient_id", "lesion", "lesion_id", "study"][first:]
+    header = ",".join(["image", *reversed(names), "label"])
+    folder = manifest(f"{header}\n0.png,{','.join(reversed(names))},a\n")
+
+    assert [entry.group for entry in list_manifest(str(folder)).entries] == [names[0]]
+
+
+def test_images_may_be_in_a_folder_of_their_own(manifest):
+    """An image beside the manifest goes before one of that name in `images`."""
+    folder = manifest("image,label\n0.png,a\nimages/1.png,b\n3.png,c\n")
+    (folder / "images").mkdir()
+    for name in ("0.png", "1.png", "3.png"):
+        (folder / "images" / name).touch()
+
+    assert [entry.file for entry in list_manifest(str(folder)).entries] == [
+        folder / "0.png",
+        folder / "images" / "1.png",
+        folder / "images" / "3.png",
+    ]
+
+
+def test_files_are_listed_without_links_in_their_paths(manifest, tmp_path):
+    """So that the library and the search for images named twice know a file again."""
+    folder = manifest("image,label\ninner/4.png,a\n")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "4.png").touch()
+    (folder / "inner").symlink_to("deep")
+    (tmp_path / "shortcut").symlink_to(folder)
+
+    entries = list_manifest(str(tmp_path / "shortcut")).entries
+    assert [entry.file for entry in entries] == [folder / "deep" / "4.png"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "lists no image"),
+        ("image,label\n\n,\n", "lists no image"),
+        ("picture,label\nmeier.png,a\n", "names 2 columns, and 'image' 0 times"),
+        ("meier.png,a\n1.png,a\n", "names 2 columns, and 'image' 0 times"),
+        ("image,label,Label\nmeier.png,a,b\n", "names 3 columns, and 'label' 2 times"),
+        ("image label\nmeier.png a\n", "names 1 columns, and 'image' 0 times"),
+        ("image,label\nmeier.png,a\n", "names no image that is there"),
+        ('image,label\n"meier.png,a\n', r"cannot be read as a CSV file \(Error\)"),
+        ('image,label\n"meier.png"x,a\n', r"cannot be read as a CSV file \(Error\)"),
+    ],
+)
+def test_manifests_that_cannot_be_read(text, message, manifest):
+    with pytest.raises(DataError, match=message) as error:
+        list_manifest(str(manifest(text)))
+    assert not {"meier", "krankenhaus"} & set(str(error.value).replace(".", " ").split())
+
+
+def test_other_encodings_are_refused(manifest):
+    folder = manifest("image,label\nmeier.png,größer\n", "latin-1")
+
+    with pytest.raises(
+        DataError, match=r"\(UnicodeDecodeError\): save it as CSV in UTF-8"
+    ) as error:
+        list_manifest(str(folder))
+    assert "meier" not in str(error.value)
+    assert "krankenhaus" not in str(error.value)
+
+
+def test_a_manifest_that_may_not_be_read_is_refused(manifest, monkeypatch):
+    folder = manifest("image,label\n0.png,a\n")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", str(folder / "manifest.csv"))
+
+    monkeypatch.setattr("pathlib.Path.open", refuse)
+    with pytest.raises(DataError, match=r"cannot be read .* \(PermissionError\)") as error:
+        list_manifest(str(folder))
+    assert "krankenhaus" not in str(error.value)
+
+
+@pytest.mark.parametrize("list_", [list_folder, list_manifest])
+@pytest.mark.parametrize("path", ["", "krankenhaus", "./krankenhaus"])
+def test_paths_must_be_absolute(list_, path, tree, monkeypatch):
+    monkeypatch.chdir(tree("a/0.png").parent)
+
+    with pytest.raises(DataError, match="must be absolute") as error:
+        list_(path)
+    assert "krankenhaus" not in str(error.value)
+
+
+@pytest.mark.parametrize("list_", [list_folder, list_manifest])
+@pytest.mark.parametrize("path", ["krankenhaus-2", "krankenhaus/b", "krankenhaus/a/0.png/x"])
+def test_what_is_not_there_is_refused(list_, path, tree):
+    parent = tree("a/0.png").parent
+
+    with pytest.raises(DataError, match="is not there") as error:
+        list_(f"{parent}/{path}")
+    assert "krankenhaus" not in str(error.value)
+
+
+def test_a_home_is_expanded(tree, monkeypatch):
+    folder = tree("a/0.png")
+    (folder / "manifest.csv").write_text("image,label\na/0.png,a\n")
+    monkeypatch.setenv("HOME", str(folder.parent))
+
+    assert list_folder("~/krankenhaus").source == folder
+    assert list_manifest("~/krankenhaus").source == folder / "manifest.csv"
+
+
+def test_a_folder_is_a_class_and_a_folder_in_it_a_group(tree):
+    folder = tree("b/2.png", "b/meier/1/0.png", "a/meier/1.png", "a/x.png/0.png", "a/0.png")
+    listing = list_folder(str(folder))
+
+    assert listing.source == folder
+    assert {(entry.where, entry.label, entry.group) for entry in listing.entries} == {
+        ("b/2.png", "b", ""),
+        ("b/meier/1/0.png", "b", "meier"),
+        ("a/meier/1.png", "a", "meier"),
+        ("a/x.png/0.png", "a", "x.png"),
+        ("a/0.png", "a", ""),
+    }
+    assert all(entry.file == folder / entry.where for entry in listing.entries)
+    assert all(
+        (entry.split, entry.site, entry.slice) == ("", "", None) for entry in listing.entries
+    )
+    assert (listing.unusable, listing.ignored) == ([], 0)
+
+
+def test_a_folder_is_listed_in_the_same_order_everywhere(tree, monkeypatch):
+    folder = tree("b/0.png", "a/1.png", "a/0.png", "a/z/0.png", "a/y/0.png")
+    walk = os.walk
+
+    def backwards(*arguments, **options):
+        for path, folders, names in walk(*arguments, **options):
+            folders.sort(reverse=True)
+            yield path, folders, sorted(names, reverse=True)
+
+    monkeypatch.setattr("os.walk", backwards)
+    assert [entry.where for entry in list_folder(str(folder)).entries] == [
+        *("a/0.png", "a/1.png", "a/y/0.png", "a/z/0.png", "b/0.png")
+    ]
+
+
+@pytest.mark.parametrize("name", ["0.JPG", "0.Tiff", "0.nii.GZ", "0.DCM", "0.x.png"])
+def test_suffixes_in_any_case_are_images(name, tree):
+    assert [entry.where for entry in list_folder(str(tree(f"a/{name}"))).entries] == [f"a/{name}"]
+
+
+def test_what_is_no_image_by_its_name_is_counted(tree):
+    folder = tree(
+        "a/0.png", "a/.1.png", "a/Thumbs.db", "a/2.gz", "a/png", "notes.txt", ".hidden/3.png"
+    )
+    listing = list_folder(str(folder))
+
+    assert [entry.where for entry in listing.entries] == ["a/0.png"]
+    assert (listing.unusable, listing.ignored) == ([], 5)
+
+
+def test_what_is_in_no_class_is_unusable(tree):
+    folder = tree("a/0.png", "1.png")
+
+    assert list_folder(str(folder)).unusable == [Unusable("1.png", "is in no class's folder")]
+
+
+def test_links_to_folders_are_not_followed_and_not_passed_over(tree, tmp_path):
+    (tree("a/0.png") / "b").symlink_to(tmp_path)
+    listing = list_folder(str(tmp_path / "krankenhaus"))
+
+    assert [entry.where for entry in listing.entries] == ["a/0.png"]
+    assert listing.unusable == [Unusable("b", "is a link to a folder")]
+
+
+def test_names_that_are_not_utf_8_are_unusable(tree):
+    """Neither an index nor a report could name them, nor could the server be told such a class."""
+    folder = tree("a/0.png", "b/0.png", "c/0.png")
+    (folder / "b").rename(os.fsdecode(bytes(folder) + b"/gutartig-\xfc"))
+    (folder / "c/0.png").rename(os.fsdecode(bytes(folder) + b"/c/M\xfcller.png"))
+    listing = list_folder(str(folder))
+
+    assert [entry.label for entry in listing.entries] == ["a"]
+    assert listing.unusable == [
+        Unusable("c/M?ller.png", "has a name that is not UTF-8"),
+        Unusable("gutartig-?/0.png", "has a name that is not UTF-8"),
+    ]
+
+
+@pytest.mark.parametrize("places", [(), ("0.png",), ("a/notes.txt", "0.png"), (".a/0.png",)])
+def test_folders_without_images_are_refused(places, tree):
+    folder = tree(*places)
+    folder.mkdir(exist_ok=True)
+
+    with pytest.raises(DataError, match="holds no folder with images") as error:
+        list_folder(str(folder))
+    assert "krankenhaus" not in str(error.value)
+
+
+def test_a_folder_that_may_not_be_read_is_refused(tree, monkeypatch):
+    folder = tree("a/0.png", "b/meier/1.png")
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path).endswith("meier"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    with pytest.raises(DataError, match=r"cannot be read \(PermissionError\)") as error:
+        list_folder(str(folder))
+    assert "meier" not in str(error.value)
+    assert "krankenhaus" not in str(error.value)
