@@ -1,0 +1,292 @@
+"""The data card: what a hospital's images are like, what is wrong with them, and what to do.
+
+Everything here stays in the hospital's store. Of a card that is red the server learns, when the
+hospital is asked to take part, the class of each problem (`Finding.problem`) and nothing else.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from client_app.datasets.library import Progress
+from client_app.datasets.listing import Unusable
+from client_app.datasets.own import Finding, Survey, survey
+from client_app.datasets.pool import Indices
+from client_app.datasets.resize import Form, formed
+from client_app.datasets.split import split
+from client_app.errors import DataError
+from strategies.settings import Settings
+
+SKETCH = 32  # pixels of the grey sketches that are compared
+# Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different
+# lesions came above 0.990, and four pairs that are one photograph came above 0.997.
+NEARLY_THE_SAME = 0.995
+# Correlation of the sketch of an inverted image with the mean of all, where these are alike.
+INVERTED, ALIKE = -0.6, 0.5
+UNEVEN = 10  # times as many images of the most frequent class as of the rarest
+BLOCK = 4096  # sketches compared at a time
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a hospital's images; counts are of images.
+
+    Attributes:
+        hospital: Its name.
+        source: Its manifest or folder.
+        settings: Those that decide on form and split.
+        findings: What is wrong, the worst first.
+        images: How many can be used.
+        unusable: Which cannot, and why.
+        ignored: Files that are no images by their names.
+        classes: Of each class how many are trained and tested on.
+        groups: How many groups there are, of one image or more.
+        kinds: How many there are of each format, with channels and bits.
+        sizes: And of each width and height, in pixels, before they are resized.
+        copies: Files that are the same, byte for byte.
+        near_copies: Pairs on both sides of the split that show the same.
+        contradictions: Copies that have different labels.
+        constant: Images of one colour.
+        inverted: Images that are the opposite of most others.
+        bytes_on_disk: What the decoded images take in the store, in one form.
+        bytes_free: What is free there.
+    """
+
+    hospital: str
+    source: str
+    settings: dict[str, object]
+    findings: list[Finding]
+    images: int = 0
+    unusable: list[Unusable] = field(default_factory=list)
+    ignored: int = 0
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    groups: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    copies: list[list[str]] = field(default_factory=list)
+    near_copies: list[list[str]] = field(default_factory=list)
+    contradictions: list[list[str]] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)
+    inverted: list[str] = field(default_factory=list)
+    bytes_on_disk: int = 0
+    bytes_free: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """Red: the hospital cannot take part; amber: somebody should look; green."""
+        levels = {finding.level for finding in self.findings}
+        return next((level for level in ("red", "amber") if level in levels), "green")
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A card, and the images that it speaks of, for its page; None if there are none."""
+
+    card: Card
+    survey: Survey | None = None
+
+
+def examine(hospital: str, settings: Settings, store: Path, progress: Progress) -> Examined:
+    """Look at all images of a hospital, and try again those that could not be used before.
+
+    Args:
+        hospital: Its name.
+        settings: Of the run, with the hospital's own `dataset`.
+        store: Its store, where the images are decoded to.
+        progress: Is told how the import goes.
+    """
+    kind, _, path = settings.dataset.partition(":")
+    chosen = {
+        name: getattr(settings, name)
+        for name in ("image_size", "image_fit", "image_channels", "test_fraction", "seed")
+    }
+    try:
+        found = survey(kind, path, Form.of(settings), store, progress, retry=True)
+    except DataError as error:
+        finding = Finding("no-images", str(error), "Nothing can be said before that.")
+        return Examined(Card(hospital, path, chosen, [finding]))
+    findings = found.findings(settings.max_quarantined)
+    pool = found.pool()
+    everything = np.arange(len(pool.labels))
+    train = test = everything[:0]
+    try:
+        train, test = split(pool, pool.labels, everything, settings, hospital=0)
+        findings += _too_few(train, test)
+    except DataError as error:
+        findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
+    classes = {
+        name: {
+            side: int((pool.labels[part] == label).sum())
+            for side, part in (("train", train), ("test", test))
+        }
+        for label, name in enumerate(pool.classes)
+    }
+    where = [entry.where for entry in found.entries]
+    sketches, varied = _sketches(found)
+    near = [[where[a], where[b]] for a, b in _near_copies(sketches, train, test)]
+    copies = _copies(found)
+    labels = {entry.where: entry.label for entry in found.entries}
+    headers = [header for header in found.opened.headers if header]
+    card = Card(
+        hospital,
+        str(found.listing.source),
+        chosen,
+        findings,
+        images=len(where),
+        unusable=found.unusable,
+        ignored=found.listing.ignored,
+        classes=classes,
+        groups=len(set(found.groups)),
+        kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
+        sizes=_counts(f"{h.width} x {h.height}" for h in headers),
+        copies=copies,
+        near_copies=near,
+        contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
+        constant=_chosen(where, ~varied),
+        inverted=_chosen(where, _inverted(sketches)),
+        bytes_on_disk=found.opened.pixels.nbytes,
+        bytes_free=shutil.disk_usage(store).free,
+    )
+    if not any(found.named_groups):
+        text = "Nothing says which images belong together."
+        advice = "Where a patient has several, say so (column 'patient', or a subfolder for each)."
+        findings.append(Finding("no-groups", text, advice, "note"))
+    order = ("red", "amber", "note")
+    findings.extend(_doubts(card, settings))
+    findings.sort(key=lambda finding: order.index(finding.level))
+    return Examined(card, found)
+
+
+def _too_few(train: Indices, test: Indices) -> Iterator[Finding]:
+    if len(train) < 2 or len(test) < 1:
+        yield Finding(
+            "too-few-images",
+            f"There are {len(train)} images to train on and {len(test)} to test on.",
+            "A hospital needs 2 and 1 at the very least; see also 'test-fraction'.",
+        )
+
+
+def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
+    """What does not keep the hospital from taking part, and should be looked at."""
+    sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
+    rare = sum(size < settings.release.min_class_images for size in sizes.values())
+    untested = sum(not parts["test"] for parts in card.classes.values())
+    doubts = [
+        (
+            len(card.unusable),
+            "unusable-images",
+            "Images that cannot be used, and are left out: {}.",
+            "Repair or remove them; each is listed with the reason.",
+        ),
+        (
+            len(card.contradictions),
+            "contradictions",
+            "Files that have copies with another label: {}.",
+            "Find out which is right.",
+        ),
+        (
+            len(card.near_copies),
+            "near-copies",
+            "Pairs of a training and a test image that show the same: {}.",
+            "Give both one group (in a folder: one subfolder), so that the split keeps them "
+            "together; else tests come out too well.",
+        ),
+        (
+            len(card.constant),
+            "constant-images",
+            "Images of one colour throughout: {}.",
+            "Remove them.",
+        ),
+        (
+            len(card.inverted),
+            "inverted-images",
+            "Images that are nearly the opposite of most others: {}.",
+            "Invert them if they are negatives.",
+        ),
+        (
+            len(sizes) == 1,
+            "one-class",
+            "All images have one label.",
+            "This teaches nothing unless other hospitals have other classes.",
+        ),
+        (
+            rare,
+            "rare-classes",
+            f"Classes of fewer than {settings.release.min_class_images} images: {{}}.",
+            "They are left out of the synthetic images that go to others.",
+        ),
+        (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
+        (
+            max(sizes.values()) > UNEVEN * min(sizes.values()),
+            "uneven-classes",
+            f"The most frequent class has more than {UNEVEN} times the images of the rarest.",
+            "Judge by balanced accuracy, not by accuracy.",
+        ),
+        (
+            2 * card.bytes_on_disk > card.bytes_free,
+            "little-disk",
+            "The store's disk has less free than twice what the images take.",
+            "Set 'store-dir' in the node-config to a larger one.",
+        ),
+    ]
+    for count, problem, text, advice in doubts:
+        if count and problem not in {finding.problem for finding in card.findings}:
+            yield Finding(problem, text.format(count), advice, "amber")
+    if card.ignored:
+        text = f"Files that are no images by their names, and are ignored: {card.ignored}."
+        yield Finding("ignored-files", text, "Nothing, if they are none.", "note")
+
+
+def _chosen(where: list[str], mask: Tensor) -> list[str]:
+    return [where[index] for index in mask.nonzero().flatten().tolist()]
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def _copies(found: Survey) -> list[list[str]]:
+    same: dict[str, list[str]] = {}
+    for entry, content in zip(found.entries, found.contents, strict=True):
+        same.setdefault(content, []).append(entry.where)
+    return [names for names in same.values() if len(names) > 1]
+
+
+def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
+    """All images small and grey, of mean 0 and length 1, [n, S·S]; which are not of one colour."""
+    pixels = torch.from_numpy(found.opened.pixels)
+    rows = torch.from_numpy(found.opened.rows[found.usable])
+    parts, varied = [], []
+    for block in rows.split(BLOCK):
+        images = pixels[block]
+        flat = images.flatten(1)
+        varied.append(flat.amin(dim=1) < flat.amax(dim=1))
+        grey = formed(images, Form(SKETCH)).float().mean(dim=1).flatten(1)
+        parts.append(functional.normalize(grey - grey.mean(dim=1, keepdim=True), dim=1))
+    return torch.cat(parts), torch.cat(varied)
+
+
+def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[int, int]]:
+    """Pairs of a training and a test image whose sketches are nearly the same."""
+    pairs = []
+    for start in range(0, len(test), BLOCK):
+        tested = test[start : start + BLOCK]
+        for begin in range(0, len(train), BLOCK):
+            trained = train[begin : begin + BLOCK]
+            near = (sketches[tested] @ sketches[trained].T > NEARLY_THE_SAME).nonzero().tolist()
+            pairs += [(int(trained[b]), int(tested[a])) for a, b in near]
+    return pairs
+
+
+def _inverted(sketches: Tensor) -> Tensor:
+    """Which images are the opposite of the mean of all, [n]; none where images are not alike."""
+    agreement = sketches @ functional.normalize(sketches.mean(dim=0), dim=0)
+    alike = agreement.median() > ALIKE if len(sketches) else False
+    return (agreement < INVERTED) & alike

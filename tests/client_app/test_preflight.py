@@ -1,0 +1,216 @@
+"""The data card of folders with one thing wrong, and the command that makes it."""
+
+import json
+import sys
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from client_app.__main__ import main
+from client_app.datasets import library
+from client_app.datasets.files import UnusableImage
+from client_app.preflight.card import examine
+from client_app.preflight.page import page, text
+from tests.fakes import settings
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes of 20 images each that have a bright middle; a patient for each four."""
+    rng = np.random.default_rng(0)
+    for k in range(40):
+        path = tmp_path / "data" / "ab"[k % 2] / f"patient-{k // 8}" / f"{k}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = rng.integers(0, 100, (16, 16), dtype=np.uint8)
+        pixels[4:12, 4:12] += 150
+        PIL.Image.fromarray(pixels).save(path)
+    return tmp_path / "data"
+
+
+def card_of(folder, tmp_path, **changes):
+    changes = {"dataset": f"folder:{folder}", **changes}
+    return examine("Graz", settings(**changes), tmp_path / "store", lambda *_: None)
+
+
+def problems(examined, level):
+    return {f.problem for f in examined.card.findings if f.level == level}
+
+
+def test_images_that_nothing_is_wrong_with(folder, tmp_path):
+    card = card_of(folder, tmp_path).card
+    assert (card.verdict, card.findings) == ("green", [])
+    assert (card.images, card.groups) == (40, 5)
+    assert card.sizes == {"16 x 16": 40}
+    assert card.kinds == {"PNG, 1 x 8 bits": 40}
+    assert {name: sum(parts.values()) for name, parts in card.classes.items()} == {"a": 20, "b": 20}
+    assert all(parts["test"] == 4 for parts in card.classes.values())
+    assert card.bytes_on_disk == 40 * 16 * 16
+
+
+def first(folder, label="a"):
+    return sorted((folder / label).rglob("*.png"))[0]
+
+
+def copy_to_another_patient(folder, change=lambda pixels: pixels):
+    """Of each image of patient 0 one of patient 4, so that one at least is on the other side."""
+    for path in (folder / "a" / "patient-0").iterdir():
+        for patient in range(1, 5):
+            pixels = change(np.array(PIL.Image.open(path)))
+            place = folder / "a" / f"patient-{patient}" / f"{path.stem}-again.png"
+            PIL.Image.fromarray(pixels).save(place)
+
+
+def damage(path, kind):
+    if kind == "text":
+        path.write_text("no image")
+    elif kind == "truncated":
+        path.write_bytes(path.read_bytes()[:-40])
+    elif kind == "white":
+        PIL.Image.new("L", (16, 16), 255).save(path)
+    elif kind == "inverted":
+        PIL.Image.fromarray(255 - np.array(PIL.Image.open(path))).save(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem", "listed"),
+    [
+        ("text", "unusable-images", "unusable"),
+        ("truncated", "unusable-images", "unusable"),
+        ("white", "constant-images", "constant"),
+        ("inverted", "inverted-images", "inverted"),
+    ],
+)
+def test_a_damaged_image_is_found(kind, problem, listed, folder, tmp_path):
+    damage(first(folder), kind)
+    examined = card_of(folder, tmp_path)
+    assert examined.card.verdict == "amber"
+    assert problems(examined, "amber") == {problem}
+    (found,) = getattr(examined.card, listed)
+    assert "a/patient-0/0.png" in str(found)
+    assert "0.png" in page(examined)
+    assert "patient" not in text(examined.card)
+
+
+def test_more_damage_than_is_allowed_is_red(folder, tmp_path):
+    for path in sorted((folder / "a").rglob("*.png"))[:3]:
+        damage(path, "text")
+    examined = card_of(folder, tmp_path)
+    assert examined.card.verdict == "red"
+    assert problems(examined, "red") == {"unusable-images"}
+    assert card_of(folder, tmp_path, max_quarantined=0.1).card.verdict == "amber"
+
+
+def test_what_was_repaired_or_can_be_read_now_is_tried_again(folder, tmp_path, monkeypatch):
+    def unreadable(*_):
+        raise UnusableImage("needs a package")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "read_pixels", unreadable)
+        assert problems(card_of(folder, tmp_path), "red") == {"no-images"}
+    assert card_of(folder, tmp_path).card.verdict == "green"
+
+
+def test_copies_and_near_copies_across_the_split_are_found(folder, tmp_path):
+    copy_to_another_patient(folder)
+    exact = card_of(folder, tmp_path).card
+    assert {len(names) for names in exact.copies} == {5}
+    assert exact.near_copies == []  # since copies are one group
+
+    copy_to_another_patient(folder, lambda pixels: np.minimum(pixels + 2, 255).astype(np.uint8))
+    near = card_of(folder, tmp_path)
+    assert "near-copies" in problems(near, "amber")
+    for pair in near.card.near_copies:
+        stems = {
+            name.rpartition("/")[2].removesuffix(".png").removesuffix("-again") for name in pair
+        }
+        assert len(stems) == 1
+    assert "Pairs on both sides" in page(near)
+
+
+def test_a_copy_with_another_label_contradicts(folder, tmp_path):
+    place = folder / "b" / "patient-0" / "copy.png"
+    place.write_bytes(first(folder).read_bytes())
+    examined = card_of(folder, tmp_path)
+    assert problems(examined, "amber") == {"contradictions"}
+    assert examined.card.contradictions == [["a/patient-0/0.png", "b/patient-0/copy.png"]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"a": 20}, {"one-class"}),
+        ({"a": 200, "b": 19}, {"uneven-classes"}),
+        ({"a": 200, "b": 20}, set()),
+        ({"a": 20, "b": 9}, {"rare-classes"}),
+        ({"a": 20, "b": 2}, {"rare-classes", "untested-classes"}),
+    ],
+)
+def test_classes_that_are_rare_or_uneven(sizes, expected, tmp_path):
+    rng = np.random.default_rng(0)
+    for name, size in sizes.items():
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for k in range(size):
+            pixels = rng.integers(0, 256, (4, 4), dtype=np.uint8)
+            PIL.Image.fromarray(pixels).save(tmp_path / "data" / name / f"{k}.png")
+    examined = card_of(tmp_path / "data", tmp_path)
+    assert problems(examined, "amber") == expected
+    assert problems(examined, "note") == {"no-groups"}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"image_size": 0}, "no-images"),
+        ({"test_fraction": 0.0, "image_size": 8}, "no-split"),
+        ({"dataset": "folder:/no/such/folder"}, "no-images"),
+    ],
+)
+def test_settings_that_do_not_go_with_the_images_are_red(change, problem, folder, tmp_path):
+    PIL.Image.new("L", (9, 9)).save(folder / "a" / "small.png")
+    examined = card_of(folder, tmp_path, **change)
+    assert problems(examined, "red") == {problem}
+    assert "cannot take part" in page(examined)
+
+
+def test_names_cannot_break_the_page(folder, tmp_path):
+    (folder / "a").rename(folder / "<script>a&b")
+    written = page(card_of(folder, tmp_path))
+    assert "<script>" not in written
+    assert "&lt;script&gt;a&amp;b" in written
+
+
+def preflight(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["client_app", "preflight", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code
+
+
+def test_the_command(folder, tmp_path, monkeypatch, capsys):
+    store = tmp_path / "store"
+    where = ["--data-dir", folder, "--store-dir", store, "--site", "Graz"]
+    assert preflight(monkeypatch, *where) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[:2] == [
+        "40 images, 0 that cannot be used",
+        "  a: 16 to train on, 4 to test on",
+    ]
+    assert out.splitlines()[-1] == str(store / "Graz" / "preflight" / "card.html")
+    assert "importing images: 0 of 40" in err
+    card = json.loads((store / "Graz" / "preflight" / "card.json").read_text())
+    assert (card["verdict"], card["images"]) == ("green", 40)
+
+    for path in (folder / "a").rglob("*.png"):
+        path.write_text("no image")
+    assert preflight(monkeypatch, *where, "--run-config", "image-size=8 test-fraction=0.5") == 1
+    assert "RED: The hospital cannot take part" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [("colour=1", "No setting is called colour"), ("image-size=-1", "'image-size' is -1")],
+)
+def test_wrong_settings_are_named(config, message, folder, monkeypatch, capsys):
+    assert preflight(monkeypatch, "--data-dir", folder, "--run-config", config) == 2
+    assert message in capsys.readouterr().err
