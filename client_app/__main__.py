@@ -1,4 +1,4 @@
-"""Commands for a hospital: `python -m client_app preflight --data-dir <folder>`."""
+"""Commands for a hospital: `python -m client_app preflight ...` and `... identity ...`."""
 
 import argparse
 import json
@@ -11,6 +11,7 @@ import torch
 from flwr.common.config import flatten_dict, parse_config_args
 
 from client_app.datasets.own import LISTINGS, own_data
+from client_app.identity import Identity
 from client_app.preflight.card import examine
 from client_app.preflight.page import page, text
 from client_app.store import DEFAULT
@@ -20,22 +21,38 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main() -> None:
-    """Look at a hospital's images, print what they are like, and write it into its store."""
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m client_app", description=__doc__)
     commands = parser.add_subparsers(required=True)
-    preflight = commands.add_parser("preflight", help="look at a hospital's images before a run")
-    preflight.add_argument("--data-dir", required=True, help="its folder, or manifest")
-    preflight.add_argument("--dataset", choices=sorted(LISTINGS), help="default: what data-dir is")
-    preflight.add_argument("--site", default="hospital", help="its name")
-    preflight.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
-    preflight.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
+    hospital = argparse.ArgumentParser(add_help=False)
+    hospital.add_argument("--site", default="hospital", help="the hospital's name")
+    hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
+    for command, about in ((preflight, "look at a hospital's images"), (identity, "show its key")):
+        add = commands.add_parser(command.__name__, help=about, parents=[hospital])
+        add.set_defaults(command=command)
+        if command is preflight:
+            add.add_argument("--data-dir", required=True, help="its folder, or manifest")
+            add.add_argument("--dataset", choices=sorted(LISTINGS), help="default: what that is")
+            add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
     arguments = parser.parse_args()
-    path = str(Path(arguments.data_dir).expanduser().absolute())
-    dataset = f"{arguments.dataset}:{path}" if arguments.dataset else own_data(path)
     try:
-        settings = replace(Settings.parse(_run_config(arguments.run_config)), dataset=dataset)
+        sys.exit(arguments.command(arguments))
     except SettingsError as error:
         parser.error(str(error))
+
+
+def identity(arguments: argparse.Namespace) -> int:
+    """Print the line by which others know the hospital; make its keys if it has none."""
+    name, store = arguments.site, arguments.store_dir.expanduser()
+    print(name, Identity.of(name, store / name / "identity").member)
+    return 0
+
+
+def preflight(arguments: argparse.Namespace) -> int:
+    """Look at a hospital's images, print what they are like, and write it into its store."""
+    path = str(Path(arguments.data_dir).expanduser().absolute())
+    dataset = f"{arguments.dataset}:{path}" if arguments.dataset else own_data(path)
+    settings = replace(Settings.parse(_run_config(arguments.run_config)), dataset=dataset)
     torch.set_num_threads(settings.cpu_threads)
 
     def show(what: str, done: int, total: int) -> None:
@@ -51,7 +68,7 @@ def main() -> None:
     (folder / "card.json").write_text(json.dumps(card, indent=1), encoding="utf-8")
     (folder / "card.html").write_text(page(examined), encoding="utf-8")
     print(folder / "card.html")
-    sys.exit(examined.card.verdict == "red")
+    return int(examined.card.verdict == "red")
 
 
 def _run_config(text: str | None) -> dict[str, object]:

@@ -28,6 +28,9 @@ class Hospital:
         device: Where it computes.
         model: Name of the network that it starts with.
         store: Its own folder.
+        identity: Its file of keys.
+        members: Its file of those whose parcels it opens, or "first-use"; empty = parcels travel
+            open.
         partitions: Over how many simulated hospitals its data set is cut; 0 = it is its own.
     """
 
@@ -37,6 +40,8 @@ class Hospital:
     device: torch.device
     model: str
     store: Store
+    identity: Path = Path()
+    members: str = ""
     partitions: int = 0
 
     @property
@@ -72,8 +77,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `data-dir`, `model`, `store-dir`; for a simulated cut
-            `partition-id`, `num-partitions`).
+            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`; for a
+            simulated cut `partition-id`, `num-partitions`).
         name: The name under which the server knows the hospital; empty if it knows none.
         classes: The federation's; empty if they are not settled yet.
 
@@ -110,6 +115,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         model=str(node_config.get("model", settings.models[index % len(settings.models)])),
         partitions=int(node_config.get("num-partitions", 0)),
         store=Store(store / name),
+        identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
+        members=str(node_config.get("members", "")),
     )
 
 

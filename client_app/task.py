@@ -1,5 +1,6 @@
 """What the handlers share: open the hospital, unpack, keep the time, pack, answer."""
 
+import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -23,11 +24,13 @@ from client_app.packing import (
     unpack_memory,
     unpack_network,
 )
+from client_app.sealing import Seal, seal_for
 from strategies.parcel import (
     Manifest,
     Order,
     ParcelError,
     check_parcel,
+    check_sealed,
     from_record,
     hash_arrays,
 )
@@ -81,17 +84,50 @@ class Task:
         spent = self.seconds.get(f"seconds-{what}", 0.0) + time.perf_counter() - start
         self.seconds[f"seconds-{what}"] = spent
 
-    def unpack(self, parcel: RecordDict) -> tuple[nn.Module, Manifest]:
-        """Check a parcel and load its network, completed with what is the hospital's own.
+    @cached_property
+    def seal(self) -> Seal | None:
+        """What parcels are sealed and opened with; None if they travel open."""
+        return seal_for(self.hospital, self.order, str(self.context.run_id))
+
+    def open(self, parcel: RecordDict) -> tuple[RecordDict, Manifest]:
+        """Check a parcel, and open it if it is sealed.
 
         Raises:
-            ParcelError: It is damaged, or its network is not for this hospital's images.
+            ParcelError: It is damaged, or not for this hospital.
         """
         with self.timed("serialise"):
             manifest = check_parcel(parcel)
+            check_sealed([parcel], self.seal is not None)
+            return self.seal.open(parcel, manifest) if self.seal else parcel, manifest
+
+    def unpack(self, parcel: RecordDict, manifest: Manifest) -> nn.Module:
+        """The network of an open parcel, completed with what is the hospital's own.
+
+        Raises:
+            ParcelError: The network is not for this hospital's images.
+        """
+        with self.timed("serialise"):
             network = unpack_network(parcel, manifest, self._own, self.hospital.device)
         self._check_fit(manifest)
-        return network, manifest
+        return network
+
+    def refuse_replay(self, manifest: Manifest) -> None:
+        """Refuse a model to train that is older than one of its lineage that was trained here.
+
+        Raises:
+            ParcelError: It is. Only where parcels are sealed: others cannot be told apart.
+        """
+        if self.seal is None:
+            return
+        lineage = hashlib.sha256(manifest.lineage.encode()).hexdigest()[:16]  # it names a file
+        name, now = f"runs/{self.context.run_id}/seen/{lineage}", (manifest.round, manifest.hop)
+        newest = tuple(self.hospital.store.load(name).get("visit", now))
+        if now < newest:
+            raise ParcelError(
+                f"Lineage '{manifest.lineage}' comes as it was after round {now[0]}, hop {now[1]}, "
+                f"and was here already as it was after round {newest[0]}, hop {newest[1]}."
+            )
+        self.hospital.store.save(name, {"visit": np.array(now)})
 
     def received(self, parcel: RecordDict, network: nn.Module, manifest: Manifest) -> Received:
         """What came with the model of a parcel.
@@ -123,7 +159,8 @@ class Task:
         if hash_arrays(record) != hash_:
             raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
         data, size = self.hospital.data, self.hospital.settings.feder.buffer_size
-        samples = unpack_buffer(record, data.train, len(data.classes), size)
+        opened = self.seal.open_buffer(record) if self.seal else record
+        samples = unpack_buffer(opened, data.train, len(data.classes), size)
         if sent:
             self.keep(hash_, sent)
         return samples.to(self.hospital.device)
@@ -138,6 +175,8 @@ class Task:
         with self.timed("serialise"):
             own = set() if self._is_guest else self.learner.owns(network, self.hospital.settings)
             parcel = pack_network(network, manifest, beside, own if self.learner.withholds else ())
+            if self.seal:
+                parcel = self.seal.close(parcel)
             if own:
                 state = network.state_dict()
                 arrays = {name: state[name].cpu().numpy() for name in own}

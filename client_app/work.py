@@ -25,7 +25,13 @@ def enrol(message: Message, context: Context) -> Message:
         )
     with task.timed("prepare"):
         hospital = task.hospital
-    return task.answer({}, card={"hospital": hospital.name, "classes": list(hospital.data.classes)})
+        card: dict[str, str | list[str]] = {
+            "hospital": hospital.name,
+            "classes": list(hospital.data.classes),
+        }
+        if task.seal:
+            card["identity"] = str(task.seal.identity.member)
+    return task.answer({}, card=card)
 
 
 def prepare(message: Message, context: Context) -> Message:
@@ -52,21 +58,23 @@ def prepare(message: Message, context: Context) -> Message:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
             made = make_buffer(hospital, task.deadline)
-            buffer = pack_buffer(made.samples)
-            task.keep(hash_arrays(buffer), buffer)
-            beside["buffer"] = buffer
+            beside["buffer"] = pack_buffer(made.samples)
             metrics |= made.figures
             card["release"] = f"{len(made.samples)} synthetic images passed the release check."
     label = Manifest(hospital.name, architecture.to_json(), list(data.classes))
-    return task.answer(metrics, task.pack(network, label, **beside), card)
+    parcel = task.pack(network, label, **beside)
+    if buffer := parcel.array_records.get("buffer"):
+        task.keep(hash_arrays(buffer), buffer)
+    return task.answer(metrics, parcel, card)
 
 
 def visit(message: Message, context: Context) -> Message:
     """Train the model that arrives on the hospital's own images."""
     task = Task(message, context)
     order, settings, test = task.order, task.hospital.settings, task.hospital.data.test
-    parcel = parcel_in(message.content)
-    network, label = task.unpack(parcel)
+    parcel, label = task.open(parcel_in(message.content))
+    network = task.unpack(parcel, label)
+    task.refuse_replay(label)
     received = task.received(parcel, network, label)
     trained = label.after(order)
     snapshots: dict[str, RecordDict] = {}
@@ -99,7 +107,7 @@ def test(message: Message, context: Context) -> Message:
         images = normalise_once(samples.images)
     total = torch.zeros((), device=task.hospital.device)
     for lineage, parcel in unbundle(message.content).items():
-        network, _ = task.unpack(parcel)
+        network = task.unpack(*task.open(parcel))
         with task.timed("evaluate"):
             each = probabilities(network, images, task.deadline)
             total = total + each

@@ -30,6 +30,7 @@ from strategies.topology import GLOBAL, star
 class FedAvg(PeerStrategy):
     """One global model; its lineage is called `global`."""
 
+    reads_models = True
     tests_after_visit = True
 
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:

@@ -56,8 +56,9 @@ ANSWERS: dict[str, dict[str, type]] = {
     },
     "evaluate": {"metrics": MetricRecord},
 }
-# Its name, the names of its classes, and what the check of its buffer came to.
-CARD = frozenset({"hospital", "classes", "release"})
+# Its name, the names of its classes, the public half of its keys, and what the check of its buffer
+# came to.
+CARD = frozenset({"hospital", "classes", "identity", "release"})
 # Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
 # same shape where there are no trained weights.
 DISTANCES = [
@@ -194,6 +195,8 @@ class Order:
         replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
             beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.
+        sealed: Whether parcels travel sealed.
+        members: The hospitals of the run and the public halves of their keys, as "name key".
         code: `code_hash` of the server; empty in later messages than the first.
     """
 
@@ -209,6 +212,8 @@ class Order:
     shares_buffer: bool = False
     replay: list[str] = field(default_factory=list)
     ensemble: bool = False
+    sealed: bool = False
+    members: list[str] = field(default_factory=list)
     code: str = ""
 
 
@@ -301,8 +306,29 @@ def check_parcel(parcel: RecordDict) -> Manifest:
     return manifest
 
 
+def is_sealed(record: ArrayRecord) -> bool:
+    """Whether only hospitals can read a record (client_app.sealing)."""
+    return list(record) == ["sealed"] and record["sealed"].dtype == "uint8"
+
+
+def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
+    """Refuse parcels that are sealed though the others are not, or the other way round."""
+    for parcel in parcels:
+        for name, record in parcel.array_records.items():
+            if is_sealed(record) != sealed:
+                raise ParcelError(
+                    f"The record '{name}' is {'not ' * sealed}sealed: all hospitals need 'members' "
+                    "in their node-config, or none."
+                )
+
+
 def check_same_layout(parcel: RecordDict, other: RecordDict) -> None:
-    """Refuse a model whose arrays differ from another's in name, dtype or shape."""
+    """Refuse a model whose arrays differ from another's in name, dtype or shape.
+
+    Of sealed ones only a hospital can tell.
+    """
+    if is_sealed(parcel.array_records["model"]):
+        return
     layouts = [
         {
             name: (array.dtype, tuple(array.shape))

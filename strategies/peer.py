@@ -30,6 +30,7 @@ from strategies.parcel import (
     bundle,
     check_parcel,
     check_same_layout,
+    check_sealed,
     code_hash,
     count_bytes,
     from_record,
@@ -38,7 +39,7 @@ from strategies.parcel import (
     to_record,
     unbundle,
 )
-from strategies.settings import Settings
+from strategies.settings import Settings, SettingsError
 from strategies.topology import Route
 
 # Models are evaluated several at a time, but a message stays well below what Flower can carry.
@@ -80,8 +81,9 @@ class PeerStrategy(Strategy):
     """A strategy that plans hops and leaves the rest to this class.
 
     A method overrides `plan`, and what differs from these defaults: `hops_in`, the name of its
-    `learner` (client_app.learners), `own_start` (each hospital's first model has initial
-    weights of its own, instead of one start for all), `shares_buffers` (each hospital's first
+    `learner` (client_app.learners), `reads_models` (the server does, so that they cannot be
+    sealed), `own_start` (each hospital's first model has initial weights of its own, instead of
+    one start for all), `shares_buffers` (each hospital's first
     parcel holds synthetic images that stand for its own), `tests_after_visit` (hospitals test a
     model right after training it, because it is not handed on as it is) and `tests_every_visit`
     (the one model is tested as it was after each visit of the round).
@@ -93,6 +95,7 @@ class PeerStrategy(Strategy):
     """
 
     learner = "plain"
+    reads_models = False
     own_start = False
     tests_after_visit = False
     tests_every_visit = False
@@ -101,6 +104,9 @@ class PeerStrategy(Strategy):
         self.settings = settings
         self.courier = Courier(grid, settings.hop_timeout, settings.prepare_timeout)
         self.journal = journal
+        # A simulation has one owner, who sees everything anyway.
+        self.sealed = settings.sealed and self.courier.others_may_join
+        self.keys: dict[str, str] = {}  # the public half of each hospital's, by its name
         self.classes: list[str] = []  # in the order of the networks' outputs; fixed at the start
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
@@ -142,7 +148,13 @@ class PeerStrategy(Strategy):
             RunError: There are too few hospitals, no visit succeeded, or in a simulation one
                 cannot use the settings or its data.
             SimulationBroken: An actor of Flower's simulation died.
+            SettingsError: The method needs a server that reads the models, and they are sealed.
         """
+        if self.sealed and self.reads_models:
+            raise SettingsError(
+                f"The setting 'sealed' is true, and for '{self.settings.strategy}' the server must "
+                "read the models: set it to false if all hospitals agree."
+            )
         unusable = (Failure.SETTINGS, Failure.DATA)
         failed = self.enrol()
         for delivery in failed:
@@ -218,6 +230,7 @@ class PeerStrategy(Strategy):
             self.journal.record(_event(delivery, 0, 0, hospital, ""))
             if delivery.failure is None:
                 names[delivery.node] = hospital
+                self.keys[hospital] = str(card.get("identity", ""))
                 theirs = card.get("classes")
                 classes.append(list(map(str, theirs)) if isinstance(theirs, list) else [])
             else:
@@ -229,7 +242,11 @@ class PeerStrategy(Strategy):
 
     def _order(self, hospital: str, round_: int = 0, hop: int = 0) -> Order:
         """What all orders of a hop have in common."""
-        return Order(round_, hop, hospital, self.classes, self.learner)
+        return Order(
+            *(round_, hop, hospital, self.classes, self.learner),
+            sealed=self.sealed,
+            members=[f"{name} {key}" for name, key in sorted(self.keys.items())],
+        )
 
     def _ask(self, verb: str, orders: Mapping[int, Order]) -> Iterable[Delivery]:
         return self.courier.send_and_receive(
@@ -436,6 +453,7 @@ class PeerStrategy(Strategy):
             try:
                 if check_parcel(parcel).lineage != lineage:
                     raise ParcelError(f"Expected a parcel of lineage '{lineage}'.")
+                check_sealed([parcel, *unbundle(delivery.content).values()], self.sealed)
                 if round_ == 0 and self.shares_buffers and "buffer" not in parcel:
                     raise ParcelError("The hospital's first parcel has no buffer.")
                 if "model" in delivery.sent:

@@ -208,6 +208,7 @@ class Settings:
     seed: int
     cpu_threads: int
     output_dir: str
+    sealed: bool
     min_hospitals: int
     hop_timeout: float
     prepare_timeout: float

@@ -40,12 +40,15 @@ PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The defaults of pyproject.toml; keys of `overrides` may have _ for - and __ for a dot."""
+    """The defaults of pyproject.toml, but for `sealed`, which needs hospitals with keys.
+
+    Keys of `overrides` may have _ for - and __ for a dot.
+    """
     config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
     flat = flatten_dict(config)
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
-    return {**flat, **changes}
+    return {**flat, "sealed": False, **changes}
 
 
 def settings(**overrides: Any) -> Settings:

@@ -28,6 +28,7 @@ ALLOWED = {
             "pydicom",
             "nibabel",
             "filelock",
+            "cryptography",
         ),
         *("gan", "strategies.parcel", "strategies.settings"),
     },

@@ -1,0 +1,229 @@
+"""Sealed parcels: the server relays them and cannot read them.
+
+Each array record of a parcel becomes one array of bytes, `sealed`:
+
+    length of the head, 4 bytes | head, JSON | signature, 64 bytes | ciphertext
+
+The record's arrays are encrypted with a key that is drawn for it alone (ChaCha20-Poly1305). That
+key is wrapped for each member: X25519 with a key pair that is drawn for this record, HKDF-SHA256,
+and again ChaCha20-Poly1305. The head says who sealed what, for which run and label (lineage, round,
+hop, ...; as a hash), and the hash of the ciphertext; the sender signs it (Ed25519). So what was
+changed on its way, comes from somebody else, or belongs elsewhere is refused.
+
+All of this is the package `cryptography`; what is our own is what goes into the head.
+"""
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from client_app.hospital import Hospital
+from client_app.identity import FIRST_USE, Identity, Member, pin, read_members
+from strategies.parcel import (
+    Manifest,
+    Order,
+    ParcelError,
+    from_record,
+    is_sealed,
+    pack,
+    to_record,
+)
+from strategies.settings import SettingsError
+
+SIGNATURE = 64  # bytes
+NONCE = bytes(12)  # the same everywhere, since every key encrypts once
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What a hospital seals and opens with, in one run.
+
+    Attributes:
+        identity: Its own.
+        members: Whose parcels it opens, and whom it seals for, by their names.
+        run: Identity of the run.
+    """
+
+    identity: Identity
+    members: Mapping[str, Member]
+    run: str
+
+    def close(self, parcel: RecordDict) -> RecordDict:
+        """Seal all array records of a parcel for all members."""
+        manifest = from_record(Manifest, parcel.config_records["manifest"])
+        records = {
+            name: self._close(record, self._place(name, manifest))
+            for name, record in parcel.array_records.items()
+        }
+        return pack(records, manifest)
+
+    def open(self, parcel: RecordDict, manifest: Manifest) -> RecordDict:
+        """The parcel as it was before it was sealed.
+
+        Raises:
+            ParcelError: It is not sealed, not for this hospital, or not what its label says.
+        """
+        sender = manifest.visited[-1] if manifest.visited else manifest.lineage
+        records = {
+            name: self._open(record, {**self._place(name, manifest), "sender": sender})
+            for name, record in parcel.array_records.items()
+        }
+        return RecordDict({**records, "manifest": parcel["manifest"]})
+
+    def open_buffer(self, record: ArrayRecord) -> ArrayRecord:
+        """A buffer as it was before it was sealed by any member, in this run.
+
+        Raises:
+            ParcelError: It is no such buffer.
+        """
+        return self._open(record, {"run": self.run, "record": "buffer"})
+
+    def _place(self, name: str, manifest: Manifest) -> dict[str, str]:
+        """Where a record of a parcel belongs."""
+        label = json.dumps(dict(to_record(replace(manifest, hashes=[]))), sort_keys=True)
+        return {
+            "run": self.run,
+            "record": name,
+            "label": hashlib.sha256(label.encode()).hexdigest(),
+        }
+
+    def _close(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
+        key, ephemeral = ChaCha20Poly1305.generate_key(), X25519PrivateKey.generate()
+        ciphertext = ChaCha20Poly1305(key).encrypt(NONCE, _to_bytes(record), None)
+        public = ephemeral.public_key()
+        keys = {
+            name: _wrapping(ephemeral.exchange(member.writing), public, member.writing)
+            .encrypt(NONCE, key, None)
+            .hex()
+            for name, member in self.members.items()
+        }
+        head = {
+            **place,
+            "sender": self.identity.name,
+            "hash": hashlib.sha256(ciphertext).hexdigest(),
+            "ephemeral": public.public_bytes_raw().hex(),
+            "keys": keys,
+        }
+        text = json.dumps(head).encode()
+        signature = self.identity.signing.sign(text)
+        sealed = len(text).to_bytes(4, "big") + text + signature + ciphertext
+        return ArrayRecord({"sealed": Array(np.frombuffer(sealed, np.uint8))})
+
+    def _open(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
+        """The arrays of a sealed record, if it belongs there; else ParcelError."""
+        if not is_sealed(record):
+            raise ParcelError("A record is not sealed, and this hospital opens no other.")
+        sealed = record["sealed"].numpy().tobytes()
+        end = 4 + int.from_bytes(sealed[:4], "big")
+        text, signature = sealed[4:end], sealed[end : end + SIGNATURE]
+        ciphertext = sealed[end + SIGNATURE :]
+        try:
+            head = json.loads(text)
+            sender, keys, ephemeral = head["sender"], head["keys"], bytes.fromhex(head["ephemeral"])
+            public = X25519PublicKey.from_public_bytes(ephemeral)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ParcelError("A sealed record is damaged.") from error
+        if sender not in self.members:
+            raise ParcelError(f"A record was sealed by '{sender:.80}', who is none of the members.")
+        if not self.members[sender].has_signed(text, signature):
+            raise ParcelError(f"A record bears the name of '{sender}' and not its signature.")
+        if hashlib.sha256(ciphertext).hexdigest() != head["hash"]:
+            raise ParcelError(f"A record of '{sender}' was changed after it was sealed.")
+        for name, value in place.items():
+            if head.get(name) != value:
+                raise ParcelError(
+                    f"A record of '{sender}' was sealed for another {name}: somebody replays it."
+                )
+        if self.identity.name not in keys:
+            raise ParcelError(
+                f"A record of '{sender}' is not sealed for '{self.identity.name}': is it among the "
+                "members there?"
+            )
+        shared = self.identity.reading.exchange(public)
+        wrapping = _wrapping(shared, public, self.identity.reading.public_key())
+        try:
+            key = wrapping.decrypt(NONCE, bytes.fromhex(keys[self.identity.name]), None)
+            return _from_bytes(ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None))
+        except (InvalidTag, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise ParcelError(
+                f"A record of '{sender}' cannot be opened: does '{sender}' have this hospital's "
+                "present key?"
+            ) from error
+
+
+def seal_for(hospital: Hospital, order: Order, run: str) -> Seal | None:
+    """What a hospital seals and opens with; None if parcels travel open.
+
+    Args:
+        hospital: Its file of members decides.
+        order: Says what the server expects, and whom the others have as members.
+        run: Identity of the run.
+
+    Raises:
+        SettingsError: The server wants the one and the hospital the other, or its files of keys
+            cannot be used.
+        ParcelError: A member's key is another one than at its first use.
+    """
+    if bool(hospital.members) != order.sealed:
+        raise SettingsError(
+            "This hospital hands on sealed parcels only: set 'sealed' to true."
+            if hospital.members
+            else "Parcels are sealed in this run, and the hospital does not say for whom: set "
+            "'members' in its node-config, or 'sealed' to false if the server may read the models."
+        )
+    if not hospital.members:
+        return None
+    identity = Identity.of(hospital.name, hospital.identity)
+    if hospital.members == FIRST_USE:
+        announced = dict(entry.split(" ", 1) for entry in order.members)
+        members = pin(hospital.store.folder / "members", announced)
+    else:
+        members = read_members(Path(hospital.members).expanduser())
+    if str(members.setdefault(identity.name, identity.member)) != str(identity.member):
+        raise SettingsError(
+            f"The members name another key for '{identity.name}' than this hospital's own."
+        )
+    return Seal(identity, members, run)
+
+
+def _wrapping(
+    shared: bytes, ephemeral: X25519PublicKey, recipient: X25519PublicKey
+) -> ChaCha20Poly1305:
+    """What wraps the key of a record for one recipient."""
+    salt = ephemeral.public_bytes_raw() + recipient.public_bytes_raw()
+    derive = HKDF(SHA256(), length=32, salt=salt, info=b"fedhandoff parcel key 1")
+    return ChaCha20Poly1305(derive.derive(shared))
+
+
+def _to_bytes(record: ArrayRecord) -> bytes:
+    """All arrays of a record, each in NumPy's own format, in a ZIP archive without compression."""
+    file = BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in record.items():
+            archive.writestr(f"{name}.npy", array.data)
+    return file.getvalue()
+
+
+def _from_bytes(content: bytes) -> ArrayRecord:
+    """What `_to_bytes` wrote; ValueError if it did not."""
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        return ArrayRecord(
+            {
+                name.removesuffix(".npy"): Array(
+                    np.load(BytesIO(archive.read(name)), allow_pickle=False)
+                )
+                for name in archive.namelist()
+            }
+        )

@@ -1,0 +1,250 @@
+"""Sealed parcels: what only members can open, and what everybody must refuse."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.__main__ import main
+from client_app.identity import Identity, Member, pin, read_members
+from client_app.sealing import Seal
+from strategies.parcel import Manifest, ParcelError, check_parcel, is_sealed, pack
+from strategies.settings import SettingsError
+
+LABEL = Manifest("graz", "mlp", ["a", "b"], round=2, hop=1, visited=["graz", "linz"])
+WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: Identity.of(name, folder / name) for name in ("graz", "linz", "wien")}
+
+
+@pytest.fixture(scope="module")
+def seals(identities):
+    """Of three members."""
+    members = {name: identity.member for name, identity in identities.items()}
+    return {name: Seal(identity, members, "run-1") for name, identity in identities.items()}
+
+
+def parcel(label=LABEL, **records):
+    records = records or {"model": {"weight": WEIGHTS, "steps": np.array(7)}}
+    arrays = {
+        name: ArrayRecord({key: Array(value) for key, value in each.items()})
+        for name, each in records.items()
+    }
+    return pack(arrays, label)
+
+
+def altered(sealed, change):
+    """A sealed parcel whose bytes were changed, with a label that knows nothing of it."""
+    content = bytearray(sealed.array_records["model"]["sealed"].numpy().tobytes())
+    changed = np.frombuffer(bytes(change(content)), np.uint8)
+    return pack({"model": ArrayRecord({"sealed": Array(changed)})}, check_parcel(sealed))
+
+
+def test_every_member_reads_what_a_member_sealed(seals):
+    memory = {"weight": np.ones(3)}
+    sealed = seals["linz"].close(parcel(model={"weight": WEIGHTS}, memory=memory))
+    for seal in seals.values():
+        opened = seal.open(sealed, check_parcel(sealed))
+        assert set(opened.array_records) == {"model", "memory"}
+        assert np.array_equal(opened.array_records["model"]["weight"].numpy(), WEIGHTS)
+        assert np.array_equal(opened.array_records["memory"]["weight"].numpy(), memory["weight"])
+
+
+def test_arrays_keep_names_shapes_and_types(seals):
+    before = parcel()
+    sealed = seals["linz"].close(before)
+    after = seals["graz"].open(sealed, check_parcel(sealed))
+    for name, array in before.array_records["model"].items():
+        opened = after.array_records["model"][name]
+        assert (opened.dtype, opened.shape, opened.data) == (array.dtype, array.shape, array.data)
+
+
+def test_the_server_sees_the_label_and_no_array(seals):
+    sealed = seals["linz"].close(parcel())
+    assert is_sealed(sealed.array_records["model"])
+    assert check_parcel(sealed).visited == ["graz", "linz"]
+    content = sealed.array_records["model"]["sealed"].data
+    assert WEIGHTS.tobytes()[:12] not in content
+    assert b"weight" not in content
+
+
+def test_nothing_is_sealed_the_same_way_twice(seals):
+    one, two = (seals["linz"].close(parcel()) for _ in range(2))
+    assert check_parcel(one).hash_of != check_parcel(two).hash_of
+
+
+def test_any_byte_that_is_changed_is_noticed(seals):
+    sealed = seals["linz"].close(parcel())
+    length = len(sealed.array_records["model"]["sealed"].numpy())
+
+    @given(st.integers(0, length - 1), st.integers(1, 255))
+    def changed(place, by):
+        def change(content):
+            content[place] ^= by
+            return content
+
+        with pytest.raises(ParcelError):
+            seals["graz"].open(altered(sealed, change), LABEL)
+
+    changed()
+
+
+@given(st.binary(max_size=400))
+def test_garbage_is_refused(seals, content):
+    sealed = seals["linz"].close(parcel())
+    with pytest.raises(ParcelError):
+        seals["graz"].open(altered(sealed, lambda _: content), LABEL)
+
+
+@pytest.mark.parametrize("end", [0, 3, 4, 100, 900, -1])
+def test_a_part_of_a_parcel_is_refused(end, seals):
+    sealed = seals["linz"].close(parcel())
+    with pytest.raises(ParcelError):
+        seals["graz"].open(altered(sealed, lambda content: content[:end]), LABEL)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"round": 3}, {"hop": 2}, {"lineage": "wien"}, {"classes": ["b", "a"]}, {"epochs": 9}],
+)
+def test_a_label_that_is_another_one_s_is_refused(change, seals):
+    sealed = seals["linz"].close(parcel())
+    with pytest.raises(ParcelError, match="sealed for another label: somebody replays it"):
+        seals["graz"].open(sealed, replace(check_parcel(sealed), **change))
+
+
+def test_a_parcel_of_another_run_is_refused(seals):
+    sealed = replace(seals["linz"], run="run-0").close(parcel())
+    with pytest.raises(ParcelError, match="sealed for another run: somebody replays it"):
+        seals["graz"].open(sealed, check_parcel(sealed))
+
+
+def test_a_record_in_the_place_of_another_is_refused(seals):
+    sealed = seals["linz"].close(parcel(model={"weight": WEIGHTS}, memory={"weight": WEIGHTS}))
+    swapped = {"model": sealed.array_records["memory"]}
+    with pytest.raises(ParcelError, match="sealed for another record"):
+        seals["graz"].open(pack(swapped, check_parcel(sealed)), check_parcel(sealed))
+
+
+def test_only_who_trained_a_model_last_can_have_sealed_it(seals):
+    sealed = seals["wien"].close(parcel())
+    with pytest.raises(ParcelError, match="A record of 'wien' was sealed for another sender"):
+        seals["graz"].open(sealed, check_parcel(sealed))
+
+
+def test_before_the_first_visit_that_is_the_hospital_itself(seals):
+    first = Manifest("graz", "mlp", ["a", "b"])
+    sealed = seals["graz"].close(parcel(first))
+    assert seals["wien"].open(sealed, check_parcel(sealed))
+    sealed = seals["wien"].close(parcel(first))
+    with pytest.raises(ParcelError, match="sealed for another sender"):
+        seals["graz"].open(sealed, check_parcel(sealed))
+
+
+def test_strangers_are_refused_and_read_nothing(seals, tmp_path):
+    stranger = Identity.of("linz", tmp_path / "stranger")
+    members = seals["graz"].members
+    false = Seal(stranger, members, "run-1").close(parcel())  # calls itself linz
+    with pytest.raises(ParcelError, match="bears the name of 'linz' and not its signature"):
+        seals["graz"].open(false, check_parcel(false))
+
+    other = Seal(replace(stranger, name="ischl"), members, "run-1").close(parcel())
+    with pytest.raises(ParcelError, match="sealed by 'ischl', who is none of the members"):
+        seals["graz"].open(other, check_parcel(other))
+
+    sealed = seals["linz"].close(parcel())
+    reader = Seal(replace(stranger, name="ischl"), members, "run-1")
+    with pytest.raises(ParcelError, match="is not sealed for 'ischl'"):
+        reader.open(sealed, check_parcel(sealed))
+    reader = Seal(replace(stranger, name="graz"), members, "run-1")
+    with pytest.raises(ParcelError, match="cannot be opened: does 'linz' have this hospital's"):
+        reader.open(sealed, check_parcel(sealed))
+
+
+def test_an_open_parcel_is_refused(seals):
+    opened = parcel()
+    with pytest.raises(ParcelError, match="is not sealed"):
+        seals["graz"].open(opened, check_parcel(opened))
+
+
+def test_a_buffer_goes_to_all_without_its_parcel(seals):
+    images = {"images": np.zeros(5, np.uint8)}
+    sealed = seals["linz"].close(parcel(Manifest("linz", "mlp", ["a"]), buffer=images))
+    buffer = sealed.array_records["buffer"]
+    opened = seals["wien"].open_buffer(buffer)
+    assert np.array_equal(opened["images"].numpy(), images["images"])
+    with pytest.raises(ParcelError, match="another run"):
+        replace(seals["wien"], run="run-2").open_buffer(buffer)
+    model = seals["linz"].close(parcel()).array_records["model"]
+    with pytest.raises(ParcelError, match="another record"):
+        seals["wien"].open_buffer(model)
+
+
+def test_an_identity_is_made_once_and_for_its_owner_alone(tmp_path):
+    path = tmp_path / "graz" / "identity"
+    first, second = (Identity.of("graz", path) for _ in range(2))
+    assert str(first.member) == str(second.member)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["identity"]
+    path.write_bytes(b"something else")
+    with pytest.raises(SettingsError, match="file of its identity"):
+        Identity.of("graz", path)
+
+
+def test_the_command_says_by_which_line_others_know_a_hospital(tmp_path, monkeypatch, capsys):
+    arguments = ["client_app", "identity", "--site", "graz", "--store-dir", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="0"):
+            main()
+    (line,) = set(capsys.readouterr().out.splitlines())
+    (tmp_path / "members").write_text(line)
+    own = Identity.of("graz", tmp_path / "graz" / "identity")
+    assert str(read_members(tmp_path / "members")["graz"]) == str(own.member)
+
+
+def test_members_are_read_from_lines(identities, tmp_path):
+    lines = [f"{name} {identity.member}" for name, identity in identities.items()]
+    path = tmp_path / "members"
+    path.write_text("# ours\n\n" + "\n".join(lines) + "\n")
+    assert {name: str(member) for name, member in read_members(path).items()} == {
+        name: str(identity.member) for name, identity in identities.items()
+    }
+
+
+@pytest.mark.parametrize("line", ["graz", "graz AAAA", "graz !", "graz a b", "graz " + "A" * 88])
+def test_a_line_that_names_no_member_is_counted(line, tmp_path, identities):
+    path = tmp_path / "members"
+    path.write_text(f"linz {identities['linz'].member}\n{line}\n")
+    if line.endswith("AAAA" * 20):  # 66 bytes: too many for two keys
+        assert len(line.split()[1]) == 88
+    with pytest.raises(SettingsError, match="Line 2 of the hospital's file of members"):
+        read_members(path)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_members(tmp_path / "nothing")
+
+
+def test_a_key_is_pinned_at_its_first_use(identities, tmp_path):
+    path = tmp_path / "store" / "members"
+    keys = {name: str(identity.member) for name, identity in identities.items()}
+    assert set(pin(path, {"graz": keys["graz"]})) == {"graz"}
+    assert set(pin(path, keys)) == set(keys)
+    assert set(pin(path, {})) == set(keys)
+    with pytest.raises(ParcelError, match="key of 'linz' is another one than at its first use"):
+        pin(path, {"linz": keys["wien"]})
+    with pytest.raises(ParcelError, match="a key of 'ischl' that is none"):
+        pin(path, {"ischl": "?"})
+    assert str(read_members(path)["linz"]) == keys["linz"]
+
+
+def test_the_text_of_a_member_is_that_of_both_keys(identities):
+    member = identities["graz"].member
+    assert str(Member.parse(str(member))) == str(member)

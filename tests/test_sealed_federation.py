@@ -1,0 +1,208 @@
+"""Federations whose server cannot read what it relays: real hospitals behind a fake grid."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from client_app.app import app as hospital_app
+from client_app.identity import Identity, read_members
+from client_app.sealing import Seal
+from strategies.parcel import (
+    Failure,
+    Manifest,
+    check_parcel,
+    from_record,
+    is_sealed,
+    pack,
+    parcel_in,
+)
+from strategies.registry import STRATEGIES
+from strategies.settings import Settings, SettingsError
+from tests.fakes import FakeGrid, Ledger, context, run_config
+
+NAMES = ("hospital-0", "hospital-1", "hospital-2")
+
+
+class Relay(FakeGrid):
+    """A grid that may change what it relays: `change` is given a message, and gives another."""
+
+    change = staticmethod(lambda message: message)
+
+    def push_messages(self, messages):
+        return super().push_messages([self.change(message) for message in messages])
+
+
+def federate(tmp_path, strategy="rwt", change=None, members=None, **overrides):
+    """Three hospitals; `members` says what each has in its node-config."""
+    defaults = {"num_server_rounds": 3, "train__epochs": 3, "model": "mlp", "mlp__hidden": "16"}
+    config = run_config(strategy=strategy, **{"sealed": True, **defaults, **overrides})
+
+    def hospital(index):
+        trusted = "first-use" if members is None else members[index]
+        keys = {"members": trusted} if trusted else {}
+        place = context(index, 3, config, **{"store-dir": str(tmp_path), **keys})
+        return lambda message: hospital_app(message, place)
+
+    ledger, grid = Ledger(), Relay({100 + index: hospital(index) for index in range(3)})
+    if change:
+        grid.change = change
+    peers = STRATEGIES[strategy](Settings.parse(config), grid, ledger)
+    peers.run()
+    return peers, ledger, grid
+
+
+def opened(peers, tmp_path):
+    """The models at the end of a run, as a hospital reads them."""
+    store = tmp_path / "hospital-0"
+    seal = Seal(Identity.of("hospital-0", store / "identity"), read_members(store / "members"), "1")
+    return {
+        name: seal.open(parcel, check_parcel(parcel)) if peers.sealed else parcel
+        for name, parcel in peers.parcels.items()
+    }
+
+
+@pytest.mark.parametrize("strategy", ["rwt", "cwc", "fedrewind"])
+def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, tmp_path):
+    models = []
+    for sealed, members in ((True, None), (False, [""] * 3)):
+        peers, ledger, grid = federate(tmp_path, strategy, members=members, sealed=sealed)
+        assert {event.outcome for event in ledger.events} == {"ok"}
+        assert all(
+            is_sealed(record) == sealed
+            for message in grid.sent
+            for record in message.content.array_records.values()
+        )
+        models.append(
+            {
+                (lineage, name, entry): array.numpy()
+                for lineage, parcel in opened(peers, tmp_path).items()
+                for name, record in parcel.array_records.items()
+                for entry, array in record.items()
+            }
+        )
+    assert models[0].keys() == models[1].keys()
+    assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
+
+
+def test_members_of_a_file_seal_for_one_another(tmp_path):
+    identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
+    path = tmp_path / "consortium"
+    path.write_text("".join(f"{each.name} {each.member}\n" for each in identities))
+    _, ledger, _ = federate(tmp_path, members=[str(path)] * 3)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+
+
+def failures(ledger, verb="train"):
+    return {(e.hospital, e.outcome, e.reason) for e in ledger.of(verb) if e.outcome != "ok"}
+
+
+def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path):
+    identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
+    path = tmp_path / "two"
+    path.write_text("".join(f"{each.name} {each.member}\n" for each in identities[:2]))
+    peers, ledger, _ = federate(tmp_path, "cwt", members=[str(path)] * 3, num_server_rounds=4)
+    reasons = {(hospital, reason) for hospital, _, reason in failures(ledger)}
+    assert (
+        "hospital-2",
+        "A record of 'hospital-1' is not sealed for 'hospital-2': is it among the members there?",
+    ) in reasons
+    assert any("sealed by 'hospital-2', who is none" in reason for _, reason in reasons)
+    assert any(event.outcome == "ok" and event.round == 4 for event in ledger.of("train"))
+    assert len(peers.parcels) == 3
+
+
+def tampered(message):
+    """The first parcel to hospital-1 in round 2, with one bit of its ciphertext changed."""
+    if message.metadata.message_type != "train" or message.content["order"]["round"] != 2:
+        return message
+    if message.content["order"]["hospital"] != "hospital-1":
+        return message
+    content = message.content
+    sealed = content["model"]["sealed"].numpy().copy()
+    sealed[-1] ^= 1
+    label = from_record(Manifest, content["manifest"])
+    changed = pack({"model": ArrayRecord({"sealed": Array(sealed)})}, label)
+    return Message(
+        RecordDict({**content, **changed}), message.metadata.dst_node_id, "train", ttl=60
+    )
+
+
+def test_a_tampered_parcel_is_refused_and_the_run_goes_on(tmp_path):
+    _, ledger, _ = federate(tmp_path, change=tampered)
+    ((hospital, outcome, reason),) = failures(ledger)
+    assert (hospital, outcome) == ("hospital-1", "parcel")
+    assert "was changed after it was sealed" in reason
+    assert [event.outcome for event in ledger.of("train") if event.round == 3] == ["ok"] * 3
+
+
+def test_an_old_parcel_is_refused(tmp_path):
+    """With `standalone` each model comes back to its hospital; in round 3 as it was in round 1."""
+    first: dict[str, Any] = {}
+
+    def replayed(message):
+        order = message.content["order"]
+        if message.metadata.message_type != "train" or order["hospital"] != "hospital-1":
+            return message
+        if order["round"] == 2:
+            first.update(parcel_in(message.content))
+        if order["round"] != 4:
+            return message
+        content = RecordDict({**message.content, **first})
+        return Message(content, message.metadata.dst_node_id, "train", ttl=60)
+
+    _, ledger, _ = federate(tmp_path, "standalone", change=replayed, num_server_rounds=4)
+    ((hospital, outcome, reason),) = failures(ledger)
+    assert (hospital, outcome) == ("hospital-1", "parcel")
+    assert "as it was after round 1, hop 1, and was here already" in reason
+
+
+def test_parcels_of_another_run_are_refused(tmp_path):
+    peers, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
+    old = peers.parcels["hospital-1"]
+
+    def replayed(message):
+        order = message.content["order"]
+        if message.metadata.message_type == "train" and order["hospital"] == "hospital-1":
+            content = RecordDict({**message.content, **old})
+            return Message(content, message.metadata.dst_node_id, "train", ttl=60)
+        return message
+
+    config = run_config(
+        strategy="standalone", sealed=True, num_server_rounds=1, model="mlp", mlp__hidden="16"
+    )
+
+    def hospital(index):
+        place = context(index, 3, config, **{"store-dir": str(tmp_path), "members": "first-use"})
+        place.run_id = 2
+        return lambda message: hospital_app(message, place)
+
+    ledger, grid = Ledger(), Relay({100 + index: hospital(index) for index in range(3)})
+    grid.change = replayed
+    STRATEGIES["standalone"](Settings.parse(config), grid, ledger).run()
+    ((hospital_name, outcome, reason),) = failures(ledger)
+    assert (hospital_name, outcome) == ("hospital-1", "parcel")
+    assert "sealed for another run" in reason
+
+
+@pytest.mark.parametrize(
+    ("sealed", "members", "reason"),
+    [
+        (True, ["first-use", "first-use", ""], "Parcels are sealed in this run"),
+        (False, ["", "", "first-use"], "hands on sealed parcels only"),
+        (True, ["first-use", "first-use", "/no/such/file"], "file of members cannot be read"),
+    ],
+)
+def test_a_hospital_s_own_node_config_decides(sealed, members, reason, tmp_path):
+    peers, ledger, _ = federate(tmp_path, sealed=sealed, members=members)
+    assert peers.hospitals == ["hospital-0", "hospital-1"]
+    failed = failures(ledger, "query.enrol")
+    assert {outcome for _, outcome, _ in failed} == {Failure.SETTINGS.name.lower()}
+    assert all(reason in text for _, _, text in failed)
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedbn"])
+def test_methods_that_average_refuse_sealed_models(strategy, tmp_path):
+    with pytest.raises(SettingsError, match=f"for '{strategy}' the server must read"):
+        federate(tmp_path, strategy, model="cnn")
