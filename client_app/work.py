@@ -6,7 +6,6 @@ import torch
 from flwr.app import Context, Message, RecordDict
 
 from client_app.evaluation import count_right, normalise_once, probabilities, score
-from client_app.models.pretrained import load_pretrained
 from client_app.packing import pack_buffer, pack_memory
 from client_app.randomness import seeded
 from client_app.task import Task
@@ -46,6 +45,8 @@ def prepare(message: Message, context: Context) -> Message:
         with seeded(rng_for(hospital.settings.seed, "model", hospital=start)):
             network = architecture.build()
         if hospital.settings.pretrained:
+            from client_app.models.pretrained import load_pretrained  # and with it torchvision
+
             load_pretrained(network, architecture, hospital.settings.pretrained)
         data = hospital.data
         metrics: dict[str, float] = {

@@ -70,6 +70,12 @@ def test_the_apps_load_without_torch(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_a_hospital_works_without_torchvision_unless_it_must():
+    """Its import takes seconds, for each message to a deployed hospital."""
+    code = "import client_app.work, sys; sys.exit('torchvision' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_top_level_folders_are_those_of_the_design():
     known = {*OURS, "tests", "docs", "benchmarks", "deploy"}
     tracked = {path.parent.relative_to(ROOT).parts[0] for path in ROOT.glob("[!.]*/*.py")}

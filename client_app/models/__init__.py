@@ -1,6 +1,7 @@
 """The networks that hospitals hand on: what each is built from, and all that there are.
 
 To add one, write a file with a function from `Architecture` to network and name it in `MODELS`.
+Those of torchvision are looked up there: its import takes seconds, for which others need not wait.
 Notation of shapes: `N` images of `C` channels and `H`×`W` pixels, `K` classes.
 """
 
@@ -8,15 +9,14 @@ import difflib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cache
 
 import torch
-import torchvision
 from torch import nn
 
 from client_app.errors import ModelError
 from client_app.models.cnn import cnn
 from client_app.models.mlp import mlp
-from client_app.models.torchvision_model import torchvision_model
 from client_app.models.zero_draws import ZeroDraws
 
 _JSON_TYPES = {
@@ -37,7 +37,7 @@ class Architecture:
         ModelError: No model has this name.
     """
 
-    name: str  # a key of MODELS
+    name: str  # a key of MODELS, or one of torchvision's
     channels: int
     height: int  # pixels
     width: int  # pixels
@@ -45,8 +45,8 @@ class Architecture:
     hidden: tuple[int, ...] = ()  # widths of the mlp's hidden layers; other models ignore it
 
     def __post_init__(self) -> None:
-        if self.name not in MODELS:
-            near = difflib.get_close_matches(self.name, MODELS) or ["resnet18"]
+        if self.name not in MODELS and self.name not in torchvision_names():
+            near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
             raise ModelError(
                 f"There is no model {self.name!r}; choose mlp, cnn or a torchvision "
                 f"classification model, such as {' or '.join(near)}."
@@ -57,7 +57,11 @@ class Architecture:
 
         Its weights are drawn from torch's global generator: build it inside `seeded`.
         """
-        return MODELS[self.name](self)
+        if self.name in MODELS:
+            return MODELS[self.name](self)
+        from client_app.models.torchvision_model import torchvision_model
+
+        return torchvision_model(self)
 
     def blank(self) -> nn.Module:
         """The same network to load weights into: zeros instead of draws, so built much faster."""
@@ -106,11 +110,15 @@ class Architecture:
         return cls(**{**values, "hidden": tuple(values["hidden"])})
 
 
-MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    **dict.fromkeys(torchvision.models.list_models(torchvision.models), torchvision_model),
-}
+MODELS: dict[str, Callable[[Architecture], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+@cache
+def torchvision_names() -> list[str]:
+    """The classification models of torchvision."""
+    from torchvision import models
+
+    return list(models.list_models(models))
 
 
 def normalise(images: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from client_app.errors import ModelError
 from client_app.models import MODELS, Architecture
-from client_app.models.torchvision_model import torchvision_model
 
 IMAGENET = "imagenet"
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads of files that our networks are built without
@@ -36,7 +35,7 @@ def load_pretrained(network: nn.Module, architecture: Architecture, source: str)
             those of another network.
     """
     name, channels = architecture.name, architecture.channels
-    if MODELS[name] is not torchvision_model:
+    if name in MODELS:
         raise ModelError(
             f"The setting 'pretrained' is '{source}', but the model '{name}' is none of "
             "torchvision's: choose one of those, such as resnet18, or leave 'pretrained' empty."

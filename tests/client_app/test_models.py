@@ -10,11 +10,11 @@ import torchvision
 from torch import nn
 
 from client_app.errors import ModelError
-from client_app.models import MODELS, Architecture
+from client_app.models import Architecture, torchvision_names
 from client_app.models.pretrained import load_pretrained
 from client_app.randomness import seeded
 
-TORCHVISION = sorted(MODELS.keys() - {"mlp", "cnn"})
+TORCHVISION = sorted(torchvision_names())
 # One of each family is tested by default: siblings differ in depth and width alone.
 FAMILIES = {re.split(r"[\d_]", name)[0]: name for name in TORCHVISION}.values()
 
