@@ -25,20 +25,23 @@ PAPER = {"resnet18": 45, "resnet152": 230, "grey buffer": 20, "colour buffer": 6
 
 def main() -> None:
     """Print a Markdown table."""
-    sizes = {name: model_bytes(name) for name in ("resnet18", "resnet152")}
+    sizes = {}
+    for name in ("resnet18", "resnet152"):
+        sizes[name] = model_bytes(name, half=False)
+        sizes[f"{name}, float16"] = model_bytes(name, half=True)
     files = sorted(Path(sys.argv[1]).iterdir())[:IMAGES]
     for name, mode in (("grey buffer", "L"), ("colour buffer", "RGB")):
         sizes[name] = buffer_bytes(files, mode)
     print("| | MB | paper, MB |\n|---|---|---|")
     for name, size in sizes.items():
-        print(f"| {name} | {size / 1e6:.1f} | {PAPER[name]} |")
+        print(f"| {name} | {size / 1e6:.1f} | {PAPER.get(name, '–')} |")
 
 
-def model_bytes(name: str) -> int:
+def model_bytes(name: str, half: bool) -> int:
     """Bytes of the arrays of a model's parcel."""
     architecture = Architecture(name, 3, SIZE, SIZE, 2)
     label = Manifest("a", architecture.to_json(), ["no", "yes"])
-    return count_bytes(pack_network(architecture.blank(), label))
+    return count_bytes(pack_network(architecture.blank(), label, half=half))
 
 
 def buffer_bytes(files: list[Path], mode: str) -> int:

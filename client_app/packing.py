@@ -31,6 +31,7 @@ def pack_network(
     manifest: Manifest,
     beside: Mapping[str, ArrayRecord] | None = None,
     withheld: Container[str] = (),
+    half: bool = False,
 ) -> RecordDict:
     """Make a parcel of a network and of the records that go beside it.
 
@@ -39,13 +40,20 @@ def pack_network(
         manifest: Its label, without hashes.
         beside: The other records.
         withheld: Names of the entries of its state dict that do not travel.
+        half: Whether floating-point numbers travel in 16 bits.
 
     Raises:
-        DivergedError: The network is not finite.
+        DivergedError: The network is not finite, or not in 16 bits.
     """
     state: dict[str, Tensor] = network.state_dict()
     _check_converged(state)
     travelling = {name: tensor for name, tensor in state.items() if name not in withheld}
+    if half:
+        travelling = {
+            name: tensor.half() if tensor.is_floating_point() else tensor
+            for name, tensor in travelling.items()
+        }
+        _check_converged(travelling)
     model = {name: Array(tensor.cpu().numpy()) for name, tensor in travelling.items()}
     return pack({"model": ArrayRecord(model), **(beside or {})}, manifest)
 
@@ -98,10 +106,15 @@ def unpack_network(
     """
     network = _network(manifest.architecture, device)
     arrays = {name: array.numpy() for name, array in parcel.array_records["model"].items()} | home
-    state = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    state = {name: _whole(torch.from_numpy(array)) for name, array in arrays.items()}
     _check_state(state, network.state_dict(), f"The model of lineage '{manifest.lineage}'")
     network.load_state_dict(state)
     return network
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """What travelled in 16 bits, in the 32 that all networks have."""
+    return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 @lru_cache(maxsize=2)  # a simulated hospital serves many visits

@@ -174,7 +174,9 @@ class Task:
         """Make a parcel of what may travel, and keep what is the hospital's own."""
         with self.timed("serialise"):
             own = set() if self._is_guest else self.learner.owns(network, self.hospital.settings)
-            parcel = pack_network(network, manifest, beside, own if self.learner.withholds else ())
+            withheld = own if self.learner.withholds else ()
+            half = self.hospital.settings.wire_dtype == "float16"
+            parcel = pack_network(network, manifest, beside, withheld, half)
             if self.seal:
                 parcel = self.seal.close(parcel)
             if own:

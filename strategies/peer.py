@@ -148,12 +148,18 @@ class PeerStrategy(Strategy):
             RunError: There are too few hospitals, no visit succeeded, or in a simulation one
                 cannot use the settings or its data.
             SimulationBroken: An actor of Flower's simulation died.
-            SettingsError: The method needs a server that reads the models, and they are sealed.
+            SettingsError: The method needs a server that reads the models, and they are sealed or
+                rounded.
         """
         if self.sealed and self.reads_models:
             raise SettingsError(
                 f"The setting 'sealed' is true, and for '{self.settings.strategy}' the server must "
                 "read the models: set it to false if all hospitals agree."
+            )
+        if self.settings.wire_dtype == "float16" and self.reads_models:
+            raise SettingsError(
+                f"The setting 'wire-dtype' is 'float16', in which '{self.settings.strategy}' would "
+                "average models: set it to float32."
             )
         unusable = (Failure.SETTINGS, Failure.DATA)
         failed = self.enrol()

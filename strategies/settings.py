@@ -208,6 +208,7 @@ class Settings:
     seed: int
     cpu_threads: int
     output_dir: str
+    wire_dtype: Literal["float32", "float16"]
     sealed: bool
     min_hospitals: int
     hop_timeout: float

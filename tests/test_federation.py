@@ -21,7 +21,7 @@ from strategies.parcel import check_parcel, unbundle
 from strategies.peer import Leg, RunError
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
-from strategies.settings import Settings, rng_for
+from strategies.settings import Settings, SettingsError, rng_for
 from strategies.topology import random_ring, stay
 from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
 
@@ -437,3 +437,31 @@ def test_hospitals_with_folders_of_different_classes_train_one_network(tmp_path)
     assert len(tested) == 2 * 9
     assert all(0 <= event.metrics["balanced-accuracy"] <= 1 for event in tested)
     assert ["auroc" in e.metrics for e in tested if e.hospital == "linz"] == [False] * 6
+
+
+@pytest.mark.parametrize("strategy", ["rwt", "cwc", "fedrewind", "feder"])
+def test_models_in_half_precision_take_half_the_bytes_and_do_as_well(strategy, tmp_path):
+    whole, half = (
+        federate(tmp_path, strategy, wire_dtype=dtype)[:2] for dtype in ("float32", "float16")
+    )
+    assert {event.outcome for event in half[1].events} == {"ok"}
+    assert all(
+        array.dtype == "float16"
+        for parcel in half[0].parcels.values()
+        for array in parcel.array_records["model"].values()
+    )
+    models = [
+        sum(len(a.data) for p in peers.parcels.values() for a in p.array_records["model"].values())
+        for peers, _ in (whole, half)
+    ]
+    assert models[1] / models[0] < 0.6  # NumPy's headers stay
+    accuracies = [
+        np.mean([event.metrics["accuracy"] for event in ledger.of("evaluate")])
+        for _, ledger in (whole, half)
+    ]
+    assert accuracies[1] == pytest.approx(accuracies[0], abs=0.05)
+
+
+def test_methods_that_average_refuse_half_precision(tmp_path):
+    with pytest.raises(SettingsError, match="'wire-dtype' is 'float16', in which 'fedavg'"):
+        federate(tmp_path, "fedavg", wire_dtype="float16")

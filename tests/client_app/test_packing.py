@@ -38,6 +38,28 @@ def test_a_network_survives_the_journey_bit_for_bit():
         assert arrived.state_dict()[name].dtype == tensor.dtype
 
 
+def test_in_half_precision_numbers_are_rounded_and_counters_are_not():
+    network = built()
+    with torch.no_grad():
+        network.get_parameter("0.weight")[0] = 1 + 2**-12  # between two numbers of 16 bits
+    parcel = pack_network(network, LABEL, half=True)
+    assert {array.dtype for array in parcel.array_records["model"].values()} == {"float16", "int64"}
+    state = unpack_network(parcel, LABEL, {}, CPU).state_dict()
+    assert (state["0.weight"][0] == 1).all()
+    for name, tensor in network.state_dict().items():
+        assert state[name].dtype == tensor.dtype
+        assert torch.allclose(state[name], tensor, rtol=2**-11, atol=2**-24)
+
+
+def test_a_number_too_large_for_half_precision_does_not_leave():
+    network = built()
+    with torch.no_grad():
+        network.get_parameter("0.weight")[0] = 70_000
+    assert pack_network(network, LABEL)
+    with pytest.raises(DivergedError, match=r"'0\.weight' is not finite"):
+        pack_network(network, LABEL, half=True)
+
+
 def test_what_stays_home_completes_what_arrives():
     """Convolutions of one network, BatchNorm of another."""
     sender, own = built(), np.full(16, 7.0, dtype=np.float32)
