@@ -48,7 +48,7 @@ class Runs:
         self.done.append((settings["strategy"], settings["seed"]))
         result = output_dir / f"time-{len(self.done)}"
         result.mkdir(parents=True)
-        config = {**run_config(**settings), "output-dir": str(output_dir)}
+        config = {**run_config(sealed=True, **settings), "output-dir": str(output_dir)}
         (result / "config.toml").write_text(tomli_w.dumps(nested(config)))
         shift = 0.1 * settings["seed"]  # so that seeds differ
         summary = {
