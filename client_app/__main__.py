@@ -7,13 +7,9 @@ import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-import torch
 from flwr.common.config import flatten_dict, parse_config_args
 
-from client_app.datasets.own import LISTINGS, own_data
 from client_app.identity import Identity
-from client_app.preflight.card import examine
-from client_app.preflight.page import page, text
 from client_app.store import DEFAULT
 from strategies.settings import Settings, SettingsError
 
@@ -32,7 +28,9 @@ def main() -> None:
         add.set_defaults(command=command)
         if command is preflight:
             add.add_argument("--data-dir", required=True, help="its folder, or manifest")
-            add.add_argument("--dataset", choices=sorted(LISTINGS), help="default: what that is")
+            add.add_argument(
+                "--dataset", choices=["folder", "manifest"], help="default: what that is"
+            )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
     arguments = parser.parse_args()
     try:
@@ -50,6 +48,12 @@ def identity(arguments: argparse.Namespace) -> int:
 
 def preflight(arguments: argparse.Namespace) -> int:
     """Look at a hospital's images, print what they are like, and write it into its store."""
+    import torch  # takes seconds
+
+    from client_app.datasets.own import own_data
+    from client_app.preflight.card import examine
+    from client_app.preflight.page import page, text
+
     path = str(Path(arguments.data_dir).expanduser().absolute())
     dataset = f"{arguments.dataset}:{path}" if arguments.dataset else own_data(path)
     settings = replace(Settings.parse(_run_config(arguments.run_config)), dataset=dataset)

@@ -58,7 +58,7 @@ def open_data(
             `test-fraction` is 0, leaves this hospital too few images, or too many
             (`max-quarantined`) that cannot be used.
     """
-    pool, own = _share(settings, hospital_index, hospitals, store)
+    pool, own, hospital = _share(settings, hospital_index, hospitals, store)
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
     if len(own) and strange / len(own) > settings.max_quarantined:
@@ -67,7 +67,7 @@ def open_data(
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     own = own[labels[own] >= 0]
-    train, test = split(pool, labels, own, settings, hospital_index)
+    train, test = split(pool, labels, own, settings, hospital)
     if len(train) < 2 or len(test) < 1:
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has {len(train)} images to train on and "
@@ -95,13 +95,19 @@ def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
     return np.array([index.get(name, -1) for name in pool.classes], dtype=np.int64)[pool.labels]
 
 
-def _share(settings: Settings, index: int, hospitals: int, store: Path) -> tuple[Pool, Indices]:
-    """The pool that a hospital's images are in, and which of them are its own."""
+def _share(
+    settings: Settings, index: int, hospitals: int, store: Path
+) -> tuple[Pool, Indices, int]:
+    """The pool that a hospital's images are in, which of them are its own, and as what it splits.
+
+    With a folder of its own it is always the first hospital: the split is then the same in a
+    simulation as where the hospital is on its own machine and has no index.
+    """
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",")
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):
         pool, shares = _pool_and_shares(settings, hospitals, store)
-        return pool, shares[index]
+        return pool, shares[index], index
     # Each hospital opens what is its own, and nothing else.
     if len(sources) != hospitals or (hospitals > 1 and settings.partition != "site"):
         raise DataError(
@@ -109,7 +115,7 @@ def _share(settings: Settings, index: int, hospitals: int, store: Path) -> tuple
             f"{hospitals} hospitals: name one for each and set 'partition' to site, or one for all."
         )
     pool = _load(replace(settings, dataset=f"{kind}:{sources[index].strip()}"), store)
-    return pool, np.arange(len(pool.labels))
+    return pool, np.arange(len(pool.labels)), 0
 
 
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals

@@ -480,6 +480,17 @@ def test_each_hospital_opens_its_own_folder_and_no_other(site, tmp_path, monkeyp
         assert sorted(values(data.train) + values(data.test)) == list(range(start, start + 10))
 
 
+def test_a_simulated_hospital_splits_its_folder_as_it_does_on_its_own_machine(site, tmp_path):
+    rows = "image,label\n" + "".join(f"{n}.png,a\n" for n in range(30))
+    folders = [str(site(rows, range(start, start + 30), str(start))) for start in (0, 100)]
+    together = settings(dataset=f"manifest:{','.join(folders)}", partition="site")
+    for index, folder in enumerate(folders):
+        simulated = open_data(together, index, 2, store=tmp_path / "store")
+        alone = open_data(settings(dataset=f"manifest:{folder}"), 0, 1, store=tmp_path / "store")
+        assert values(simulated.test) == values(alone.test)
+        assert values(simulated.train) == values(alone.train)
+
+
 def test_a_folder_that_is_not_there_is_its_own_hospitals_affair(site, tmp_path):
     folder = site("image,label\n0.png,a\n1.png,a\n2.png,a\n")
     chosen = settings(

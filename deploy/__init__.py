@@ -1,0 +1,1 @@
+"""What a consortium starts: certificates and keys, the SuperLink, the SuperNodes."""

@@ -1,0 +1,169 @@
+"""Who is who: a certificate for the server, a key for each hospital.
+
+A hospital knows the server by the certificate of the consortium's own authority; the server knows a
+hospital by a public key that was registered. Both are files of the usual formats: X.509 in PEM, and
+keys as `ssh-keygen -t ecdsa -b 384` writes them.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from deploy.errors import DeployError
+
+YEARS = 10  # that certificates are valid
+HERE = ("localhost", "127.0.0.1")  # as what the operator's own commands know the server
+
+
+def make_authority(folder: Path, names: Sequence[str]) -> None:
+    """Make `ca.crt` and `ca.key`, and with them `server.crt` and `server.key` for these names.
+
+    An authority that is there already is used again, so that a server can get a new certificate.
+
+    Args:
+        folder: Where to put them; made if it is not there.
+        names: Host names and IP addresses under which hospitals reach the server.
+
+    Raises:
+        DeployError: A name is none, or the server has a certificate already.
+    """
+    alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
+    certificate, key = folder / "server.crt", folder / "server.key"
+    _must_be_new(certificate, key)
+    authority, authority_key = _authority(folder)
+    server_key = ec.generate_private_key(ec.SECP384R1())
+    signed = (
+        _builder(_name(names[0]), authority.subject, server_key.public_key(), authority_key)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .sign(authority_key, hashes.SHA384())
+    )
+    _write(key, _private(server_key, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+
+
+def make_key(folder: Path, hospital: str) -> None:
+    """Make a hospital's `<name>.key`, which never leaves it, and `<name>.pub`.
+
+    Raises:
+        DeployError: The name cannot be used, or there is such a key already.
+    """
+    check_name(hospital)
+    private, public = folder / f"{hospital}.key", folder / f"{hospital}.pub"
+    _must_be_new(private, public)
+    key = ec.generate_private_key(ec.SECP384R1())
+    line = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    _write(private, _private(key, serialization.PrivateFormat.OpenSSH), 0o600)
+    _write(public, line + f" {hospital}\n".encode(), 0o644)
+
+
+def check_name(hospital: str) -> None:
+    """A hospital's name as the app takes it.
+
+    Raises:
+        DeployError: It is none.
+    """
+    if not re.fullmatch(r"[\w.-]+", hospital, re.ASCII) or hospital in ("global", "ensemble"):
+        raise DeployError(
+            f"A hospital cannot be called '{hospital}': use letters, digits, '.', '-' and '_', and "
+            "neither 'global' nor 'ensemble'."
+        )
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        if re.fullmatch(r"[\w*-]+(\.[\w-]+)*", name, re.ASCII):
+            return x509.DNSName(name)
+    raise DeployError(
+        f"'{name}' is neither a host name nor an IP address: give the server's name alone, such as "
+        "fl.example.org, without port and https://."
+    )
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    """The authority in a folder; a new one if there is none."""
+    certificate, key = folder / "ca.crt", folder / "ca.key"
+    if certificate.exists() and key.exists():
+        private = serialization.load_pem_private_key(key.read_bytes(), None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        return x509.load_pem_x509_certificate(certificate.read_bytes()), private
+    _must_be_new(certificate, key)
+    private = ec.generate_private_key(ec.SECP384R1())
+    name = _name("fedhandoff authority")
+    signed = (
+        _builder(name, name, private.public_key(), private)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(private, hashes.SHA384())
+    )
+    _write(key, _private(private, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+    return signed, private
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    issuer_key: ec.EllipticCurvePrivateKey,
+) -> x509.CertificateBuilder:
+    """What both certificates have."""
+    now = datetime.now(UTC)
+    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(days=1))  # clocks differ
+        .not_valid_after(now + timedelta(days=365 * YEARS))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+        .add_extension(issuer_id, critical=False)
+    )
+
+
+def _usage(**allowed: bool) -> x509.KeyUsage:
+    uses = (
+        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
+        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+    )
+    return x509.KeyUsage(**{**dict.fromkeys(uses, False), **allowed})
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _must_be_new(*paths: Path) -> None:
+    for path in paths:
+        if path.exists():
+            raise DeployError(
+                f"{path} is there already and is not overwritten: who relies on it would be locked "
+                "out. Move it away, or choose another folder."
+            )
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """Write a file that is nobody else's to read from its first moment, and was not there."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)

@@ -1,0 +1,127 @@
+"""A consortium on one machine, in a new temporary folder: a server, three hospitals, a short run.
+
+Each command is the one that a person gives (docs/deployment.md). The last line is the folder of the
+results; the exit status is that of the run. Everything is ended at the end, also after Ctrl-C.
+"""
+
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from deploy.errors import DeployError
+
+HOSPITALS = ("graz", "linz", "wien")
+IMAGES = 200  # of each hospital
+SETTINGS = (
+    "strategy='cwt' model='mlp' num-server-rounds=2 train.epochs=1 min-hospitals=3 seed=1 "
+    "hop-timeout=300"
+)
+START_UP = 60.0  # seconds that the server may take to be ready
+
+
+def main() -> None:
+    """Start everything, do a run, end everything."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
+    print(f"Everything is below {folder}; the server's log is superlink.log there.", flush=True)
+    try:
+        _consortium(folder)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (DeployError, subprocess.CalledProcessError) as error:
+        sys.exit(str(error))
+    (result,) = (folder / "runs").iterdir()
+    print(result)
+
+
+def _consortium(folder: Path) -> None:
+    server = folder / "server"
+    fleet, control = _free_ports(2)
+    write_images(folder / "images")
+    _deploy("authority", str(server), "--server", "127.0.0.1")
+    lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
+    (folder / "members").write_text("".join(lines), encoding="utf-8")
+    with ExitStack() as running:
+        address = f"127.0.0.1:{fleet}"
+        arguments = [str(server), "--fleet-address", address, "--control-port", str(control)]
+        process = running.enter_context(_started(folder, "superlink", *arguments))
+        _wait_for(control, process)
+        for name in HOSPITALS:
+            hospital = folder / name
+            _deploy("key", str(hospital), name)
+            _deploy("register", str(server), str(hospital / f"{name}.pub"), "--name", name)
+            (hospital / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+            paths = ["--data-dir", str(folder / "images" / name)]
+            paths += ["--store-dir", str(hospital / "store"), "--members", str(folder / "members")]
+            arguments = [str(hospital), "--server", address, "--name", name, *paths]
+            running.enter_context(_started(folder, "supernode", *arguments, log=name))
+        _deploy("run", str(server), "--run-config", f"{SETTINGS} output-dir='{folder}/runs'")
+
+
+def write_images(folder: Path) -> None:
+    """Write a folder of scikit-learn's digits for each hospital, with one for each class in it."""
+    digits = load_digits()
+    for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        hospital, index = number % len(HOSPITALS), number // len(HOSPITALS)
+        if index < IMAGES:
+            path = folder / HOSPITALS[hospital] / str(label) / f"{index:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((image * 15).astype("uint8")).save(path)
+
+
+def _identity(hospital: str, store: Path) -> str:
+    """The line by which the others know a hospital."""
+    command = [sys.executable, "-m", "client_app", "identity", "--site", hospital]
+    command += ["--store-dir", str(store)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def _deploy(*arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "deploy", *arguments], check=True)
+
+
+@contextmanager
+def _started(
+    folder: Path, *arguments: str, log: str = "superlink"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that runs until the end of the demo, with its output in a file."""
+    with (folder / f"{log}.log").open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deploy", *arguments], stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_ports(number: int) -> list[int]:
+    with ExitStack() as open_ones:
+        listeners = [open_ones.enter_context(socket.socket()) for _ in range(number)]
+        for listener in listeners:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in listeners]
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + START_UP
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as connection:
+            if connection.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.2)
+    raise DeployError("The server has not started: superlink.log says why.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Programs that have to stay up: started again when they die, ended as one.
+
+A program is watched from outside: that it runs, not that it works. A SuperNode that waits for an
+answer that never comes (docs/deployment.md) looks the same as one that trains.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from deploy.errors import DeployError
+
+STEADY = 30.0  # seconds after which a program counts as up
+PATIENCE = 120.0  # seconds of not staying up after which it is given up
+FIRST_PAUSE = 1.0  # seconds before another attempt; then twice as many, up to
+LONGEST_PAUSE = 10.0
+GRACE = 20.0  # seconds that a program may take to end by itself
+
+
+def flower(home: Path) -> dict[str, str]:
+    """The environment of a Flower program: this installation's, with its files in `home`."""
+    return {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+    }
+
+
+class Program:
+    """A program, its process, and how it has fared.
+
+    Attributes:
+        name: What it is called in what is printed.
+    """
+
+    def __init__(
+        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], hint: str = ""
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            command: Its first word is also its name.
+            folder: In which it runs; made if it is not there.
+            environment: Of its process.
+            hint: What to look at if it does not stay up.
+        """
+        self.name = command[0]
+        self._command, self._folder, self._environment = command, folder, environment
+        self._hint = hint
+        self._process: subprocess.Popen[bytes] | None = None
+        self._started = 0.0
+        self._failing_since = time.monotonic()
+        self._next_start = 0.0
+        self._pause = FIRST_PAUSE
+
+    def look_after(self) -> None:
+        """Start the program if it does not run and its pause is over.
+
+        Raises:
+            DeployError: It has not stayed up for too long.
+        """
+        now = time.monotonic()
+        if self._process is None:
+            if now >= self._next_start:
+                self._start()
+        elif (status := self._process.poll()) is not None:
+            self._end_group()
+            if now - self._started >= STEADY:
+                self._failing_since, self._pause = now, FIRST_PAUSE
+            if now - self._failing_since >= PATIENCE:
+                raise DeployError(
+                    f"{self.name} has not stayed up for {PATIENCE:.0f} seconds, and is given up. "
+                    f"{self._hint}"
+                )
+            _say(
+                f"{self.name} has ended after {now - self._started:.0f} s (status {status}) and is "
+                f"started again in {self._pause:.0f} s. {self._hint}"
+            )
+            self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+
+    def end(self) -> None:
+        """Ask the program to end."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait for its end, and end what it leaves behind."""
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE)
+            self._end_group()
+
+    def _start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._process = subprocess.Popen(
+            self._command,
+            cwd=self._folder,
+            env=self._environment,
+            start_new_session=True,  # a group of its own, which a Ctrl-C does not reach
+            umask=0o077,  # images and models are not for the other users of the machine
+        )
+        self._started = time.monotonic()
+
+    def _end_group(self) -> None:
+        """End all processes that the program has started: they outlive it, and hold a GPU."""
+        assert self._process is not None
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+
+def keep_running(*programs: Program) -> None:
+    """Look after programs until SIGTERM or SIGINT, then end them, the last one first.
+
+    Raises:
+        DeployError: One does not stay up; the others are ended, too.
+    """
+    stopping = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    try:
+        while not stopping:
+            for program in programs:
+                program.look_after()
+            time.sleep(0.2)
+        _say("Ending.")
+    finally:
+        for program in reversed(programs):
+            program.end()
+        for program in reversed(programs):
+            program.wait()
+
+
+def _say(text: str) -> None:
+    print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text.strip()}", flush=True)

@@ -1,0 +1,417 @@
+"""What a consortium starts: files of the right kind, command lines, and programs that stay up."""
+
+import ipaddress
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.common.config import parse_config_args
+
+from benchmarks.simulation import run, superlink
+from deploy import server, supervisor
+from deploy.credentials import make_authority, make_key
+from deploy.demo import HOSPITALS, SETTINGS
+from deploy.errors import DeployError
+from deploy.hospital import check_server, node_config, start_supernode
+
+ROOT = Path(__file__).parents[2]
+
+
+def certificate(path):
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_authority(tmp_path / "server", ["fl.example.org", "192.0.2.7", "::1"])
+    return tmp_path / "server"
+
+
+def test_the_server_has_a_certificate_of_the_authority_for_its_names(folder):
+    authority, own = certificate(folder / "ca.crt"), certificate(folder / "server.crt")
+    own.verify_directly_issued_by(authority)
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["fl.example.org", "localhost"]
+    addresses = ["192.0.2.7", "::1", "127.0.0.1"]
+    assert names.get_values_for_type(x509.IPAddress) == list(map(ipaddress.ip_address, addresses))
+    constraints = [
+        file.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        for file in (authority, own)
+    ]
+    assert constraints == [True, False]
+
+
+def test_private_keys_are_private(folder):
+    make_key(folder, "graz")
+    assert {path.name: mode(path) for path in folder.iterdir()} == {
+        **dict.fromkeys(["ca.crt", "server.crt", "graz.pub"], 0o644),
+        **dict.fromkeys(["ca.key", "server.key", "graz.key"], 0o600),
+    }
+
+
+def test_nothing_is_overwritten(folder):
+    make_key(folder, "graz")
+    before = {path: path.read_bytes() for path in folder.iterdir()}
+    with pytest.raises(DeployError, match=r"server\.crt is there already"):
+        make_authority(folder, ["other.example.org"])
+    with pytest.raises(DeployError, match=r"graz\.key is there already"):
+        make_key(folder, "graz")
+    assert {path: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_half_an_authority_is_not_replaced(folder):
+    for name in ("server.crt", "server.key", "ca.key"):
+        (folder / name).unlink()
+    with pytest.raises(DeployError, match=r"ca\.crt is there already"):
+        make_authority(folder, ["fl.example.org"])
+    assert [path.name for path in folder.iterdir()] == ["ca.crt"]
+
+
+def test_a_server_gets_a_new_certificate_of_the_same_authority(folder):
+    authority = (folder / "ca.crt").read_bytes()
+    (folder / "server.crt").unlink()
+    (folder / "server.key").unlink()
+    make_authority(folder, ["new.example.org"])
+    assert (folder / "ca.crt").read_bytes() == authority
+    certificate(folder / "server.crt").verify_directly_issued_by(certificate(folder / "ca.crt"))
+
+
+@pytest.mark.parametrize("name", ["fl.example.org:9092", "https://fl.example.org", "", "a b"])
+def test_what_is_no_name_of_a_server(name, tmp_path):
+    with pytest.raises(DeployError, match="neither a host name nor an IP address"):
+        make_authority(tmp_path, [name])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_key_is_what_ssh_keygen_writes(tmp_path):
+    make_key(tmp_path, "graz")
+    private = load_ssh_private_key((tmp_path / "graz.key").read_bytes(), None)
+    public = load_ssh_public_key((tmp_path / "graz.pub").read_bytes())
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.public_key() == public
+    assert private.curve.name == "secp384r1"
+    kind, _, comment = (tmp_path / "graz.pub").read_text().split()
+    assert (kind, comment) == ("ecdsa-sha2-nistp384", "graz")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "global", "ensemble", "../x"])
+def test_what_no_hospital_is_called(name, tmp_path):
+    with pytest.raises(DeployError, match="cannot be called"):
+        make_key(tmp_path, name)
+
+
+def test_the_server_listens_for_hospitals_alone_and_knows_them_by_their_keys(folder):
+    superlink, superexec = server.commands(folder, "0.0.0.0:9092", 8000)
+    assert shlex.join(superlink) == (
+        f"flower-superlink --ssl-ca-certfile {folder}/ca.crt --ssl-certfile {folder}/server.crt "
+        f"--ssl-keyfile {folder}/server.key --enable-supernode-auth --database {folder}/state.db "
+        "--isolation process --host 127.0.0.1 --port 8000 --fleet-api-address 0.0.0.0:9092 "
+        "--disable-runtime-dependency-installation"
+    )
+    assert shlex.join(superexec) == (
+        f"flower-superexec --root-certificates {folder}/ca.crt --runtime-api-address 127.0.0.1:8000"
+    )
+
+
+def test_a_node_config_is_one_that_flower_reads():
+    text = node_config(
+        "graz", Path("/data/my skin"), Path("/s"), "first-use", "model='cnn' partition-id=1"
+    )
+    assert parse_config_args([text]) == {
+        "site": "graz",
+        "data-dir": "/data/my skin",
+        "store-dir": "/s",
+        "members": "first-use",
+        "model": "cnn",
+        "partition-id": 1,
+    }
+    with pytest.raises(DeployError, match="takes no path with a '"):
+        node_config("graz", Path("/data/o'neill"), None, "none", "")
+    with pytest.raises(DeployError, match="--members is /gone: name a file"):
+        node_config("graz", Path("/data"), None, "/gone", "")
+
+
+def test_a_file_of_members_is_named_with_its_whole_path(tmp_path, monkeypatch):
+    (tmp_path / "members").write_text("graz key\n")
+    monkeypatch.chdir(tmp_path)
+    config = parse_config_args([node_config("graz", Path("/data"), None, "members", "")])
+    assert config["members"] == str(tmp_path / "members")
+    assert "members" not in parse_config_args([node_config("graz", Path("/d"), None, "none", "")])
+
+
+def test_flower_is_told_to_keep_to_itself(tmp_path):
+    environment = supervisor.flower(tmp_path)
+    assert environment["FLWR_HOME"] == str(tmp_path)
+    assert environment["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
+
+
+def test_a_hospital_is_told_what_is_missing(folder, tmp_path):
+    with pytest.raises(DeployError, match=r"graz\.key is not there: make it with"):
+        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "")
+    make_key(folder, "graz")
+    with pytest.raises(DeployError, match=r"gone is not there: --data-dir"):
+        start_supernode(folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "")
+    with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
+        start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "")
+
+
+@pytest.fixture
+def listening(folder):
+    """The port of a server that shows the certificate in `folder`."""
+    code = (
+        "import socket, ssl\n"
+        "context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)\n"
+        f"context.load_cert_chain({str(folder / 'server.crt')!r}, {str(folder / 'server.key')!r})\n"
+        "listener = socket.create_server(('', 0))\n"
+        "print(listener.getsockname()[1], flush=True)\n"
+        "while True:\n"
+        "    connection, _ = listener.accept()\n"
+        "    try:\n"
+        "        context.wrap_socket(connection, server_side=True).close()\n"
+        "    except OSError:\n"
+        "        pass\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout
+        yield int(process.stdout.readline())
+        process.kill()
+
+
+def test_a_server_is_known_by_its_authority_and_its_name(folder, listening, tmp_path, capsys):
+    check_server(f"127.0.0.1:{listening}", folder / "ca.crt")
+    assert capsys.readouterr().out == ""
+    make_authority(tmp_path / "other", ["127.0.0.1"])
+    with pytest.raises(DeployError, match=r"is not the server that .* vouches for \(unable to get"):
+        check_server(f"127.0.0.1:{listening}", tmp_path / "other" / "ca.crt")
+    with pytest.raises(DeployError, match=r"not valid for '127.0.0.2'"):
+        check_server(f"127.0.0.2:{listening}", folder / "ca.crt")
+
+
+def test_a_server_that_does_not_answer_is_waited_for(folder, capsys):
+    check_server("127.0.0.1:1", folder / "ca.crt")
+    assert "does not answer yet" in capsys.readouterr().out
+
+
+def test_a_key_that_is_no_file_or_no_key_is_not_registered(folder):
+    with pytest.raises(DeployError, match="There is no file"):
+        server.register(folder, folder / "graz.pub", "graz")
+    with pytest.raises(DeployError, match="is no public key of a hospital"):
+        server.register(folder, folder / "ca.crt", "graz")
+    make_key(folder, "graz")
+    with pytest.raises(DeployError, match=r"config\.toml is not there: start the SuperLink"):
+        server.register(folder, folder / "graz.pub", "graz")
+
+
+@pytest.fixture
+def flwr(folder, monkeypatch):
+    """Let `flwr` answer these texts one after the other; the commands that were given."""
+    commands = []
+
+    def answers(*texts):
+        following = iter(texts)
+
+        def run(command, **_):
+            commands.append(command[1])
+            text = "" if command[1] == "log" else next(following)
+            return subprocess.CompletedProcess(command, 0, text, "")
+
+        (folder / "config.toml").touch()
+        monkeypatch.setattr("subprocess.run", run)
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        return commands
+
+    return answers
+
+
+def failing(message):
+    return json.dumps({"success": False, "error-message": message})
+
+
+GONE = failing("Connection to the SuperLink is unavailable. Please check")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (failing("Public key already in use."), "is registered already"),
+        (GONE, "There is no SuperLink"),
+        (failing("something else"), "^something else$"),
+        ("no JSON", "^no JSON$"),
+    ],
+)
+def test_what_flower_says_is_said_clearly(answer, message, folder, flwr):
+    """It ends with status 0 all the same."""
+    make_key(folder, "graz")
+    flwr(answer)
+    with pytest.raises(DeployError, match=message):
+        server.register(folder, folder / "graz.pub", "graz")
+
+
+def of_run(status):
+    run = {"status": status, "status-details": "boom"}
+    return json.dumps({"success": True, "run-id": "7", "runs": [run]})
+
+
+def test_a_run_ends_as_flower_says_even_if_the_superlink_was_away(folder, flwr):
+    commands = flwr(of_run("pending"), GONE, of_run("running"), of_run("finished:completed"))
+    server.run(folder, None)
+    assert commands == ["run", "log", "ls", "log", "ls", "log", "ls"]
+
+
+def test_a_run_that_failed_is_an_error(folder, flwr):
+    flwr(of_run("pending"), of_run("finished:failed"))
+    with pytest.raises(DeployError, match="Run 7 is finished:failed: boom"):
+        server.run(folder, None)
+
+
+def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monkeypatch):
+    monkeypatch.setattr(server, "PATIENCE", 0)
+    flwr(of_run("pending"), GONE)
+    with pytest.raises(DeployError, match="There is no SuperLink"):
+        server.run(folder, None)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The supervisor's times in tenths of seconds."""
+    for name, seconds in {"STEADY": 0.6, "PATIENCE": 1.5, "LONGEST_PAUSE": 0.4}.items():
+        monkeypatch.setattr(supervisor, name, seconds)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.1)
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A program that writes a line when it starts, and then does what `body` says."""
+    programs = []
+
+    def write(body, hint=""):
+        path = tmp_path / "program"
+        path.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/starts\n{body}\n")
+        path.chmod(0o755)
+        program = supervisor.Program([str(path)], tmp_path / "work", dict(os.environ), hint)
+        programs.append(program)
+        return program
+
+    yield write
+    for program in programs:
+        program.end()
+        program.wait()
+
+
+def wait_until(done, meanwhile=lambda: None):
+    """Wait until there is something, at most for twenty seconds."""
+    deadline = time.monotonic() + 20
+    while not done():
+        assert time.monotonic() < deadline
+        meanwhile()
+        time.sleep(0.02)
+
+
+def starts(folder):
+    file = folder / "starts"
+    return [int(line) for line in file.read_text().split()] if file.exists() else []
+
+
+def alive(process):
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_program_that_never_stays_up_is_given_up(quick, script, tmp_path, capsys):
+    """Started after 0, 0.1, 0.3, 0.7, 1.1 and 1.5 seconds: pauses grow to 0.4, patience is 1.5."""
+    program = script("exit 3", "Look at the key.")
+    with pytest.raises(DeployError, match=r"has not stayed up for .* given up\. Look at the key"):
+        wait_until(lambda: False, program.look_after)
+    assert 4 <= len(starts(tmp_path)) <= 6
+    assert "(status 3) and is started again" in capsys.readouterr().out
+
+
+def test_a_program_that_was_up_is_started_again_for_ever(quick, script, tmp_path):
+    program = script("sleep 0.7")
+    wait_until(lambda: len(starts(tmp_path)) == 5, program.look_after)
+
+
+def test_what_a_dead_program_leaves_behind_is_ended(script, tmp_path):
+    program = script(
+        f"sleep 60 & echo $! > {tmp_path}/child.new\n"
+        f"mv {tmp_path}/child.new {tmp_path}/child; kill -9 $$"
+    )
+    program.look_after()
+    wait_until((tmp_path / "child").exists)
+    child = int((tmp_path / "child").read_text())
+    assert alive(child)
+    wait_until(lambda: not alive(child), program.look_after)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
+    """It waits for the end of the program, and ends what the program leaves behind."""
+    script(
+        f"trap 'sleep 0.5; echo bye > {tmp_path}/bye; exit' TERM\n"
+        f"sleep 60 & echo $! > {tmp_path}/child\necho > {tmp_path}/ready; wait"
+    )
+    code = (
+        "import os; from pathlib import Path; from deploy import supervisor as s; "
+        f"program = s.Program(['{tmp_path}/program'], Path('{tmp_path}'), os.environ); "
+        "s.keep_running(program)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    wait_until((tmp_path / "ready").exists)
+    process.send_signal(number)
+    process.send_signal(number)  # a second one changes nothing
+    assert process.wait(timeout=20) == 0
+    assert (tmp_path / "bye").exists()
+    assert len(starts(tmp_path)) == 1
+    wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
+
+
+def metrics_of(result):
+    """What was measured at which hospital, without how long it took."""
+    lines = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
+    return sorted(
+        (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
+        for line in lines
+        for name, value in line["metrics"].items()
+        if not name.startswith("seconds-")
+    )
+
+
+@pytest.mark.slow
+def test_a_deployment_measures_what_a_simulation_measures(tmp_path):
+    """The demo, then the same folders and settings on the simulation engine."""
+    demo = subprocess.run(
+        [ROOT / "deploy" / "demo"],
+        env={**os.environ, "TMPDIR": str(tmp_path), "FLWR_HOME": str(tmp_path / "unused")},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    deployed = Path(demo.stdout.splitlines()[-1])
+    folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)
+    settings = {
+        **parse_config_args([SETTINGS]),
+        "dataset": f"folder:{folders}",
+        "partition": "site",
+    }
+    with superlink(tmp_path / "simulation") as flower:
+        simulated = run(flower, tmp_path / "runs", len(HOSPITALS), config=None, **settings)
+    assert metrics_of(deployed) == metrics_of(simulated)
+    summary = json.loads((deployed / "summary.json").read_text())
+    assert summary["hospitals"] == sorted(HOSPITALS)
