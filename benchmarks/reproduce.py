@@ -164,8 +164,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
 
     They are the accuracies, AUROCs and disagreements of summary.json, best_<accuracy>, and:
 
-        hospital-0, ...  accuracy of all models at the hospitals in order of their names; FedER calls
-                         it "node convergence"
+        hospital-0, ...  accuracy of all models at the hospitals in order of their names; FedER
+                         calls it "node convergence"
         last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
                          of the pooled (balanced) accuracy over all visits of the last 10 rounds
         rounds_to_75     round in which the pooled accuracy first reached 75 %
@@ -316,7 +316,7 @@ def run_missing(
 def completed(row: Row, seed: int, output: Path) -> Path | None:
     """The newest result folder of a row with a seed, as the table has them now; None without."""
     wanted = {**defaults(), **row.settings, "seed": seed}
-    del wanted["output-dir"]
+    del wanted["output-dir"], wanted["resume"]
     for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
         summary = _read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
