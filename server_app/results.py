@@ -15,6 +15,7 @@ metrics.jsonl that are younger than the checkpoint: what they tell of is done on
 """
 
 import csv
+import fcntl
 import json
 import os
 import tomllib
@@ -24,7 +25,7 @@ from logging import ERROR, INFO, WARNING
 from math import isfinite, nan
 from pathlib import Path
 from time import monotonic, strftime
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import tomli_w
@@ -71,7 +72,7 @@ class Results:
         self._round_began = self._began
 
     @classmethod
-    def create(cls, settings: Settings) -> "Results":
+    def create(cls, settings: Settings) -> Self:
         """Make the directory of a new run.
 
         Raises:
@@ -98,9 +99,24 @@ class Results:
         self._checkpoint.mkdir()
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
         (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
+        self._claim()
+
+    def _claim(self) -> None:
+        """Hold the directory for as long as this process lives: two servers would mix their lines.
+
+        A stopped run may live on for a while; its server does not know at once.
+        """
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(directory)
+            raise CheckpointError("its server still runs: wait until that has ended") from error
+        except OSError:
+            os.close(directory)  # on a file system without locks
 
     @classmethod
-    def resume(cls, settings: Settings) -> tuple["Results", Checkpoint]:
+    def resume(cls, settings: Settings) -> tuple[Self, Checkpoint]:
         """Go on with the directory of a run that has not completed, from its last checkpoint.
 
         Raises:
@@ -119,6 +135,7 @@ class Results:
         checkpoint = checkpoints.load(self._checkpoint)
         self._config = (self.path / "config.toml").read_text(encoding="utf-8")
         _check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
+        self._claim()
         facts = checkpoint.facts["results"]
         metrics = self.path / "metrics.jsonl"
         if metrics.stat().st_size < facts["bytes"]:

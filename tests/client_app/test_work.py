@@ -123,6 +123,34 @@ def test_a_visit_writes_itself_into_the_label(tmp_path):
     assert 0 < answer["metrics"]["accuracy-after-visit"] <= 1
 
 
+def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_before(tmp_path):
+    """With FedBN; its answer was lost. Tests take the layers of the visit they follow."""
+
+    def asked(verb, parcels, round_):
+        order = {"round": round_, "learner": "fedbn", "epochs": 1}
+        return ask(verb, tmp_path, parcels, model="cnn", **order).content
+
+    first = ask("query.prepare", tmp_path, model="cnn", round=0, hop=0, learner="fedbn").content
+    once = asked("train", parcel_of(first), 1)
+    lost = asked("train", parcel_of(once), 2)
+    again = asked("train", parcel_of(once), 2)
+    assert check_parcel(lost) == check_parcel(again)
+    tested = bundle({"a": RecordDict(parcel_of(again))}, ["manifest", "model"])
+    accuracy = [asked("evaluate", tested, round_)["metrics"]["a/accuracy"] for round_ in (2, 2)]
+    third = asked("train", parcel_of(again), 3)
+    assert accuracy[0] == accuracy[1]
+    assert asked("evaluate", tested, 2)["metrics"]["a/accuracy"] == accuracy[0]
+    assert check_parcel(third) != check_parcel(again)
+    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/home/*.npz")}
+    assert kept == {"2-1", "3-1"}
+
+
+def test_an_identity_of_a_run_that_is_none_names_no_file(tmp_path):
+    answer = ask("query.prepare", tmp_path, run="../1")
+    assert answer.error.code == Failure.PARCEL
+    assert "'../1' is not the identity of a run" in answer.error.reason
+
+
 def test_a_visit_ends_at_its_deadline(tmp_path):
     answer = ask("train", tmp_path, parcel_of(prepared(tmp_path)), ttl=1e-9, epochs=1)
     assert answer.error.code == Failure.TIMEOUT
