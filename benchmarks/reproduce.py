@@ -316,7 +316,7 @@ def run_missing(
 def completed(row: Row, seed: int, output: Path) -> Path | None:
     """The newest result folder of a row with a seed, as the table has them now; None without."""
     wanted = {**defaults(), **row.settings, "seed": seed}
-    del wanted["output-dir"]
+    del wanted["output-dir"], wanted["resume"]
     for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
         summary = _read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))

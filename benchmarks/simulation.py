@@ -71,6 +71,7 @@ def run(
     cpus: int = 1,
     gpus: float = 0.0,
     config: Path | None = None,
+    resume: Path | None = None,
     **settings: object,
 ) -> Path:
     """Do one run of the app and wait for its end.
@@ -82,6 +83,7 @@ def run(
         cpus: Cores that a simulated hospital takes; so many of them work at once as that allows.
         gpus: Share of a GPU that a simulated hospital gets; without one it computes on its cores.
         config: A TOML file of settings, instead of `settings`.
+        resume: The result folder of a run to go on with, instead of `settings`.
         settings: As in pyproject.toml, where _ may stand for - and __ for a dot.
 
     Returns:
@@ -90,7 +92,9 @@ def run(
     Raises:
         RunFailed: With the last lines of the run's output.
     """
-    folders_before = set(output_dir.glob("*"))
+    folders_before = set(output_dir.glob("*")) - {resume}
+    if resume is not None:
+        config = resume / "checkpoint" / "resume.toml"
     if config is None:
         overrides = " ".join(
             f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}"

@@ -163,13 +163,12 @@ class Seal:
             ) from error
 
 
-def seal_for(hospital: Hospital, order: Order, run: str) -> Seal | None:
+def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     """What a hospital seals and opens with; None if parcels travel open.
 
     Args:
         hospital: Its file of members decides.
-        order: Says what the server expects, and whom the others have as members.
-        run: Identity of the run.
+        order: Names the run, says what the server expects, and has everybody's keys.
 
     Raises:
         SettingsError: The server wants the one and the hospital the other, or its files of keys
@@ -195,7 +194,7 @@ def seal_for(hospital: Hospital, order: Order, run: str) -> Seal | None:
         raise SettingsError(
             f"The members name another key for '{identity.name}' than this hospital's own."
         )
-    return Seal(identity, members, run)
+    return Seal(identity, members, order.run)
 
 
 def _wrapping(

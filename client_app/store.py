@@ -41,3 +41,11 @@ class Store:
             return {}
         with np.load(path, allow_pickle=False) as archive:
             return dict(archive)
+
+    def names(self, folder: str) -> list[str]:
+        """The names, without the folder's, of what is kept in a folder such as "runs/1"."""
+        return [path.stem for path in (self.folder / folder).glob("*.npz")]
+
+    def discard(self, name: str) -> None:
+        """Keep what has this name no longer."""
+        (self.folder / f"{name}.npz").unlink(missing_ok=True)

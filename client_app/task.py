@@ -61,10 +61,12 @@ class Task:
                 was tested on would now perhaps be trained on.
         """
         hospital = open_hospital(self.context, self.order.hospital, tuple(self.order.classes))
-        name, fingerprint = f"runs/{self.context.run_id}/data", hospital.data.fingerprint
-        if fingerprint and self.message.metadata.message_type == "query.enrol":
+        part = [self.context.node_config.get(key) for key in ("partition-id", "num-partitions")]
+        name, fingerprint = f"{self._folder}/data", f"{hospital.data.fingerprint}, part {part}"
+        kept = hospital.store.load(name).get("fingerprint")
+        if kept is None and self.message.metadata.message_type == "query.enrol":
             hospital.store.save(name, {"fingerprint": np.array(fingerprint)})
-        elif fingerprint != str(hospital.store.load(name).get("fingerprint", fingerprint)):
+        elif kept is not None and fingerprint != str(kept):
             raise DataError(
                 "The hospital's images have changed since it joined the run: it takes part in the "
                 "next one again."
@@ -87,7 +89,7 @@ class Task:
     @cached_property
     def seal(self) -> Seal | None:
         """What parcels are sealed and opened with; None if they travel open."""
-        return seal_for(self.hospital, self.order, str(self.context.run_id))
+        return seal_for(self.hospital, self.order)
 
     def open(self, parcel: RecordDict) -> tuple[RecordDict, Manifest]:
         """Check a parcel, and open it if it is sealed.
@@ -120,7 +122,7 @@ class Task:
         if self.seal is None:
             return
         lineage = hashlib.sha256(manifest.lineage.encode()).hexdigest()[:16]  # it names a file
-        name, now = f"runs/{self.context.run_id}/seen/{lineage}", (manifest.round, manifest.hop)
+        name, now = f"{self._folder}/seen/{lineage}", (manifest.round, manifest.hop)
         newest = tuple(self.hospital.store.load(name).get("visit", now))
         if now < newest:
             raise ParcelError(
@@ -181,8 +183,7 @@ class Task:
                 parcel = self.seal.close(parcel)
             if own:
                 state = network.state_dict()
-                arrays = {name: state[name].cpu().numpy() for name in own}
-                self.hospital.store.save(self._home, arrays)
+                self._keep_home({name: state[name].cpu().numpy() for name in own})
             return parcel
 
     def answer(
@@ -216,8 +217,30 @@ class Task:
 
     @cached_property
     def _own(self) -> Arrays:
-        """What the hospital has its own of in every network, as its last visit left it."""
-        return {} if self._is_guest else self.hospital.store.load(self._home)
+        """What the hospital has its own of in every network, as its last visit left it.
+
+        A visit whose answer was lost with the server is ordered once more when the run is resumed,
+        and starts from the visit before it, as it did the first time.
+        """
+        place = (self.order.round, self.order.hop)
+        tests = self.message.metadata.message_type == "evaluate"
+        left = [visit for visit in self._visits() if visit < place or (tests and visit == place)]
+        return self.hospital.store.load(self._home(left[-1])) if left and not self._is_guest else {}
+
+    def _keep_home(self, arrays: Arrays) -> None:
+        """Keep what is the hospital's own as this visit leaves it, and as the one before did."""
+        place = (self.order.round, self.order.hop)
+        self.hospital.store.save(self._home(place), arrays)
+        for visit in [visit for visit in self._visits() if visit < place][:-1]:
+            self.hospital.store.discard(self._home(visit))
+
+    def _visits(self) -> list[tuple[int, ...]]:
+        """Round and hop of the visits that left something at home, in order."""
+        names = self.hospital.store.names(f"{self._folder}/home")
+        return sorted(tuple(map(int, name.split("-"))) for name in names)
+
+    def _home(self, visit: tuple[int, ...]) -> str:
+        return f"{self._folder}/home/{'-'.join(map(str, visit))}"
 
     @property
     def _is_guest(self) -> bool:
@@ -225,5 +248,8 @@ class Task:
         return self.message.metadata.message_type == "train.rewind"
 
     @property
-    def _home(self) -> str:
-        return f"runs/{self.context.run_id}/home"
+    def _folder(self) -> str:
+        """Where the hospital's store has what is for this run alone."""
+        if not re.fullmatch(r"[0-9a-zA-Z_-]+", self.order.run):
+            raise ParcelError(f"'{self.order.run:.80}' is not the identity of a run.")
+        return f"runs/{self.order.run}"

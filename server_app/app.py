@@ -18,8 +18,13 @@ def main(grid: Grid, context: Context) -> None:
     """Do one run. The last line it logs is the path of its result folder."""
     settings = Settings.parse(context.run_config)
     strategy = strategy_named(settings.strategy)
-    results = Results.create(settings)
-    run = strategy(settings, grid, results)
+    if settings.resume:
+        results, checkpoint = Results.resume(settings)
+        run = strategy(settings, grid, results)
+        run.go_on_from(checkpoint)
+    else:
+        results = Results.create(settings)
+        run = strategy(settings, grid, results)
     try:
         run.run()
     except Exception as error:

@@ -110,7 +110,9 @@ class Summary:
         best_round: The first one with the highest federation accuracy (without one: personalized
             accuracy). It is chosen on test data, as papers do, and so flatters the method.
         best: The highest of each accuracy over the evaluated rounds, chosen just so.
-        wall_seconds: From the start of the run to its end.
+        wall_seconds: From the start of the run to its end, without the time between an interruption
+            and the checkpoint before it.
+        resumed: How many times the run was interrupted and went on.
         seconds: Hospital-seconds: what hospitals reported to have spent on each of `PHASES`, and as
             `wait` all other time between a message to them and their answer.
         bytes_sent: To all hospitals together.
@@ -152,6 +154,7 @@ class Summary:
     best_round: int | None
     best: dict[str, float]
     wall_seconds: float
+    resumed: int
     seconds: dict[str, float]
     bytes_sent: int
     bytes_received: int
@@ -209,7 +212,12 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
 
 
 def summarise(
-    strategy: str, events: Sequence[Event], rounds: Sequence[Round], wall_seconds: float, error: str
+    strategy: str,
+    events: Sequence[Event],
+    rounds: Sequence[Round],
+    wall_seconds: float,
+    error: str,
+    resumed: int = 0,
 ) -> Summary:
     """Sum up a run: all its events, and the measures of its finished rounds."""
     evaluated = [each for each in rounds if each.matrix]
@@ -257,6 +265,7 @@ def summarise(
             if "accuracy" in name
         },
         wall_seconds=wall_seconds,
+        resumed=resumed,
         seconds=seconds,
         bytes_sent=sum(event.bytes_sent for event in events),
         bytes_received=sum(event.bytes_received for event in events),

@@ -71,6 +71,8 @@ def _head(name: str, summary: Summary) -> str:
         f"models: {len(summary.models)}",
         plots.duration(summary.wall_seconds),
     ]
+    if summary.resumed:
+        facts.append(f"interrupted and resumed: {summary.resumed}")
     rows = [
         [
             "federation",

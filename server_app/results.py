@@ -6,32 +6,43 @@
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     parcels/               the last good parcel of each model
     report.html            the summary, to look at
+    checkpoint/            what the run needs to go on (`strategies.checkpoint`), until it has
+                           completed; and resume.toml, the settings to go on with
 
 The first two are there from the beginning, so that a run that is killed leaves what it measured;
-the others are written at its end, most precious first.
+the next four are written at its end, most precious first. A run that goes on drops those lines of
+metrics.jsonl that are younger than the checkpoint: what they tell of is done once more.
 """
 
 import csv
+import fcntl
 import json
+import os
+import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from logging import ERROR, INFO, WARNING
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from time import monotonic, strftime
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import tomli_w
 from flwr.app import RecordDict
 from flwr.common import log
+from flwr.common.config import flatten_dict
 
 from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
+from strategies import checkpoint as checkpoints
+from strategies.checkpoint import Checkpoint, CheckpointError
 from strategies.events import Event
 from strategies.parcel import save
 from strategies.settings import Settings, SettingsError
 
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
+# Settings that a run may go on with others of.
+_MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
 # What the line about a round says, as far as the round was evaluated.
 PROGRESS = {
     "federation": "federation_accuracy",
@@ -53,15 +64,15 @@ class Results:
     def __init__(self, path: Path, settings: Settings) -> None:
         self.path = path
         self._settings = settings
-        self._config = tomli_w.dumps(_with_dashes(asdict(settings)))
+        self._config = ""
         self._events: list[Event] = []
         self._rounds: list[Round] = []
-        self._began = monotonic()
+        self._resumed = 0
+        self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
-        (path / "config.toml").write_text(self._config, encoding="utf-8")
 
     @classmethod
-    def create(cls, settings: Settings) -> "Results":
+    def create(cls, settings: Settings) -> Self:
         """Make the directory of a new run.
 
         Raises:
@@ -71,12 +82,97 @@ class Results:
             base = Path(settings.output_dir).expanduser()
             base.mkdir(parents=True, exist_ok=True)
             path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
-            return cls(path, settings)
+            results = cls(path, settings)
+            results._begin()
+            return results
         except (OSError, RuntimeError) as error:  # RuntimeError: no such home directory
             raise SettingsError(
                 f"The setting 'output-dir' is {settings.output_dir!r}; it must be a folder that "
                 f"the server can write to ({error})."
             ) from error
+
+    def _begin(self) -> None:
+        keys = _with_dashes(asdict(self._settings))
+        self._config = tomli_w.dumps(keys)
+        (self.path / "config.toml").write_text(self._config, encoding="utf-8")
+        (self.path / "metrics.jsonl").touch()
+        self._checkpoint.mkdir()
+        resume = tomli_w.dumps({**keys, "resume": str(self.path)})
+        (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
+        self._claim()
+
+    def _claim(self) -> None:
+        """Hold the directory for as long as this process lives: two servers would mix their lines.
+
+        A stopped run may live on for a while; its server does not know at once.
+        """
+        directory = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(directory)
+            raise CheckpointError("its server still runs: wait until that has ended") from error
+        except OSError:
+            os.close(directory)  # on a file system without locks
+
+    @classmethod
+    def resume(cls, settings: Settings) -> tuple[Self, Checkpoint]:
+        """Go on with the directory of a run that has not completed, from its last checkpoint.
+
+        Raises:
+            SettingsError: There is no such run at `resume`, or it has other settings.
+        """
+        try:
+            results = cls(Path(settings.resume).expanduser(), settings)
+            return results, results._go_on()
+        except (OSError, RuntimeError, CheckpointError) as error:
+            raise SettingsError(
+                f"The setting 'resume' is {settings.resume!r}; it must be the result directory of "
+                f"a run that has not completed ({error})."
+            ) from error
+
+    def _go_on(self) -> Checkpoint:
+        checkpoint = checkpoints.load(self._checkpoint)
+        self._config = (self.path / "config.toml").read_text(encoding="utf-8")
+        _check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
+        self._claim()
+        facts = checkpoint.facts["results"]
+        metrics = self.path / "metrics.jsonl"
+        if metrics.stat().st_size < facts["bytes"]:
+            raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
+        os.truncate(metrics, facts["bytes"])
+        (self.path / "summary.json").unlink(missing_ok=True)  # of its failure
+        self._events = [
+            _from_json(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
+        ]
+        for number, seconds in enumerate(facts["seconds_of_rounds"], 1):
+            self._measure(number, seconds)
+        self._resumed = facts["resumed"] + 1
+        now = monotonic()
+        self._began = now - facts["seconds"]
+        self._round_began = now - facts["seconds_of_this_round"]
+        log(INFO, "The run of %s goes on", self.path)
+        return checkpoint
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoint"
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Keep a checkpoint, for a run that goes on from here."""
+        with (self.path / "metrics.jsonl").open("ab") as file:
+            os.fsync(file.fileno())
+            size = file.tell()
+        now = monotonic()
+        facts = {
+            "bytes": size,
+            "seconds": now - self._began,
+            "seconds_of_rounds": [each.seconds for each in self._rounds],
+            "seconds_of_this_round": now - self._round_began,
+            "resumed": self._resumed,
+        }
+        facts = {**checkpoint.facts, "results": facts}
+        checkpoints.save(replace(checkpoint, facts=facts), self._checkpoint)
 
     def record(self, event: Event) -> None:
         """Write down one event, at once, and log it if a person waits for it."""
@@ -91,10 +187,8 @@ class Results:
 
     def round_finished(self, server_round: int) -> None:
         """Measure a round and log one line about it."""
-        events = [event for event in self._events if event.round == server_round]
         seconds = monotonic() - self._round_began
-        measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
-        self._rounds.append(measured)
+        measured = self._measure(server_round, seconds)
         figures = [
             f"{label} {measured.figures[name]:.3f}"
             for label, name in PROGRESS.items()
@@ -115,6 +209,12 @@ class Results:
             seconds,
         )
 
+    def _measure(self, server_round: int, seconds: float) -> Round:
+        events = [event for event in self._events if event.round == server_round]
+        measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
+        self._rounds.append(measured)
+        return measured
+
     def finish(self, parcels: Mapping[str, RecordDict]) -> None:
         """Write what is written at the end of a run.
 
@@ -122,23 +222,30 @@ class Results:
             parcels: The last good parcel of each lineage.
         """
         self._close(parcels, "")
+        checkpoints.remove(self._checkpoint)
 
     def fail(self, error: Exception, parcels: Mapping[str, RecordDict]) -> None:
         """Write what there is of a run that an error ended."""
         self._close(parcels, f"{type(error).__name__}: {error}")
         log(ERROR, "The run failed: %s What it came to is in %s", error, self.path)
+        log(INFO, "It goes on with --run-config '%s'", self._checkpoint / "resume.toml")
 
     def _close(self, parcels: Mapping[str, RecordDict], error: str) -> None:
         wall_seconds = monotonic() - self._began
         summary = summarise(
-            self._settings.strategy, self._events, self._rounds, wall_seconds, error
+            self._settings.strategy,
+            self._events,
+            self._rounds,
+            wall_seconds,
+            error,
+            self._resumed,
         )
         # Renamed, so that whoever finds summary.json finds all of it.
         draft = self.path / "summary.json.part"
         draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         draft.replace(self.path / "summary.json")
         self._write_matrix(summary)
-        (self.path / "parcels").mkdir()
+        (self.path / "parcels").mkdir(exist_ok=True)
         for lineage, parcel in parcels.items():
             # A hospital chose this name; quoted, it cannot lead out of the folder.
             save(parcel, self.path / "parcels" / f"{quote(lineage, safe=' ')}.npz")
@@ -176,6 +283,17 @@ def _new_directory(base: Path, name: str) -> Path:
             path = base / f"{name}-{number}"
 
 
+def _check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
+    """Refuse to go on with a run with other settings than it began with."""
+    before, now = flatten_dict(config), flatten_dict(_with_dashes(asdict(settings)))
+    for key in sorted((before.keys() | now.keys()) - _MAY_CHANGE):
+        if before.get(key) != now.get(key):
+            raise SettingsError(
+                f"The setting '{key}' is {now.get(key)!r}, but the run to resume has "
+                f"{before.get(key)!r}: resume it with --run-config '{resume}'."
+            )
+
+
 def _with_dashes(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Settings under their keys in pyproject.toml."""
     return {
@@ -186,6 +304,14 @@ def _with_dashes(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_without_nan(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _from_json(line: str) -> Event:
+    """The event of a line of metrics.jsonl."""
+    fields = json.loads(line)
+    del fields["time"]
+    metrics = {key: nan if value is None else value for key, value in fields["metrics"].items()}
+    return Event(**{**fields, "metrics": metrics})
 
 
 def _without_nan(value: Any) -> Any:

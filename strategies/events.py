@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from strategies.checkpoint import Checkpoint
+
 
 @dataclass(frozen=True)
 class Event:
@@ -55,3 +57,6 @@ class Journal(Protocol):
 
     def round_finished(self, server_round: int) -> None:
         """Take note that all events of a round have been recorded."""
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Keep what the run needs to go on from here, with all that has been recorded so far."""

@@ -187,6 +187,8 @@ class Order:
         classes: Names of the federation's classes, in the order of a network's outputs; empty in
             the first message, by which a hospital is asked for its own.
         learner: Name of the local objective (client_app.learners.LEARNERS).
+        run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
+            own changes when a run is resumed.
         epochs: Passes over the training images.
         test: Whether to test the model after training it.
         snapshots: Whether to answer also with the model after each epoch, for others to test.
@@ -205,6 +207,7 @@ class Order:
     hospital: str
     classes: list[str]
     learner: str
+    run: str
     epochs: int = 0
     test: bool = False
     snapshots: bool = False
@@ -298,12 +301,17 @@ def check_parcel(parcel: RecordDict) -> Manifest:
         )
     if "model" not in parcel:
         raise ParcelError("The parcel has no model.")
-    for name in parcel.array_records:
-        if manifest.hash_of.get(name) != hash_arrays(parcel.array_records[name]):
+    check_hashes(parcel, manifest)
+    return manifest
+
+
+def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
+    """Refuse a parcel whose arrays are not those that its label names."""
+    for name, record in parcel.array_records.items():
+        if manifest.hash_of.get(name) != hash_arrays(record):
             raise ParcelError(
                 f"The '{name}' of lineage '{manifest.lineage}' has changed on its way."
             )
-    return manifest
 
 
 def is_sealed(record: ArrayRecord) -> bool:

@@ -9,6 +9,7 @@ was meant for it stays as it was, counts as being there, and moves on at the nex
 """
 
 import time
+import uuid
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from strategies.buffers import Buffers
+from strategies.checkpoint import Checkpoint
 from strategies.courier import Courier, Delivery
 from strategies.events import Event, Journal
 from strategies.parcel import (
@@ -44,6 +46,8 @@ from strategies.topology import Route
 
 # Models are evaluated several at a time, but a message stays well below what Flower can carry.
 EVALUATION_BYTES = 256 * 1024**2
+
+AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
 
 
 class RunError(RuntimeError):
@@ -107,13 +111,15 @@ class PeerStrategy(Strategy):
         # A simulation has one owner, who sees everything anyway.
         self.sealed = settings.sealed and self.courier.others_may_join
         self.keys: dict[str, str] = {}  # the public half of each hospital's, by its name
+        self.identity = uuid.uuid4().hex  # of the run, for as long as it goes on
         self.classes: list[str] = []  # in the order of the networks' outputs; fixed at the start
         self.nodes: dict[str, int] = {}  # Flower's node id of each hospital, which may change
         self.withheld: set[int] = set()  # nodes whose buffer may not leave, however often asked
         self.held: dict[str, Held] = {}  # last good copies, by the place they are at
         self.after_visits: dict[str, RecordDict] = {}  # the model after each visit of the round
         self.buffers = Buffers()
-        self.round, self.hop = 1, 0  # the hop that was begun last; both count from 1
+        # The hop that was begun last, from 1; 0 = the round is still to begin.
+        self.round, self.hop = 1, 0
 
     @abstractmethod
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
@@ -161,17 +167,23 @@ class PeerStrategy(Strategy):
                 f"The setting 'wire-dtype' is 'float16', in which '{self.settings.strategy}' would "
                 "average models: set it to float32."
             )
+        self.journal.keep(self.checkpoint())
         unusable = (Failure.SETTINGS, Failure.DATA)
-        failed = self.enrol()
+        # Within a round nobody is new: what a method does with first models is done.
+        failed = PeerStrategy.enrol(self) if self.hop else self.enrol()
         for delivery in failed:
             if delivery.failure in unusable and not self.courier.others_may_join:
                 raise RunError(delivery.reason)
-        if len(self.nodes) < self.settings.min_hospitals:
+        ready = len(self.nodes) - list(self.nodes.values()).count(AWAY)
+        if ready < self.settings.min_hospitals:
             reasons = " ".join(delivery.reason for delivery in failed)
             raise RunError(
-                f"{len(self.nodes)} of {self.settings.min_hospitals} hospitals (min-hospitals) are "
-                f"ready. {reasons}"
+                f"{ready} of {self.settings.min_hospitals} hospitals (min-hospitals) are ready. "
+                f"{reasons}"
             )
+        if self._ends_round:  # resumed between its last hop and its end
+            messages = self.configure_evaluate(0, ArrayRecord(), ConfigRecord(), self.courier)
+            self.aggregate_evaluate(0, self.courier.send_and_receive(messages))
         while hops := self._hops_left():  # more than were to come, if a hospital has joined
             self.start(self.courier, ArrayRecord(), num_rounds=hops)
         if not any(held.round for held in self.held.values()):
@@ -181,10 +193,50 @@ class PeerStrategy(Strategy):
         """Log what the run is going to do; called by `Strategy.start`."""
         log(INFO, "%d rounds at %s", self.settings.num_server_rounds, ", ".join(self.hospitals))
 
+    # Checkpoints: after every hop, and at the end of every round.
+
+    def checkpoint(self) -> Checkpoint:
+        """What a run needs to go on; random numbers follow from the seed, the round and the hop."""
+        return Checkpoint(
+            {
+                "identity": self.identity,
+                "round": self.round,
+                "hop": self.hop,
+                "classes": self.classes,
+                "hospitals": list(self.nodes),
+                "held": {
+                    place: [held.lineage, held.round, held.num_examples]
+                    for place, held in self.held.items()
+                },
+                "buffers": self.buffers.facts,
+            },
+            {
+                "held": {place: held.parcel for place, held in self.held.items()},
+                "after_visits": self.after_visits,
+                "buffers": self.buffers.parcels,
+            },
+        )
+
+    def go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Take the place of the strategy that gave a checkpoint; `run` does what is left."""
+        facts, parcels = checkpoint.facts, checkpoint.parcels
+        self.identity, self.classes = facts["identity"], facts["classes"]
+        self.round, self.hop = facts["round"], facts["hop"]
+        self.nodes = dict.fromkeys(facts["hospitals"], AWAY)  # until they have enrolled once more
+        self.held = {
+            place: Held(lineage, parcels["held"][place], round_, num_examples)
+            for place, (lineage, round_, num_examples) in facts["held"].items()
+        }
+        self.after_visits = dict(parcels["after_visits"])
+        self.buffers = Buffers(facts["buffers"], parcels["buffers"])
+
     # Enrolment: before the first hop, and for hospitals that come back or join later.
 
     def enrol(self) -> list[Delivery]:
         """Ask hospitals that are not known yet who they are and to prepare; take in their parcels.
+
+        After a resume those that were there before come back at any time, others when a round
+        begins.
 
         Returns:
             What became of those that are not ready; they are asked again in the next round.
@@ -195,6 +247,7 @@ class PeerStrategy(Strategy):
         known = self.withheld.union(self.nodes.values())
         unknown = sorted(set(self._wait_for_hospitals()) - known)
         names, failed = self._get_to_know(unknown)
+        names = {node: name for node, name in names.items() if not self.hop or name in self.nodes}
         if names:
             log(INFO, "%d hospitals prepare their models", len(names))
         orders = {
@@ -233,7 +286,7 @@ class PeerStrategy(Strategy):
             # One that failed did not say its name; it may be registered under one.
             hospital = registered.get(delivery.node) or f"node {delivery.node}"
             hospital = str(card.get("hospital", hospital))
-            self.journal.record(_event(delivery, 0, 0, hospital, ""))
+            self._tell(_event(delivery, 0, 0, hospital, ""))
             if delivery.failure is None:
                 names[delivery.node] = hospital
                 self.keys[hospital] = str(card.get("identity", ""))
@@ -249,7 +302,7 @@ class PeerStrategy(Strategy):
     def _order(self, hospital: str, round_: int = 0, hop: int = 0) -> Order:
         """What all orders of a hop have in common."""
         return Order(
-            *(round_, hop, hospital, self.classes, self.learner),
+            *(round_, hop, hospital, self.classes, self.learner, self.identity),
             sealed=self.sealed,
             members=[f"{name} {key}" for name, key in sorted(self.keys.items())],
         )
@@ -282,10 +335,10 @@ class PeerStrategy(Strategy):
                 f"Two hospitals are called '{hospital}': give each SuperNode its own site in its "
                 "node-config, or register it under a name of its own."
             )
-        self.nodes[hospital] = node
         parcel = self.buffers.take_from(hospital, parcel)
-        if hospital not in self.held:
+        if hospital not in self.nodes:
             self.held[hospital] = Held(hospital, parcel)
+        self.nodes[hospital] = node
 
     # Training: one hop. `Strategy.start` calls these two.
 
@@ -342,6 +395,7 @@ class PeerStrategy(Strategy):
         self.held = move(self.held, route, arrived)
         if self._ends_round:
             self.finish_round(round_)
+        self.journal.keep(self.checkpoint())
         return None, None
 
     # Evaluation, after the last hop of a round. `Strategy.start` calls these two.
@@ -400,6 +454,8 @@ class PeerStrategy(Strategy):
                 for hospital, lineage in self.handed_on(round_).items():
                     self.journal.record(Event("hand-off", round_, hop, hospital, lineage))
             self.journal.round_finished(round_)
+            self.round, self.hop = round_ + 1, 0
+            self.journal.keep(self.checkpoint())
 
     def _evaluates(self, round_: int) -> bool:
         every, last = self.settings.evaluate.every, self.settings.num_server_rounds
@@ -441,11 +497,14 @@ class PeerStrategy(Strategy):
 
     def _begin_hop(self) -> None:
         """Go on to the next hop: one round of Flower's is one hop."""
-        if self._ends_round:
-            self.round, self.hop = self.round + 1, 0
         if self.hop == 0:
             self.enrol()
         self.hop += 1
+
+    def _tell(self, event: Event) -> None:
+        """Record an event, if it is not what a hospital does once more after a resume."""
+        if event.outcome != "ok" or self.nodes.get(event.hospital) != AWAY:
+            self.journal.record(event)
 
     def _hospital_at(self, node: int) -> str:
         return next(hospital for hospital, id_ in self.nodes.items() if id_ == node)
@@ -468,7 +527,7 @@ class PeerStrategy(Strategy):
                         raise ParcelError("The metric 'num-examples' must be above 0.")
             except ParcelError as error:
                 delivery = replace(delivery, failure=Failure.PARCEL, reason=str(error))
-        self.journal.record(_event(delivery, round_, hop, hospital, lineage))
+        self._tell(_event(delivery, round_, hop, hospital, lineage))
         return parcel if delivery.failure is None else None
 
 

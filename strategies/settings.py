@@ -210,6 +210,7 @@ class Settings:
     output_dir: str
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
+    resume: str
     min_hospitals: int
     hop_timeout: float
     prepare_timeout: float
@@ -263,12 +264,10 @@ class Settings:
                 f"{self.rewind.epochs(epochs)}: take more epochs, 3 at least",
             )
         # The working directory of a Flower process is not the user's.
-        _require(
-            self.output_dir.startswith("~") or Path(self.output_dir).is_absolute(),
-            "output-dir",
-            self.output_dir,
-            "an absolute path, or one that starts with ~",
-        )
+        allowed = "an absolute path, or one that starts with ~"
+        for key, folder in (("output-dir", self.output_dir), ("resume", self.resume or "~")):
+            usable = folder.startswith("~") or Path(folder).is_absolute()
+            _require(usable, key, folder, allowed + ", or empty" * (key == "resume"))
 
     @property
     def models(self) -> list[str]:

@@ -7,3 +7,26 @@ def _inside_a_run(monkeypatch):
     """Flower makes messages only inside a run."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
+
+
+@pytest.fixture
+def _quick_buffers(monkeypatch):
+    """Blends of two images of a class in the place of a GAN's: tests/gan has those."""
+    import torch  # here, because it takes seconds, and most tests do without
+
+    from client_app import buffer
+    from client_app.buffer import Buffer
+    from client_app.datasets import Samples
+
+    def blend(hospital, deadline):
+        train, size = hospital.data.train, hospital.settings.feder.buffer_size
+        labels = train.labels[torch.arange(size) % len(train)]
+        rng = torch.Generator().manual_seed(0)
+        pick = [
+            [int(torch.multinomial((train.labels == k) * 1.0, 1, generator=rng)) for k in labels]
+            for _ in range(2)
+        ]
+        images = (train.images[pick[0]].float() + train.images[pick[1]].float()) / 2
+        return Buffer(Samples(images.byte(), labels), {"release-passed": 1.0})
+
+    monkeypatch.setattr(buffer, "make_buffer", blend)

@@ -21,6 +21,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from strategies.checkpoint import Checkpoint
 from strategies.events import Event
 from strategies.parcel import (
     Manifest,
@@ -135,6 +136,9 @@ class Ledger:
 
     def round_finished(self, server_round: int) -> None:
         self.rounds.append(server_round)
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        pass
 
     def of(self, verb: str) -> list[Event]:
         return [event for event in self.events if event.verb == verb]

@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from client_app import buffer
 from client_app import hospital as hospital_module
 from client_app.app import app as hospital_app
-from client_app.buffer import Buffer
-from client_app.datasets import Samples, open_data
+from client_app.datasets import open_data
 from client_app.evaluation import probabilities
 from client_app.hospital import open_hospital
 from client_app.models import Architecture, normalise
@@ -28,22 +26,7 @@ from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
 HOSPITALS = 3
 
 
-@pytest.fixture(autouse=True)
-def _quick_buffers(monkeypatch):
-    """Blends of two images of a class in the place of a GAN's: tests/gan has those."""
-
-    def blend(hospital, deadline):
-        train, size = hospital.data.train, hospital.settings.feder.buffer_size
-        labels = train.labels[torch.arange(size) % len(train)]
-        rng = torch.Generator().manual_seed(0)
-        pick = [
-            [int(torch.multinomial((train.labels == k) * 1.0, 1, generator=rng)) for k in labels]
-            for _ in range(2)
-        ]
-        images = (train.images[pick[0]].float() + train.images[pick[1]].float()) / 2
-        return Buffer(Samples(images.byte(), labels), {"release-passed": 1.0})
-
-    monkeypatch.setattr(buffer, "make_buffer", blend)
+pytestmark = pytest.mark.usefixtures("_quick_buffers")
 
 
 def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
@@ -150,7 +133,7 @@ def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path
     for message in grid.sent:
         for record in message.content.array_records.values():
             assert not [name for name in record if "bn" in name or "downsample.1" in name]
-    homes = [np.load(path) for path in tmp_path.glob("hospital-*/runs/1/home.npz")]
+    homes = [np.load(path) for path in tmp_path.glob("hospital-*/runs/*/home/2-1.npz")]
     assert len(homes) == HOSPITALS
     assert all(home["bn1.num_batches_tracked"] == 2 for home in homes)  # one batch a round
     assert [event for event in ledger.events if event.outcome != "ok"] == []

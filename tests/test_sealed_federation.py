@@ -56,7 +56,11 @@ def federate(tmp_path, strategy="rwt", change=None, members=None, **overrides):
 def opened(peers, tmp_path):
     """The models at the end of a run, as a hospital reads them."""
     store = tmp_path / "hospital-0"
-    seal = Seal(Identity.of("hospital-0", store / "identity"), read_members(store / "members"), "1")
+    seal = Seal(
+        Identity.of("hospital-0", store / "identity"),
+        read_members(store / "members"),
+        peers.identity,
+    )
     return {
         name: seal.open(parcel, check_parcel(parcel)) if peers.sealed else parcel
         for name, parcel in peers.parcels.items()
@@ -175,7 +179,6 @@ def test_parcels_of_another_run_are_refused(tmp_path):
 
     def hospital(index):
         place = context(index, 3, config, **{"store-dir": str(tmp_path), "members": "first-use"})
-        place.run_id = 2
         return lambda message: hospital_app(message, place)
 
     ledger, grid = Ledger(), Relay({100 + index: hospital(index) for index in range(3)})

@@ -1,13 +1,20 @@
 """The app as users start it: `flwr run` on Flower's simulation engine, with real processes."""
 
 import json
+import os
 import re
+import signal
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.simulation import RunFailed, run, superlink
+from strategies.parcel import load
 from tests.fakes import write_archive
 
 pytestmark = pytest.mark.slow
@@ -68,6 +75,51 @@ def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
     first = run(flower, tmp_path, hospitals=4, cpus=1, **settings)
     second = run(flower, tmp_path, hospitals=4, cpus=2, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)
+
+
+def simulation_of(environment):
+    """The process that runs the server and its hospitals."""
+    home = f"FLWR_HOME={environment['FLWR_HOME']}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            command, variables = ((process / name).read_bytes() for name in ("cmdline", "environ"))
+            if b"flwr-simulation" in command and home in variables.split(b"\0"):
+                return int(process.name)
+    raise AssertionError("There is no simulation.")
+
+
+def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower, tmp_path):
+    """FedBN, whose hospitals keep layers of their own; killed in its third round."""
+    settings: dict[str, Any] = {"strategy": "fedbn", "num_server_rounds": 5, "train__epochs": 6}
+    unbroken = run(flower, tmp_path / "unbroken", hospitals=2, **settings)
+    with ThreadPoolExecutor() as pool:
+        stopped = pool.submit(run, flower, tmp_path / "stopped", hospitals=2, **settings)
+        deadline = time.monotonic() + 120
+        while not any(
+            '"round": 3' in path.read_text() for path in tmp_path.glob("stopped/*/metrics.jsonl")
+        ):
+            assert time.monotonic() < deadline
+            assert not stopped.done()
+            time.sleep(0.02)
+        os.kill(simulation_of(flower), signal.SIGKILL)
+        listed = subprocess.run(
+            ["flwr", "ls", "local", "--format", "json"], env=flower, capture_output=True, check=True
+        )
+        run_id = json.loads(listed.stdout)["runs"][0]["run-id"]
+        subprocess.run(["flwr", "stop", run_id, "local"], env=flower, check=True)
+        with pytest.raises(RunFailed):
+            stopped.result()
+    (result,) = (tmp_path / "stopped").iterdir()
+    assert not (result / "summary.json").exists()
+    assert run(flower, tmp_path / "stopped", hospitals=2, resume=result) == result
+    assert metrics_of(result) == metrics_of(unbroken)
+    summaries = [json.loads((each / "summary.json").read_text()) for each in (result, unbroken)]
+    assert [summary.pop("resumed") for summary in summaries] == [1, 0]
+    for summary in summaries:
+        del summary["wall_seconds"], summary["seconds"], summary["history"]["seconds"]
+    assert summaries[0] == summaries[1]
+    models = [load(each / "parcels" / "global.npz")["model"] for each in (result, unbroken)]
+    assert models[0].object_id == models[1].object_id
 
 
 def test_a_run_that_cannot_start_says_why_and_is_marked_as_failed(flower, tmp_path):

@@ -31,7 +31,14 @@ DIGITS = list("0123456789")
 
 
 def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **order):
-    fields = {"round": 1, "hop": 1, "hospital": "hospital-0", "learner": "plain", **order}
+    fields = {
+        "round": 1,
+        "hop": 1,
+        "hospital": "hospital-0",
+        "learner": "plain",
+        "run": "1",
+        **order,
+    }
     fields = {"classes": DIGITS, **fields}
     content = RecordDict({**(parcels or {}), "order": to_record(Order(**fields))})
     settings = run_config(model=model, **(config or {}))
@@ -61,9 +68,9 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
         PIL.Image.new("L", (4, 4), k).save(folder / "ab"[k % 2] / f"{k}.png")
     place = context(0, 1, run_config(), **{"data-dir": str(folder), "store-dir": str(tmp_path)})
 
-    def asked(verb, classes):
+    def asked(verb, classes, run="1"):
         hospital_module._data_on.cache_clear()  # as in another process
-        order = Order(0, 0, "", classes, "plain", code=code_hash())
+        order = Order(0, 0, "", classes, "plain", run, code=code_hash())
         return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)
 
     assert not asked("query.enrol", []).has_error()
@@ -72,9 +79,9 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
     answer = asked("query.prepare", ["a", "b"])
     assert answer.error.code == Failure.DATA
     assert "have changed since it joined the run" in answer.error.reason
-    place.run_id += 1
-    assert not asked("query.enrol", []).has_error()
-    assert not asked("query.prepare", ["a", "b"]).has_error()
+    assert asked("query.enrol", []).has_error()  # as when the run is resumed
+    assert not asked("query.enrol", [], "2").has_error()
+    assert not asked("query.prepare", ["a", "b"], "2").has_error()
 
 
 def test_preparing_gives_sizes_and_a_first_model(tmp_path):
@@ -114,6 +121,34 @@ def test_a_visit_writes_itself_into_the_label(tmp_path):
     assert label.visited == ["hospital-0"]
     assert label.parent == check_parcel(content).hash_of["model"]
     assert 0 < answer["metrics"]["accuracy-after-visit"] <= 1
+
+
+def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_before(tmp_path):
+    """With FedBN; its answer was lost. Tests take the layers of the visit they follow."""
+
+    def asked(verb, parcels, round_):
+        order = {"round": round_, "learner": "fedbn", "epochs": 1}
+        return ask(verb, tmp_path, parcels, model="cnn", **order).content
+
+    first = ask("query.prepare", tmp_path, model="cnn", round=0, hop=0, learner="fedbn").content
+    once = asked("train", parcel_of(first), 1)
+    lost = asked("train", parcel_of(once), 2)
+    again = asked("train", parcel_of(once), 2)
+    assert check_parcel(lost) == check_parcel(again)
+    tested = bundle({"a": RecordDict(parcel_of(again))}, ["manifest", "model"])
+    accuracy = [asked("evaluate", tested, round_)["metrics"]["a/accuracy"] for round_ in (2, 2)]
+    third = asked("train", parcel_of(again), 3)
+    assert accuracy[0] == accuracy[1]
+    assert asked("evaluate", tested, 2)["metrics"]["a/accuracy"] == accuracy[0]
+    assert check_parcel(third) != check_parcel(again)
+    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/home/*.npz")}
+    assert kept == {"2-1", "3-1"}
+
+
+def test_an_identity_of_a_run_that_is_none_names_no_file(tmp_path):
+    answer = ask("query.prepare", tmp_path, run="../1")
+    assert answer.error.code == Failure.PARCEL
+    assert "'../1' is not the identity of a run" in answer.error.reason
 
 
 def test_a_visit_ends_at_its_deadline(tmp_path):

@@ -17,7 +17,7 @@ def good():
 
 
 def test_a_label_survives_the_wire():
-    order = Order(2, 1, "b", ["x"], "plain", 3, test=True)
+    order = Order(2, 1, "b", ["x"], "plain", "run", 3, test=True)
     after = Manifest("a", "net", ["yes"], 1, 1, 1, ["a"], "", ["model=00"]).after(order)
     assert after == Manifest("a", "net", ["yes"], 2, 1, 3, ["a", "b"], "00", ["model=00"])
     assert parcel.from_record(Manifest, parcel.to_record(after)) == after

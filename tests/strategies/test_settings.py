@@ -45,6 +45,7 @@ def test_the_defaults_are_valid():
         ("cwc.decay", 1.5, "it must be from 0 to 1"),
         ("cwc.damping", 0.0, "it must be above 0"),
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
+        ("resume", "runs", "an absolute path, or one that starts with ~, or empty."),
         ("mlp.hidden", "256,,1", "such as '256,256'"),
     ],
 )

@@ -1,0 +1,521 @@
+"""Runs whose server is killed, wherever it may be, and that go on: as if nothing had happened.
+
+The server is killed by an exception that nothing catches; what it had in memory is lost. The
+hospitals live on, and have done what was asked of them last.
+"""
+
+import json
+import os
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.common.config import parse_config_args
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from client_app.app import app as hospital_app
+from server_app import report
+from server_app.results import Results as RealResults
+from strategies import checkpoint as checkpoints
+from strategies.checkpoint import Checkpoint, CheckpointError
+from strategies.parcel import Manifest, check_parcel, pack
+from strategies.parcel import save as save_parcel
+from strategies.peer import RunError
+from strategies.registry import STRATEGIES
+from strategies.settings import Settings, SettingsError
+from tests.fakes import CountingHospital, FakeGrid, context, failing, run_config, settings
+
+HOSPITALS = 3
+
+
+class Killed(BaseException):
+    """The server is gone."""
+
+
+class Clock:
+    """Counts what the server does, and kills it at one count."""
+
+    def __init__(self, end=None):
+        self.now = 0
+        self.end = end
+
+    def tick(self):
+        if self.now == self.end:
+            raise Killed
+        self.now += 1
+
+
+class MortalGrid(FakeGrid):
+    """The server may be killed before it sends, and before and after it takes answers in."""
+
+    clock = Clock()
+
+    def push_messages(self, messages):
+        self.clock.tick()
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        self.clock.tick()
+        answers = super().pull_messages(message_ids)
+        self.clock.tick()
+        return answers
+
+
+class Results(RealResults):
+    """The server may be killed before it takes note; its process, and so its lock, goes with it."""
+
+    clock = Clock()
+
+    def record(self, event):
+        self.clock.tick()
+        super().record(event)
+
+    def round_finished(self, server_round):
+        self.clock.tick()
+        super().round_finished(server_round)
+
+    def keep(self, checkpoint):
+        self.clock.tick()
+        super().keep(checkpoint)
+
+    def _claim(self):
+        pass
+
+
+class Run:
+    """A run of a strategy at counting hospitals, in parts."""
+
+    def __init__(self, folder, strategy, hospitals=None, seed=0, **overrides):
+        self.folder, self.strategy, self.seed = folder, strategy, seed
+        self.hospitals = hospitals or [CountingHospital(f"h{k}", k + 1) for k in range(HOSPITALS)]
+        self.settings = settings(
+            **{
+                "strategy": strategy,
+                "num_server_rounds": 2,
+                "min_hospitals": 1,
+                "output_dir": str(folder),
+                "evaluate__epochs": False,
+                **overrides,
+            }
+        )
+        self.parts = 0
+
+    def part(self, end=None, away=()):
+        """Begin or go on, up to a kill at a count; whether the run came to its end."""
+        self.parts += 1
+        node = 1000 * self.parts
+        handlers = {
+            node + k: each for k, each in enumerate(self.hospitals) if each.name not in away
+        }
+        grid = MortalGrid(handlers, np.random.default_rng([self.seed, self.parts]))
+        grid.clock = clock = Clock(end)
+        found = list(self.folder.glob("*"))
+        if found:
+            self.results, checkpoint = Results.resume(replace(self.settings, resume=str(found[0])))
+        else:
+            self.results, checkpoint = Results.create(self.settings), None
+        self.results.clock = clock
+        self.peers = STRATEGIES[self.strategy](self.settings, grid, self.results)
+        if checkpoint:
+            self.peers.go_on_from(checkpoint)
+        self.grid = grid
+        try:
+            self.peers.run()
+        except Killed:
+            return False
+        self.ticks = clock.now
+        return True
+
+    @property
+    def outcome(self):
+        """All that a run is judged by, without how long it took."""
+        events = sorted(
+            (*place, e.outcome, e.epochs, e.bytes_sent, e.bytes_received, sorted(e.metrics.items()))
+            for e in self.results._events
+            for place in [(e.round, e.hop, e.verb, e.hospital, e.lineage)]
+        )
+        parcels = {
+            lineage: (
+                dict(parcel["manifest"]),
+                {n: {k: a.data for k, a in r.items()} for n, r in parcel.array_records.items()},
+            )
+            for lineage, parcel in self.peers.parcels.items()
+        }
+        lines = len((self.results.path / "metrics.jsonl").read_text().splitlines())
+        return events, parcels, lines, [r.figures["train_loss"] for r in self.results._rounds]
+
+
+@pytest.fixture
+def _no_waiting(monkeypatch):
+    """Nothing here waits for a disk."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in STRATEGIES}
+CASES["fedrewind of fedavg"] = ("fedrewind", {"rewind__base": "fedavg"})
+CASES["centralized synthetic"] = ("centralized", {"centralized__data": "synthetic"})
+CASES["without evaluation"] = ("cwc", {"evaluate__every": 2})
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("case", CASES)
+def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(case, tmp_path):
+    strategy, overrides = CASES[case]
+    unbroken = Run(tmp_path / "unbroken", strategy, **overrides)
+    assert unbroken.part()
+    for k in range(1, unbroken.ticks):  # at 0 there is no run yet
+        run = Run(tmp_path / str(k), strategy, **overrides)
+        assert not run.part(k)
+        assert run.part()
+        assert run.outcome == unbroken.outcome
+
+
+class Unreliable(CountingHospital):
+    """Fails at some visits; at which, follows from their places."""
+
+    def train(self, message, order):
+        place = sum(map(ord, f"{order.round}/{order.hop}/{self.name}"))
+        return failing(message) if place % 3 == 0 else super().train(message, order)
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@given(
+    strategy=st.sampled_from(sorted(STRATEGIES)),
+    ends=st.lists(st.integers(1, 90), max_size=5),
+    seed=st.integers(0, 2**32),
+)
+@hypothesis_settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_a_run_may_be_killed_several_times(strategy, ends, seed, tmp_path_factory):
+    """With hospitals that fail, and answer in another order each time."""
+    runs = []
+    for kills in (list[int](), ends):
+        hospitals = [Unreliable(f"h{k}", k + 1) for k in range(HOSPITALS)]
+        run = Run(tmp_path_factory.mktemp("run"), strategy, hospitals, seed)
+        assert any(run.part(end) for end in [*kills, None])
+        runs.append(run)
+    assert runs[0].outcome == runs[1].outcome
+    assert runs[1].results._resumed == runs[1].parts - 1
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("end", range(30, 80, 5))
+def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_path):
+    run = Run(tmp_path, "cwt", num_server_rounds=4)
+    assert not run.part(end)
+    assert run.part(away=["h1"])
+    assert sorted(run.peers.parcels) == ["h0", "h1", "h2"]
+    for lineage, parcel in run.peers.parcels.items():
+        visits = [e for e in run.results._events if e.verb == "train" and e.outcome == "ok"]
+        theirs = [e.hospital for e in visits if e.lineage == lineage]
+        assert check_parcel(parcel).visited == theirs
+    gone = [e for e in run.results._events if e.verb == "train" and e.outcome == "gone"]
+    assert {e.hospital for e in gone} == {"h1"}
+
+
+@pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("strategy", ["cwt", "cwc", "fedavg"])
+def test_a_hospital_that_is_new_after_a_kill_takes_part_from_the_next_round_on(strategy, tmp_path):
+    unbroken = Run(tmp_path / "unbroken", strategy, num_server_rounds=3)
+    assert unbroken.part(away=["h0"])
+    for end in range(20, unbroken.ticks):
+        run = Run(tmp_path / str(end), strategy, num_server_rounds=3)
+        assert not run.part(end, away=["h0"])
+        begun = max(e.round for e in run.results._events)
+        assert run.part()
+        visited = {e.round for e in run.results._events if e.verb == "train"}
+        assert visited == {1, 2, 3}
+        theirs = {e.round for e in run.results._events if e.hospital == "h0" and e.verb == "train"}
+        assert set(range(begun + 1, 4)) <= theirs <= set(range(begun, 4))
+        for round_ in visited:  # nobody twice in a hop, nor in a serial round
+            hops = [
+                ("" if strategy == "cwc" else e.hop, e.hospital)
+                for e in run.results._events
+                if e.verb == "train" and e.round == round_
+            ]
+            assert len(hops) == len(set(hops))
+
+
+def test_orders_name_the_same_run_before_and_after_and_another_in_another(tmp_path):
+    run, other = Run(tmp_path / "a", "cwt"), Run(tmp_path / "b", "cwt")
+    identities = []
+    for each, end in ((run, 40), (run, None), (other, None)):
+        each.part(end)
+        (identity,) = {message.content["order"]["run"] for message in each.grid.sent}
+        identities.append(identity)
+    assert identities[0] == identities[1] != identities[2]
+
+
+# Kills between the operations on files.
+
+
+@pytest.fixture
+def file_clock(monkeypatch):
+    """Counts what is done to files, and kills at one count; a text is then written by half."""
+    clock = Clock()
+
+    def counted(real):
+        def tick(*args, **kwargs):
+            clock.tick()
+            return real(*args, **kwargs)
+
+        return tick
+
+    for name in ("fsync", "replace", "unlink", "open", "truncate", "mkdir", "rmdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    write, add = Path.write_text, zipfile.ZipFile.writestr
+
+    def write_half(path, text, **kwargs):
+        if clock.now == clock.end:
+            write(path, text[: len(text) // 2], **kwargs)
+        clock.tick()
+        return write(path, text, **kwargs)
+
+    def count_entry(*args):
+        clock.tick()
+        add(*args)
+
+    monkeypatch.setattr(Path, "write_text", write_half)
+    monkeypatch.setattr(zipfile.ZipFile, "writestr", count_entry)
+    return clock
+
+
+def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
+    tmp_path, file_clock, monkeypatch
+):
+    """Also while its results are written at the end."""
+    monkeypatch.setattr(report, "render", lambda *_: "")
+    hospitals = [CountingHospital(f"h{k}") for k in range(2)]
+
+    def lived(folder):
+        run = Run(folder, "feder", hospitals, num_server_rounds=2, evaluate__cross=False)
+        run.part()
+        run.results.finish(run.peers.parcels)
+        return run
+
+    file_clock.end = None
+    before = file_clock.now
+    unbroken = lived(tmp_path / "unbroken")
+    operations = file_clock.now - before
+    assert operations > 100
+    for k in range(operations):
+        folder = tmp_path / str(k)
+        file_clock.now, file_clock.end = 0, k
+        with pytest.raises(Killed):
+            lived(folder)
+        file_clock.end = None
+        [*found] = folder.glob("*")
+        if not any((path / "metrics.jsonl").read_text() for path in found if list(path.glob("m*"))):
+            continue  # nothing had been asked of anybody
+        if not (found[0] / "checkpoint" / "state.json").exists():
+            assert json.loads((found[0] / "summary.json").read_text())["status"] == "completed"
+            assert (found[0] / "report.html").exists()
+            continue
+        run = lived(folder)
+        assert run.outcome == unbroken.outcome
+        assert not (run.results.path / "checkpoint").exists()
+
+
+def a_parcel(value, lineage="a"):
+    model = ArrayRecord({"w": Array(np.full(3, value, "f4"))})
+    return pack({"model": model}, Manifest(lineage, "counter", ["a", "b"], round=value))
+
+
+def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_path):
+    folder = tmp_path / "checkpoint"
+    parcels = {"held": {"x": a_parcel(1), "y": a_parcel(2, "b/../c")}}
+    checkpoints.save(Checkpoint({}, parcels), folder)
+    first = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+    parcels["held"]["x"] = a_parcel(3)
+    checkpoints.save(Checkpoint({"hop": 2}, parcels), folder)
+    second = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
+    assert len(first) == len(second) == 2
+    assert len(first.items() & second.items()) == 1
+    loaded = checkpoints.load(folder)
+    assert loaded.facts == {"hop": 2}
+    for name, parcel in parcels["held"].items():
+        assert loaded.parcels["held"][name].config_records == parcel.config_records
+        assert loaded.parcels["held"][name].array_records == parcel.array_records
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    checkpoints.save(Checkpoint({}, {"held": {"x": a_parcel(1)}}), tmp_path)
+    (path,) = tmp_path.glob("*.npz")
+    save_parcel(a_parcel(2), tmp_path / "other")
+    for damage in (path.read_bytes()[:50], (tmp_path / "other").read_bytes()[:-30]):
+        path.write_bytes(damage)
+        with pytest.raises(CheckpointError, match="its checkpoint is damaged"):
+            checkpoints.load(tmp_path)
+
+
+# What cannot be resumed.
+
+
+@pytest.fixture
+def killed(tmp_path):
+    run = Run(tmp_path, "cwt")
+    assert not run.part(40)
+    return run
+
+
+def refused(run, **changes):
+    with pytest.raises(SettingsError) as error:
+        Results.resume(replace(run.settings, **{"resume": str(run.results.path), **changes}))
+    return str(error.value)
+
+
+def test_other_settings_are_refused_with_both_values(killed):
+    words = refused(killed, train=replace(killed.settings.train, epochs=7))
+    assert words.startswith("The setting 'train.epochs' is 7, but the run to resume has 3: resume")
+    assert "checkpoint/resume.toml" in words
+    words = refused(killed, strategy="rwt")
+    assert "'strategy' is 'rwt', but the run to resume has 'cwt'" in words
+
+
+def test_some_settings_may_change(killed):
+    changed = {"hop_timeout": 1.0, "prepare_timeout": 2.0, "min_hospitals": 2, "output_dir": "/x"}
+    resume = str(killed.results.path)
+    Results.resume(replace(killed.settings, resume=resume, **changed))
+
+
+def test_resume_toml_has_the_settings_to_go_on_with(killed):
+    path = killed.results.path
+    chosen = Settings.parse(parse_config_args([str(path / "checkpoint" / "resume.toml")]))
+    assert chosen == replace(killed.settings, resume=str(path))
+    Results.resume(chosen)
+
+
+def test_a_directory_without_a_run_is_refused(killed, tmp_path):
+    for resume in (tmp_path, tmp_path / "nowhere", "~nobody-of-this-name/runs"):
+        words = refused(killed, resume=str(resume))
+        assert "must be the result directory of a run that has not completed" in words
+
+
+def test_a_run_that_still_goes_on_is_refused(tmp_path):
+    chosen = settings(output_dir=str(tmp_path))
+    running = RealResults.create(chosen)
+    running.keep(Checkpoint({}, {}))
+    with pytest.raises(SettingsError, match="its server still runs"):
+        RealResults.resume(replace(chosen, resume=str(running.path)))
+
+
+def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
+    monkeypatch.setattr(report, "render", lambda *_: "")
+    assert killed.part()
+    killed.results.finish(killed.peers.parcels)
+    assert "has not completed (there is no" in refused(killed)
+
+
+def test_a_checkpoint_of_another_format_is_refused(killed):
+    state = killed.results.path / "checkpoint" / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "format": 99}))
+    assert "its checkpoint has format 99, this is format 1" in refused(killed)
+
+
+def test_metrics_that_were_cut_are_noticed(killed):
+    (killed.results.path / "metrics.jsonl").write_text("")
+    assert "metrics.jsonl is shorter than it was" in refused(killed)
+
+
+def test_a_run_that_failed_goes_on(tmp_path):
+    """Nobody can take part for a while."""
+
+    class Broken(CountingHospital):
+        def enrol(self, message, order):
+            return failing(message)
+
+    run = Run(tmp_path / "killed", "cwt")
+    assert not run.part(60)
+    well, run.hospitals = run.hospitals, [Broken(f"h{k}") for k in range(HOSPITALS)]
+    with pytest.raises(RunError, match="0 of 1 hospitals"):
+        run.part()
+    run.results.fail(RuntimeError("nobody"), run.peers.parcels)
+    run.hospitals = well
+    assert run.part()
+    unbroken = Run(tmp_path / "unbroken", "cwt")
+    assert unbroken.part()
+    assert run.outcome == unbroken.outcome
+
+
+def test_a_resumed_run_says_so(tmp_path):
+    run = Run(tmp_path, "cwt")
+    assert not run.part(40)
+    spent = json.loads((run.results.path / "checkpoint" / "state.json").read_text())
+    assert not run.part(40)
+    assert run.part()
+    run.results.finish(run.peers.parcels)
+    summary = json.loads((run.results.path / "summary.json").read_text())
+    assert summary["resumed"] == 2
+    assert summary["wall_seconds"] > spent["facts"]["results"]["seconds"] > 0
+    assert "interrupted and resumed: 2" in (run.results.path / "report.html").read_text()
+
+
+# Real hospitals.
+
+
+class RealHospital:
+    """A hospital on digits; every part of a run is another run to Flower."""
+
+    def __init__(self, index, config, store):
+        self.name = f"hospital-{index}"
+        self.place = context(index, HOSPITALS, config, **{"store-dir": str(store)})
+
+    def __call__(self, message):
+        return hospital_app(message, replace(self.place, run_id=message.metadata.dst_node_id))
+
+
+REAL: dict[str, dict[str, object]] = {
+    "feder": {},
+    "fedrewind": {"train__epochs": 3},
+    "fedrewind of fedavg": {
+        "strategy": "fedrewind",
+        "train__epochs": 3,
+        "model": "cnn",
+        "rewind__base": "fedavg",
+        "rewind__batch_norm": "reference",
+    },
+    "cwc": {"evaluate__epochs": True, "train__epochs": 2, "cwc__strength": 0.1},
+    "fedbn": {"model": "cnn"},
+    "fedavg": {},
+}
+
+
+@pytest.mark.usefixtures("_quick_buffers", "_no_waiting")
+@pytest.mark.parametrize("case", REAL)
+def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(
+    case, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(report, "render", lambda *_: "")
+    chosen = {
+        "strategy": case,
+        "num_server_rounds": 3,
+        "model": "mlp",
+        "mlp__hidden": "16",
+        "train__epochs": 1,
+        "feder__buffer_size": 60,
+        **REAL[case],
+    }
+    summaries, runs = [], []
+    for name in ("unbroken", "killed"):
+        folder = tmp_path / name
+        config = run_config(**chosen)
+        hospitals = [RealHospital(k, config, folder / "stores") for k in range(HOSPITALS)]
+        run = Run(folder / "runs", hospitals=hospitals, **chosen)
+        ends = range(24, 70, 4) if name == "killed" else []
+        assert any(run.part(end) for end in [*ends, None])
+        run.results.finish(run.peers.parcels)
+        summary = json.loads((run.results.path / "summary.json").read_text())
+        for key in ("wall_seconds", "seconds", "resumed"):
+            del summary[key]
+        del summary["history"]["seconds"]
+        summaries.append(summary)
+        runs.append(run)
+    assert runs[1].results._resumed > 4
+    assert summaries[0] == summaries[1]
+    assert runs[0].outcome[1] == runs[1].outcome[1]
