@@ -87,10 +87,10 @@ class PeerStrategy(Strategy):
     A method overrides `plan`, and what differs from these defaults: `hops_in`, the name of its
     `learner` (client_app.learners), `reads_models` (the server does, so that they cannot be
     sealed), `own_start` (each hospital's first model has initial weights of its own, instead of
-    one start for all), `shares_buffers` (each hospital's first
-    parcel holds synthetic images that stand for its own), `tests_after_visit` (hospitals test a
-    model right after training it, because it is not handed on as it is) and `tests_every_visit`
-    (the one model is tested as it was after each visit of the round).
+    one start for all), `shares_buffers` (each hospital's first parcel holds synthetic images that
+    stand for its own), `tests_after_visit` (hospitals test a model right after training it, because
+    it is not handed on as it is) and `tests_every_visit` (the one model is tested as it was after
+    each visit of the round).
 
     Args:
         settings: The settings of the run.
