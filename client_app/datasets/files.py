@@ -55,7 +55,7 @@ class UnusableImage(ValueError):
 class Header:
     """What is known of an image without decoding it."""
 
-    kind: str  # one of FORMATS, "DICOM" or "NIFTI"
+    kind: str  # one of FORMATS, "NIFTI", or "DICOM" with the modality, such as "DICOM CR"
     width: int  # upright
     height: int
     channels: int  # 1 = grey, 3 = colour
@@ -211,7 +211,9 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         return _channels_first((stored >> max(0, entry - 8)).astype(np.uint8))
 
     width, height, channels = int(dataset.Columns), int(dataset.Rows), 1 if grey else 3
-    return Header("DICOM", width, height, channels, bits, patient), decode
+    modality = str(dataset.get("Modality") or "")
+    kind = f"DICOM {modality}" if re.fullmatch("[A-Z]{2,16}", modality) else "DICOM"
+    return Header(kind, width, height, channels, bits, patient), decode
 
 
 def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:

@@ -472,7 +472,7 @@ def test_computed_tomography(read):
     pytest.importorskip("pydicom")
     header, pixels = read(shipped()["CT_small.dcm"])
 
-    assert replace(header, patient="") == Header("DICOM", 128, 128, 1, 16)
+    assert replace(header, patient="") == Header("DICOM CT", 128, 128, 1, 16)
     assert len(header.patient) == 16
     # Stored are 128 to 2191, and first 175, 180, 166, 143.
     assert pixels[0, 0, :4].tolist() == [
@@ -486,7 +486,7 @@ def test_magnetic_resonance(read):
     pytest.importorskip("pydicom")
     header, pixels = read(shipped()["MR_small.dcm"])
 
-    assert replace(header, patient="") == Header("DICOM", 64, 64, 1, 16)
+    assert replace(header, patient="") == Header("DICOM MR", 64, 64, 1, 16)
     stored = (905, 1019, 1227, 1259)
     assert pixels[0, 0, :4].tolist() == [round((v + 200) / 1599 * 255) for v in stored]
     for name in ("RLE", "jp2klossless", "jpeg_ls_lossless", "bigendian", "implicit"):
