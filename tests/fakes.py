@@ -1,5 +1,6 @@
 """Federations in one process: a grid that works at once, and hospitals that fail on demand."""
 
+import json
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -64,6 +65,17 @@ def write_archive(path: Path, count: int) -> None:
         arrays[f"x_{part}"] = rng.integers(0, 256, (count, 8, 8), dtype=np.uint8)
         arrays[f"y_{part}"] = rng.integers(0, 2, count, dtype=np.uint8)
     np.savez(path, allow_pickle=False, **arrays)
+
+
+def metrics_of(result: Path) -> list[tuple[Any, ...]]:
+    """What was measured in a run, without how long it took, in an order of its own."""
+    lines = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
+    return sorted(
+        (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
+        for line in lines
+        for name, value in line["metrics"].items()
+        if not name.startswith("seconds-")
+    )
 
 
 class FakeGrid(Grid):

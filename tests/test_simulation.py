@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks.simulation import RunFailed, run, superlink
 from strategies.parcel import load
-from tests.fakes import write_archive
+from tests.fakes import metrics_of, write_archive
 
 pytestmark = pytest.mark.slow
 
@@ -31,17 +31,6 @@ COMMANDS = [
 def flower(tmp_path_factory):
     with superlink(tmp_path_factory.mktemp("superlink")) as environment:
         yield environment
-
-
-def metrics_of(result):
-    """What was measured, without how long it took, in an order of its own."""
-    lines = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
-    return sorted(
-        (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
-        for line in lines
-        for name, value in line["metrics"].items()
-        if not name.startswith("seconds-")
-    )
 
 
 def test_the_readme_names_the_two_commands():

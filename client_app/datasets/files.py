@@ -187,7 +187,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
                 f"is DICOM compressed as {syntax.name}: install the extra that decodes it with "
                 "`uv sync --extra dicom`"
             )
-    except NotImplementedError:  # nor is its name pydicom's, if it is of somebody's own
+    except NotImplementedError:  # what pydicom raises for a syntax that it does not know
         raise UnusableImage("is DICOM in a transfer syntax that cannot be decoded here") from None
     bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
     grey = dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")

@@ -288,5 +288,4 @@ def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[
 def _inverted(sketches: Tensor) -> Tensor:
     """Which images are the opposite of the mean of all, [n]; none where images are not alike."""
     agreement = sketches @ functional.normalize(sketches.mean(dim=0), dim=0)
-    alike = agreement.median() > ALIKE if len(sketches) else False
-    return (agreement < INVERTED) & alike
+    return (agreement < INVERTED) & (agreement.median() > ALIKE)

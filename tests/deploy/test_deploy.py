@@ -22,6 +22,7 @@ from deploy.credentials import make_authority, make_key
 from deploy.demo import HOSPITALS, SETTINGS
 from deploy.errors import DeployError
 from deploy.hospital import check_server, node_config, start_supernode
+from tests.fakes import metrics_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -380,17 +381,6 @@ def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
     assert (tmp_path / "bye").exists()
     assert len(starts(tmp_path)) == 1
     wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
-
-
-def metrics_of(result):
-    """What was measured at which hospital, without how long it took."""
-    lines = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
-    return sorted(
-        (line["verb"], line["round"], line["hospital"], line["lineage"], name, value)
-        for line in lines
-        for name, value in line["metrics"].items()
-        if not name.startswith("seconds-")
-    )
 
 
 @pytest.mark.slow
