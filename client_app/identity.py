@@ -14,6 +14,7 @@ import base64
 import binascii
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,7 +88,8 @@ class Identity:
             draft = path.with_suffix(f".{os.getpid()}.tmp")
             draft.touch(mode=0o600)
             draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
-            os.link(draft, path)  # fails if another process was faster
+            with suppress(FileExistsError):  # another process was faster: its keys are the ones
+                os.link(draft, path)
             draft.unlink()
         raw = path.read_bytes()
         if len(raw) != 64:

@@ -133,6 +133,8 @@ class Seal:
             head = json.loads(text)
             sender, keys, ephemeral = head["sender"], head["keys"], bytes.fromhex(head["ephemeral"])
             public = X25519PublicKey.from_public_bytes(ephemeral)
+            if not (isinstance(sender, str) and isinstance(keys, dict) and "hash" in head):
+                raise TypeError
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ParcelError("A sealed record is damaged.") from error
         if sender not in self.members:

@@ -112,7 +112,7 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     except DataError as error:
         finding = Finding("no-images", str(error), "Nothing can be said before that.")
         return Examined(Card(hospital, path, chosen, [finding]))
-    findings = found.findings(settings.max_quarantined)
+    findings = [*found.findings(settings.max_quarantined), *_unknown_classes(found, settings)]
     pool = found.pool()
     everything = np.arange(len(pool.labels))
     train = test = everything[:0]
@@ -162,6 +162,19 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     findings.extend(_doubts(card, settings))
     findings.sort(key=lambda finding: order.index(finding.level))
     return Examined(card, found)
+
+
+def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
+    """Images that the federation would quarantine, where the settings name its classes."""
+    known, total = settings.class_names, len(found.entries)
+    strange = sum(entry.label not in known for entry in found.entries) if known else 0
+    if strange:
+        yield Finding(
+            "unknown-classes",
+            f"{strange} of {total} images show none of the federation's classes (classes).",
+            "Give them one of these labels, or leave them out.",
+            "red" if strange / total > settings.max_quarantined else "amber",
+        )
 
 
 def _too_few(train: Indices, test: Indices) -> Iterator[Finding]:

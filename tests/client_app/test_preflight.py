@@ -173,6 +173,18 @@ def test_settings_that_do_not_go_with_the_images_are_red(change, problem, folder
     assert "cannot take part" in page(examined)
 
 
+@pytest.mark.parametrize(
+    ("classes", "max_quarantined", "level"),
+    [("", 0.05, ""), ("a,b,c", 0.05, ""), ("a,c", 0.05, "red"), ("a,c", 0.5, "amber")],
+)
+def test_classes_that_the_federation_does_not_know(
+    classes, max_quarantined, level, folder, tmp_path
+):
+    examined = card_of(folder, tmp_path, classes=classes, max_quarantined=max_quarantined)
+    found = {f.level for f in examined.card.findings if f.problem == "unknown-classes"}
+    assert found == ({level} if level else set())
+
+
 def test_names_cannot_break_the_page(folder, tmp_path):
     (folder / "a").rename(folder / "<script>a&b")
     written = page(card_of(folder, tmp_path))

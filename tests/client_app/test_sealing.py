@@ -1,5 +1,7 @@
 """Sealed parcels: what only members can open, and what everybody must refuse."""
 
+import json
+import os
 import sys
 from dataclasses import replace
 
@@ -102,6 +104,41 @@ def test_garbage_is_refused(seals, content):
     sealed = seals["linz"].close(parcel())
     with pytest.raises(ParcelError):
         seals["graz"].open(altered(sealed, lambda _: content), LABEL)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [],
+        {},
+        7,
+        {"sender": [], "keys": {}},
+        {"sender": 1, "keys": {}},
+        {"sender": "linz", "keys": 1},
+    ],
+)
+def test_a_head_of_another_kind_is_refused(head, seals):
+    """Before anybody looks for a signature."""
+    if isinstance(head, dict):
+        head = {"ephemeral": "00" * 32, "hash": "", **head}
+    text = json.dumps(head).encode()
+    sealed = altered(seals["linz"].close(parcel()), lambda _: len(text).to_bytes(4, "big") + text)
+    with pytest.raises(ParcelError, match="A sealed record is damaged"):
+        seals["graz"].open(sealed, LABEL)
+
+
+def test_of_two_processes_that_make_an_identity_one_wins(tmp_path, monkeypatch):
+    path = tmp_path / "identity"
+    other = Identity.of("graz", tmp_path / "other")
+    link = os.link
+
+    def slower(draft, place):
+        link(tmp_path / "other", path)
+        link(draft, place)
+
+    monkeypatch.setattr(os, "link", slower)
+    assert str(Identity.of("graz", path).member) == str(other.member)
+    assert {file.name for file in tmp_path.iterdir()} == {"identity", "other"}
 
 
 @pytest.mark.parametrize("end", [0, 3, 4, 100, 900, -1])
