@@ -4,12 +4,19 @@ Flower loads this file in processes that never do any of it, and importing torch
 work stands in another file, which is imported when the first message comes.
 """
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.guard import guard
+from client_app.resident import resident
 
-app = ClientApp(mods=[guard])
+app = ClientApp(mods=[guard, resident])
+
+
+@app.query("live")
+def live(message: Message, context: Context) -> Message:
+    """Say that the hospital takes messages."""
+    return Message(RecordDict(), reply_to=message)
 
 
 @app.query("enrol")

@@ -1,9 +1,14 @@
 """The one guard around every handler: turns errors into answers, and lets nothing undeclared out.
 
-A handler that raises, or returns nothing, would leave the hospital's SuperNode waiting for good.
+A handler that raises, or returns nothing, would leave the hospital's SuperNode waiting for good;
+so would a process that is asked to end (SIGTERM) before it has answered.
 """
 
 import logging
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
@@ -12,20 +17,42 @@ from client_app.errors import LEAVES
 from strategies.parcel import Failure, check_answer
 
 
+class Terminated(BaseException):
+    """The process was asked to end. No handler's `except Exception` keeps that from the guard."""
+
+
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer every message, if need be with a failure (a Flower mod)."""
     try:
-        answer = call_next(message, context)
+        with _sigterm_raises():
+            answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
             raise TypeError("A handler gave a message that is no answer.")
-        check_answer(message.metadata.message_type, answer.content)
+        if not answer.has_error():  # as one is that the resident process's own guard has made
+            check_answer(message.metadata.message_type, answer.content)
         return answer
     except tuple(LEAVES) as error:
         failure = next(code for kind, code in LEAVES.items() if isinstance(error, kind))
         return Message(Error(failure, str(error)), reply_to=message)
-    except Exception as error:
+    except (Exception, Terminated) as error:
         logging.getLogger("flwr").exception(
             "The hospital failed at %s", message.metadata.message_type
         )
         reason = f"{type(error).__name__}; the hospital's own log has the details."
         return Message(Error(Failure.CRASHED, reason), reply_to=message)
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # others cannot set it
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -3,7 +3,8 @@
 It wraps Flower's Grid, for three reasons. Flower's own `send_and_receive` sleeps up to 3 seconds
 between two looks at the mailbox; it hands over nothing before everything is there; and a simulated
 hospital that is sent two messages works on both at once. The courier looks in time with the
-answers, yields each as it comes, and keeps at most one message at a hospital.
+answers, yields each as it comes, and keeps at most one message at a hospital. It also knows who can
+be reached: a SuperNode can be connected, and wait for ever for an answer that does not come.
 
 Whatever goes wrong with a message ends up as a `Delivery` with a `failure`, never as an exception,
 except `SimulationBroken`: Flower's simulation cannot go on after the loss of one of its actors.
@@ -13,8 +14,10 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from logging import WARNING
 
 from flwr.app import Error, Message, RecordDict
+from flwr.common import log
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -25,6 +28,7 @@ from strategies.parcel import Failure, UndeclaredError, check_answer, count_byte
 # Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
 # little and an answer lies there for a small part of the time that it took.
 PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
+LIVE_TIMEOUT = 60.0  # seconds that a hospital may take to say that it is there
 GRACE = 5.0  # seconds after which an answer is given up that Flower itself should have given up
 
 # Codes of Flower's own errors (its enum ErrorCode is not public).
@@ -93,6 +97,25 @@ class Courier(Grid):
         self.grid = grid
         self.hop_timeout = hop_timeout
         self.prepare_timeout = prepare_timeout
+        self._answering: set[int] = set()  # nodes whose last message was answered in time
+
+    def reachable(self) -> set[int]:
+        """Nodes that are connected and take messages.
+
+        Those that have not answered their last message in time, or never had one, are asked.
+        """
+        connected = set(self.grid.get_node_ids())
+        asked = connected - self._answering
+        questions = [Message(RecordDict(), node, "query.live") for node in sorted(asked)]
+        list(self.send_and_receive(questions))
+        if silent := asked - self._answering:
+            names = {node.node_id: node.name for node in self.grid.get_nodes()}
+            log(
+                WARNING,
+                "Connected, but busy or stuck, and passed over: %s",
+                ", ".join(names.get(node) or f"node {node}" for node in sorted(silent)),
+            )
+        return connected & self._answering
 
     def send_and_receive(  # type: ignore[override]  # Flower passes it on to our strategy untouched
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -111,6 +134,9 @@ class Courier(Grid):
             for node in idle:
                 yield from self._send(queues[node], outstanding)
             finished = list(self._collect(outstanding))
+            for delivery in finished:
+                late = delivery.failure in (Failure.TIMEOUT, Failure.GONE)
+                (self._answering.discard if late else self._answering.add)(delivery.node)
             yield from finished
             idle = [delivery.node for delivery in finished if queues[delivery.node]]
             if finished:
@@ -157,6 +183,8 @@ class Courier(Grid):
 
     def _limit(self, message: Message) -> tuple[float, str]:
         """Seconds a hospital may take to answer, and the setting that says so."""
+        if message.metadata.message_type == "query.live":
+            return LIVE_TIMEOUT, "LIVE_TIMEOUT"
         if message.metadata.message_type.startswith("query."):
             return self.prepare_timeout, "prepare-timeout"
         return self.hop_timeout, "hop-timeout"

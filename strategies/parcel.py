@@ -44,6 +44,7 @@ PARCEL_RECORDS = {
 }
 _LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
+    "query.live": {},
     "query.enrol": {"metrics": MetricRecord, "card": ConfigRecord},
     "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
     "train": {

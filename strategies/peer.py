@@ -314,20 +314,20 @@ class PeerStrategy(Strategy):
         )
 
     def _wait_for_hospitals(self) -> list[int]:
-        """Node ids of all hospitals that are connected, once there are enough of them."""
+        """Node ids of all hospitals that can be reached, once there are enough of them."""
         wanted = self.settings.min_hospitals
         patience = self.settings.hop_timeout if self.courier.others_may_join else 0.0
         start = time.monotonic()
-        while len(connected := list(self.courier.get_node_ids())) < wanted:
+        while len(reachable := self.courier.reachable()) < wanted:
             if time.monotonic() - start > patience:
                 raise RunError(
-                    f"{len(connected)} of {wanted} hospitals (min-hospitals) are connected after "
+                    f"{len(reachable)} of {wanted} hospitals (min-hospitals) can be reached after "
                     f"{patience:g} seconds: start or simulate more (num-supernodes), or lower "
                     "min-hospitals."
                 )
-            log(INFO, "%d of %d hospitals are connected, waiting", len(connected), wanted)
+            log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
             time.sleep(3)
-        return connected
+        return sorted(reachable)
 
     def _welcome(self, hospital: str, node: int, parcel: RecordDict) -> None:
         if hospital in self.nodes and self.nodes[hospital] in self.courier.get_node_ids():
@@ -349,13 +349,13 @@ class PeerStrategy(Strategy):
         self._begin_hop()
         round_, hop = self.round, self.hop
         leg = self.plan(round_, hop, self.hospitals)
-        connected = set(self.courier.get_node_ids())
+        reachable = self.courier.reachable()
         test = self.tests_after_visit and self._ends_round and self._evaluates(round_)
         snapshots = self._tests_visits_of(round_) and self.settings.evaluate.epochs
         messages = []
         for hospital, source in leg.route.items():
             held = self.held[source]
-            if (node := self.nodes[hospital]) in connected:
+            if (node := self.nodes[hospital]) in reachable:
                 replay = self.buffers.hashes(leg.replay.get(hospital, ()))
                 order = replace(
                     self._order(hospital, round_, hop),
@@ -407,10 +407,10 @@ class PeerStrategy(Strategy):
         round_, hop = self.round, self.hop
         if not (self._ends_round and self._evaluates(round_)):
             return []
-        connected = set(self.courier.get_node_ids())
+        reachable = self.courier.reachable()
         messages = []
         for hospital, node in self.nodes.items():
-            if node not in connected:
+            if node not in reachable:
                 self.journal.record(_absence("evaluate", round_, hop, hospital, ""))
                 continue
             batches = list(_batches(self._models_to_test(hospital, round_)))
@@ -601,7 +601,7 @@ def _metrics_by_model(delivery: Delivery) -> dict[str, dict[str, float]]:
 
 
 def _absence(verb: str, round_: int, hop: int, hospital: str, lineage: str) -> Event:
-    outcome, reason = Failure.GONE.name.lower(), "The hospital is not connected."
+    outcome, reason = Failure.GONE.name.lower(), "The hospital cannot be reached."
     return Event(verb, round_, hop, hospital, lineage, outcome, reason)
 
 

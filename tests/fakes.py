@@ -1,8 +1,10 @@
 """Federations in one process: a grid that works at once, and hospitals that fail on demand."""
 
 import json
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +83,17 @@ def metrics_of(result: Path) -> list[tuple[Any, ...]]:
 class FakeGrid(Grid):
     """Delivers messages to handlers, in an order that `rng` decides, a few at each pull.
 
-    A handler that returns None never answers.
+    A handler that returns None never answers. `query.live` the grid answers itself, except at
+    `stuck` nodes, and does not list in `sent`.
     """
 
     def __init__(self, handlers: Mapping[int, Handler], rng: np.random.Generator | None = None):
         self.handlers = dict(handlers)
         self.rng = rng or np.random.default_rng(0)
         self.names: dict[int, str] = {}
+        self.stuck: set[int] = set()
         self.waiting: dict[str, Message] = {}
+        self.ids = count()
         self.sent: list[Message] = []
 
     def get_node_ids(self) -> list[int]:
@@ -103,10 +108,12 @@ class FakeGrid(Grid):
             if message.metadata.dst_node_id not in self.handlers:
                 ids.append("")
                 continue
-            busy = [each.metadata.dst_node_id for each in self.waiting.values()]
+            waiting, now = [each.metadata for each in self.waiting.values()], time.time()
+            busy = [each.dst_node_id for each in waiting if each.created_at + each.ttl > now]
             assert message.metadata.dst_node_id not in busy, "two messages at one hospital"
-            message.metadata.__dict__["_message_id"] = f"message-{len(self.sent)}"
-            self.sent.append(message)
+            message.metadata.__dict__["_message_id"] = f"message-{next(self.ids)}"
+            if message.metadata.message_type != "query.live":
+                self.sent.append(message)
             self.waiting[message.metadata.message_id] = message
             ids.append(message.metadata.message_id)
         return ids
@@ -116,7 +123,12 @@ class FakeGrid(Grid):
         replies = []
         for message_id in self.rng.permutation(ids)[: self.rng.integers(1, len(ids) + 1)]:
             message = self.waiting[message_id]
-            reply = self.handlers[message.metadata.dst_node_id](message)
+            if message.metadata.message_type != "query.live":
+                reply = self.handlers[message.metadata.dst_node_id](message)
+            elif message.metadata.dst_node_id in self.stuck:
+                reply = None
+            else:
+                reply = Message(RecordDict(), reply_to=message)
             if reply is not None:
                 del self.waiting[message_id]
                 replies.append(reply)

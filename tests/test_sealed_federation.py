@@ -146,8 +146,10 @@ def test_an_old_parcel_is_refused(tmp_path):
     first: dict[str, Any] = {}
 
     def replayed(message):
+        if message.metadata.message_type != "train":
+            return message
         order = message.content["order"]
-        if message.metadata.message_type != "train" or order["hospital"] != "hospital-1":
+        if order["hospital"] != "hospital-1":
             return message
         if order["round"] == 2:
             first.update(parcel_in(message.content))
@@ -167,8 +169,10 @@ def test_parcels_of_another_run_are_refused(tmp_path):
     old = peers.parcels["hospital-1"]
 
     def replayed(message):
-        order = message.content["order"]
-        if message.metadata.message_type == "train" and order["hospital"] == "hospital-1":
+        if (
+            message.metadata.message_type == "train"
+            and message.content["order"]["hospital"] == "hospital-1"
+        ):
             content = RecordDict({**message.content, **old})
             return Message(content, message.metadata.dst_node_id, "train", ttl=60)
         return message

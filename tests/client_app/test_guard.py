@@ -1,5 +1,10 @@
 """Whatever a handler does, the server gets an answer, and nothing it should not."""
 
+import os
+import signal
+import threading
+import time
+
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
@@ -65,3 +70,26 @@ def test_an_undeclared_record_does_not_leave():
     answer = guarded(message(), lambda m, c: Message(content, reply_to=m))
     assert answer.error.code == Failure.UNDECLARED
     assert "'images' may not leave" in str(answer.error.reason)
+
+
+def test_a_process_that_is_asked_to_end_answers_first():
+    def handler(message, context):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        except Exception:  # as in libraries
+            return None
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert guarded(message(), handler).error.code == Failure.CRASHED
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_handler_may_run_in_any_thread():
+    answers = []
+    content = RecordDict({"metrics": MetricRecord({"accuracy": 0.5})})
+    handle = lambda m, c: Message(content, reply_to=m)  # noqa: E731
+    thread = threading.Thread(target=lambda: answers.append(guarded(message("evaluate"), handle)))
+    thread.start()
+    thread.join()
+    assert answers[0].content == content

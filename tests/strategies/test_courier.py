@@ -80,3 +80,24 @@ def test_messages_live_as_long_as_the_hospital_may_take():
 def test_a_dead_actor_ends_the_simulation():
     with pytest.raises(SimulationBroken, match="memory"):
         carry({1: lambda m: failing(m, 0, "<class 'ray.exceptions.ActorDiedError'>")}, to=[1])
+
+
+def test_who_takes_messages_is_asked_once_and_again_after_a_missed_answer(monkeypatch):
+    monkeypatch.setattr(courier, "GRACE", 0.0)
+    monkeypatch.setattr(courier, "LIVE_TIMEOUT", 0.2)
+    answers = {1: answer, 2: answer}
+    grid = FakeGrid(answers)
+    post = Courier(grid, 0.2, 60.0)
+    grid.stuck = {2}
+    assert post.reachable() == {1}
+    grid.stuck = set()
+    assert post.reachable() == {1, 2}
+    asked = next(grid.ids)
+    assert post.reachable() == {1, 2}
+    assert next(grid.ids) == asked + 1  # nobody was asked
+    grid.handlers[1] = lambda m: None
+    list(post.send_and_receive(messages(1, 2)))
+    grid.stuck = {1}
+    assert post.reachable() == {2}
+    del grid.handlers[2]
+    assert post.reachable() == set()

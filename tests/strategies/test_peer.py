@@ -279,7 +279,7 @@ def test_two_hospitals_of_one_name_end_the_run():
 
 
 def test_too_few_hospitals_end_the_run():
-    with pytest.raises(RunError, match=r"1 of 2 hospitals \(min-hospitals\) are connected"):
+    with pytest.raises(RunError, match=r"1 of 2 hospitals \(min-hospitals\) can be reached"):
         run(federation(1), min_hospitals=2, hop_timeout=0.001)
 
 
@@ -383,6 +383,31 @@ def test_hashes_of_models_link_a_lineage():
     models = {hash_arrays(m.content["model"]) for m in grid.sent if "model" in m.content}
     parents = {check_parcel(m.content).parent for m in grid.sent if "model" in m.content}
     assert parents - {""} <= models
+
+
+def test_a_hospital_that_is_stuck_is_waited_for_once_and_then_passed_over(monkeypatch):
+    """And takes part again when it answers again: here in the last round."""
+    monkeypatch.setattr(courier, "GRACE", 0.0)
+    monkeypatch.setattr(courier, "LIVE_TIMEOUT", 0.05)
+
+    class Stuck(CountingHospital):
+        def train(self, message, order):
+            if order.round > 1:
+                return super().train(message, order)
+            grid.stuck = {101}
+            return None
+
+    class Freeing(CountingHospital):
+        def train(self, message, order):
+            if order.round == 2:
+                grid.stuck = set()
+            return super().train(message, order)
+
+    grid, ledger = FakeGrid(federation(2, h0=Freeing("h0"), h1=Stuck("h1"))), Ledger()
+    given = settings(num_server_rounds=3, hop_timeout=0.3, evaluate__cross=False, min_hospitals=1)
+    STRATEGIES["cwt"](given, grid, ledger).run()
+    theirs = [event.outcome for event in ledger.of("train") if event.hospital == "h1"]
+    assert theirs == ["timeout", "gone", "ok"]
 
 
 def test_a_late_hospital_that_cannot_use_its_data_does_not_stop_the_run():

@@ -1,0 +1,156 @@
+"""A resident process that keeps what takes long to get: torch, the images, the device.
+
+Flower starts a process for every message, and that process needs seconds before it can begin. With
+`resident` in its node-config, a hospital has the work done by a process that an earlier message has
+started: the one that Flower starts hands the message over, and the answer on. What a message can do
+and what leaves the hospital is the same: both run the same app, with its guard.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from socket import AF_UNIX, socket
+from threading import Event, Thread
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from client_app.errors import DeadlineError
+from client_app.store import DEFAULT
+
+IDLE = 900.0  # seconds without a message after which it ends, and gives its memory back
+HELLO = 5.0  # seconds after which one that does not take a message is left to itself
+GRACE = 5.0  # seconds after which a message is given up that it should have given up itself
+
+
+def resident(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Have the message answered by the resident process if the hospital has one (a Flower mod).
+
+    Raises:
+        ConnectionError: The process ended without an answer, by lack of memory for instance.
+        DeadlineError: It gave none in time.
+    """
+    # Whether a hospital takes messages can be said at once.
+    if message.metadata.message_type == "query.live" or not context.node_config.get("resident"):
+        return call_next(message, context)
+    there = replace(context, node_config={**context.node_config, "resident": False})
+    # Closing the connection ends the process if it is still at work.
+    with _connect(_place(context)) as connection:
+        try:
+            connection.send((message, there))
+            if not connection.poll(message.metadata.ttl + GRACE):
+                raise DeadlineError("The time allowed for the message ran out.")
+            answer: Message = connection.recv()
+        except (EOFError, ConnectionError) as error:
+            raise ConnectionError("The resident process ended without an answer.") from error
+    return answer
+
+
+def _place(context: Context) -> Path:
+    """The file with the address of this hospital's process, which runs this code."""
+    store = Path(str(context.node_config.get("store-dir", DEFAULT))).expanduser()
+    facts = (_app(), sys.executable, sorted(context.node_config.items()))
+    return store / "resident" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def _app() -> Path:
+    return Path(__file__).absolute().parents[1]
+
+
+def _connect(place: Path) -> Connection:
+    """A connection to the process, which is started if there is none that takes messages."""
+    if place.exists():
+        last = place.read_text()
+        if connection := _call(last):
+            return connection
+        _clear(Path(last))
+    # A name short enough for a socket, in a folder that only this user can open.
+    address = f"{tempfile.mkdtemp(prefix='fedhandoff-')}/resident"
+    command = [sys.executable, "-m", "client_app.resident", address]
+    started = subprocess.run(command, cwd=_app(), stdin=subprocess.DEVNULL, check=False)
+    connection = None if started.returncode else _call(address)
+    if connection is None:
+        raise ConnectionError("The resident process has not started; the hospital's log says why.")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    temporary = place.with_suffix(f".{os.getpid()}.tmp")
+    temporary.write_text(address)
+    temporary.replace(place)
+    return connection
+
+
+def _call(address: str) -> Connection | None:
+    """A connection to the process at an address; none if it is gone, stuck, or about to end."""
+    caller = socket(AF_UNIX)
+    try:
+        caller.connect(address)
+    except OSError:
+        caller.close()
+        return None
+    connection = Connection(caller.detach())
+    try:
+        if connection.poll(HELLO) and connection.recv():
+            return connection
+    except (EOFError, ConnectionError):
+        pass
+    connection.close()
+    return None
+
+
+def main(address: Path) -> None:
+    """Listen at an address, let whoever has started this process go on, and stay."""
+    with socket(AF_UNIX) as listener:
+        listener.bind(str(address))
+        listener.listen()
+        if os.fork():
+            os._exit(0)
+        try:
+            serve(listener)
+        finally:
+            _clear(address)
+
+
+def _clear(address: Path) -> None:
+    with suppress(OSError):
+        address.unlink()
+        address.parent.rmdir()
+
+
+def serve(listener: socket) -> None:
+    """Answer one message after the other, until none has come for a while."""
+    listener.settimeout(IDLE)
+    while True:
+        try:
+            caller, _ = listener.accept()
+        except TimeoutError:
+            return
+        with Connection(caller.detach()) as connection:
+            _answer(connection)
+
+
+def _answer(connection: Connection) -> None:
+    connection.send(True)
+    from client_app.app import app  # which imports this file
+
+    message, context = connection.recv()
+    answered = Event()
+    Thread(target=_end_with, args=(connection, answered), daemon=True).start()
+    answer = app(message, context)
+    answered.set()
+    connection.send(answer)
+
+
+def _end_with(connection: Connection, answered: Event) -> None:
+    """End this process, however deep in its work, when nobody waits for the answer any more."""
+    connection.poll(None)  # nothing more is sent: either it is closed or
+    if not answered.is_set():
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

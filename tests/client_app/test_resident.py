@@ -1,0 +1,149 @@
+"""The process that keeps torch and the images between two messages."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from socket import AF_UNIX, socket
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from client_app import resident
+from client_app.app import app
+from strategies.parcel import Failure, Order, code_hash, to_record
+from tests.fakes import context, run_config
+
+DIGITS = list("0123456789")
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """Send hospital-0 a message; the processes that this has started are ended after the test."""
+
+    def send(verb, parcel=None, lives=True, ttl=60.0, **changes):
+        order = Order(1, 1, "hospital-0", DIGITS, "plain", "1", **changes)
+        content = RecordDict({**(parcel or {}), "order": to_record(order)})
+        node_config = {"store-dir": str(tmp_path), "resident": lives}
+        return app(
+            Message(content, 100, verb, ttl=ttl),
+            context(0, 2, run_config(model="mlp"), **node_config),
+        )
+
+    yield send
+    for process in residents(tmp_path):
+        os.kill(process, signal.SIGKILL)
+
+
+def residents(store):
+    """The resident processes of the hospital with this store."""
+    addresses = [path.read_text() for path in (store / "resident").glob("*")]
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if any(address in path.read_text() for address in addresses):
+                found.append(int(path.parent.name))
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
+    return found
+
+
+def parcel_of(answer):
+    return {name: answer.content[name] for name in ("model", "manifest")}
+
+
+def while_it_works(tmp_path, act):
+    """Do something to the resident process as soon as it can be at work."""
+
+    def wait():
+        while not (found := residents(tmp_path)):
+            time.sleep(0.05)
+        time.sleep(1)
+        act(found[0])
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
+    answers = [ask("query.prepare", lives=lives) for lives in (False, True)]
+    first = parcel_of(answers[0])
+    assert parcel_of(answers[1]) == first
+    (process,) = residents(tmp_path)
+    visits = [ask("train", first, lives=lives, epochs=2) for lives in (False, True)]
+    assert visits[0].content["manifest"] == visits[1].content["manifest"]  # with the hashes
+    assert visits[0].content["metrics"]["train-loss"] == visits[1].content["metrics"]["train-loss"]
+    assert residents(tmp_path) == [process]
+
+
+def test_its_failures_arrive_with_their_text(ask):
+    answer = ask("query.enrol", code="other")
+    assert answer.error.code == Failure.SETTINGS
+    assert answer.error.reason.startswith("The hospital runs other code than the server.")
+    assert not ask("query.enrol", code=code_hash()).has_error()
+
+
+def test_one_that_is_killed_at_work_is_answered_for_and_replaced(ask, tmp_path):
+    first = parcel_of(ask("query.prepare"))
+    (process,) = residents(tmp_path)
+    thread = while_it_works(tmp_path, lambda number: os.kill(number, signal.SIGKILL))
+    answer = ask("train", first, epochs=100_000)
+    thread.join()
+    assert answer.error.code == Failure.CRASHED
+    assert answer.error.reason.startswith("ConnectionError;")
+    assert not ask("train", first, epochs=1).has_error()
+    assert residents(tmp_path) != [process]
+
+
+def test_one_that_is_stuck_is_given_up_and_replaced(ask, tmp_path, monkeypatch):
+    first = parcel_of(ask("query.prepare"))
+    (process,) = residents(tmp_path)
+    for name, seconds in {"GRACE": 0.5, "HELLO": 1.0}.items():
+        monkeypatch.setattr(resident, name, seconds)
+    os.kill(process, signal.SIGSTOP)
+    assert not ask("train", first, epochs=1).has_error()  # by another one
+    (other,) = set(residents(tmp_path)) - {process}
+    thread = while_it_works(tmp_path, lambda _: os.kill(other, signal.SIGSTOP))
+    answer = ask("train", first, ttl=3, epochs=100_000)
+    thread.join()
+    assert answer.error.code == Failure.TIMEOUT
+    os.kill(process, signal.SIGKILL)
+
+
+def test_it_stops_working_when_nobody_waits_any_more(ask, tmp_path):
+    """As when the process that Flower has started is killed."""
+    first = parcel_of(ask("query.prepare"))
+    (process,) = residents(tmp_path)
+    order = Order(1, 1, "hospital-0", DIGITS, "plain", "1", epochs=100_000)
+    message = Message(RecordDict({**first, "order": to_record(order)}), 100, "train", ttl=60)
+    place = context(0, 2, run_config(model="mlp"), **{"store-dir": str(tmp_path)})
+    (file,) = (tmp_path / "resident").glob("*")
+    connection = resident._call(file.read_text())
+    assert connection
+    connection.send((message, place))
+    time.sleep(1)
+    assert residents(tmp_path) == [process]
+    connection.close()
+    deadline = time.monotonic() + 10
+    while residents(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
+    monkeypatch.setattr(resident, "IDLE", 0.1)
+    with socket(AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "resident"))
+        listener.listen()
+        resident.serve(listener)
+
+
+def test_another_hospital_has_another_one(tmp_path):
+    places = {
+        resident._place(context(index, 2, {}, **{"store-dir": str(tmp_path), **more}))
+        for index in (0, 1)
+        for more in ({}, {"site": "graz"})
+    }
+    assert len(places) == 4
