@@ -85,6 +85,8 @@ def node_config(
         if "'" in str(path):
             raise DeployError(f"--{key} is {path}: Flower takes no path with a ' in it.")
     parts = [f"{key}='{path.absolute()}'" for key, path in paths.items()]
+    if "resident=" not in more:
+        parts.append("resident=true")
     return " ".join([f"site='{hospital}'", *parts, more]).strip()
 
 
