@@ -26,6 +26,7 @@ SETTINGS = (
     "hop-timeout=300"
 )
 START_UP = 60.0  # seconds that the server may take to be ready
+DEPLOY = [sys.executable, "-m", "deploy"]
 
 
 def main() -> None:
@@ -34,7 +35,8 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
     print(f"Everything is below {folder}; the server's log is superlink.log there.", flush=True)
     try:
-        _consortium(folder)
+        with consortium(folder) as run:
+            _deploy(*run)
     except KeyboardInterrupt:
         sys.exit(130)
     except (DeployError, subprocess.CalledProcessError) as error:
@@ -43,7 +45,13 @@ def main() -> None:
     print(result)
 
 
-def _consortium(folder: Path) -> None:
+@contextmanager
+def consortium(folder: Path) -> Iterator[list[str]]:
+    """A server and its hospitals, with all they need and write below the folder.
+
+    Yields:
+        The command of a short run, with its results in `runs`.
+    """
     server = folder / "server"
     fleet, control = _free_ports(2)
     write_images(folder / "images")
@@ -53,7 +61,7 @@ def _consortium(folder: Path) -> None:
     with ExitStack() as running:
         address = f"127.0.0.1:{fleet}"
         arguments = [str(server), "--fleet-address", address, "--control-port", str(control)]
-        process = running.enter_context(_started(folder, "superlink", *arguments))
+        process = running.enter_context(started(folder, "superlink", *arguments))
         _wait_for(control, process)
         for name in HOSPITALS:
             hospital = folder / name
@@ -63,8 +71,8 @@ def _consortium(folder: Path) -> None:
             paths = ["--data-dir", str(folder / "images" / name)]
             paths += ["--store-dir", str(hospital / "store"), "--members", str(folder / "members")]
             arguments = [str(hospital), "--server", address, "--name", name, *paths]
-            running.enter_context(_started(folder, "supernode", *arguments, log=name))
-        _deploy("run", str(server), "--run-config", f"{SETTINGS} output-dir='{folder}/runs'")
+            running.enter_context(started(folder, "supernode", *arguments, log=name))
+        yield ["run", str(server), "--run-config", f"{SETTINGS} output-dir='{folder}/runs'"]
 
 
 def write_images(folder: Path) -> None:
@@ -86,18 +94,16 @@ def _identity(hospital: str, store: Path) -> str:
 
 
 def _deploy(*arguments: str) -> None:
-    subprocess.run([sys.executable, "-m", "deploy", *arguments], check=True)
+    subprocess.run([*DEPLOY, *arguments], check=True)
 
 
 @contextmanager
-def _started(
+def started(
     folder: Path, *arguments: str, log: str = "superlink"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that runs until the end of the demo, with its output in a file."""
+    """A command that is ended at the end, with its output in a file."""
     with (folder / f"{log}.log").open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "deploy", *arguments], stdout=output, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen([*DEPLOY, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
