@@ -2,10 +2,10 @@
 
     uv run python -m benchmarks.hop_latency
 
-A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a database
-on disk. Each of two methods runs twice: with a process of its own for every message, and with the
-hospitals' resident processes. What happens is read off the hospitals' logs and metrics.jsonl as the
-lines appear there; printed are medians over the hops after the first round.
+A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
+database on disk. Each of two methods runs twice: with a process of its own for every message, and
+with the hospitals' resident processes. What happens is read off the hospitals' logs and
+metrics.jsonl as lines appear there; printed are medians over the hops after the first round.
 """
 
 import json

@@ -1,5 +1,6 @@
 """A hospital's side: its SuperNode."""
 
+import shutil
 import socket
 import ssl
 from pathlib import Path
@@ -43,6 +44,8 @@ def start_supernode(
     ):
         if not path.exists():
             raise DeployError(f"{path} is not there: {source}.")
+    if not shutil.which("ps"):  # for the watch
+        raise DeployError("There is no command ps: install it (on Linux the package procps).")
     check_server(server, authority)
     config = node_config(hospital, data_dir, store_dir, members, more)
     hint = (
@@ -51,7 +54,8 @@ def start_supernode(
         "0: the key is no longer registered, or this machine's clock is wrong."
     )
     program = command(server, authority, key, config, _free_port())
-    keep_running(Program(program, folder / "work", flower(folder / "flwr"), hint))
+    environment = flower(folder / "flwr")
+    keep_running(Program(program, folder / "work", environment, hint, watched=True))
 
 
 def command(server: str, authority: Path, key: Path, config: str, port: int) -> list[str]:

@@ -1,7 +1,7 @@
 """Programs that have to stay up: started again when they die, ended as one.
 
-A program is watched from outside: that it runs, not that it works. A SuperNode that waits for an
-answer that never comes (docs/deployment.md) looks the same as one that trains.
+A program is watched from outside: that it runs, not that it works. Of a SuperNode more can be told
+(`deploy.watch`).
 """
 
 import os
@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.errors import DeployError
+from deploy.watch import Watch
 
 STEADY = 30.0  # seconds after which a program counts as up
 PATIENCE = 120.0  # seconds of not staying up after which it is given up
@@ -42,7 +43,13 @@ class Program:
     """
 
     def __init__(
-        self, command: Sequence[str], folder: Path, environment: Mapping[str, str], hint: str = ""
+        self,
+        command: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        hint: str = "",
+        *,
+        watched: bool = False,
     ) -> None:
         """Nothing is started yet.
 
@@ -51,18 +58,20 @@ class Program:
             folder: In which it runs; made if it is not there.
             environment: Of its process.
             hint: What to look at if it does not stay up.
+            watched: It is a SuperNode, and started again also when it is wedged.
         """
         self.name = command[0]
         self._command, self._folder, self._environment = command, folder, environment
-        self._hint = hint
+        self._hint, self._watched = hint, watched
         self._process: subprocess.Popen[bytes] | None = None
+        self._watch: Watch | None = None
         self._started = 0.0
         self._failing_since = time.monotonic()
         self._next_start = 0.0
         self._pause = FIRST_PAUSE
 
     def look_after(self) -> None:
-        """Start the program if it does not run and its pause is over.
+        """Start the program if it does not run and its pause is over; end it if it is wedged.
 
         Raises:
             DeployError: It has not stayed up for too long.
@@ -85,6 +94,14 @@ class Program:
                 f"started again in {self._pause:.0f} s. {self._hint}"
             )
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        elif self._watch and self._watch.wedged():
+            _say(
+                f"{self.name} waits for an answer that no process works on any more, and is "
+                "started again."
+            )
+            self.end()
+            self.wait()
+            self._failing_since = time.monotonic()  # up to now it was up
 
     def end(self) -> None:
         """Ask the program to end."""
@@ -106,7 +123,10 @@ class Program:
             env=self._environment,
             start_new_session=True,  # a group of its own, which a Ctrl-C does not reach
             umask=0o077,  # images and models are not for the other users of the machine
+            stdout=subprocess.PIPE if self._watched else None,
+            stderr=subprocess.STDOUT if self._watched else None,
         )
+        self._watch = Watch(self._process) if self._watched else None
         self._started = time.monotonic()
 
     def _end_group(self) -> None:
@@ -116,6 +136,8 @@ class Program:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        if self._watch:
+            self._watch.close()
 
 
 def keep_running(*programs: Program) -> None:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.common.config import parse_config_args
 
 from benchmarks.simulation import run, superlink
-from deploy import server, supervisor
+from deploy import server, supervisor, watch
 from deploy.credentials import make_authority, make_key
 from deploy.demo import HOSPITALS, SETTINGS
 from deploy.errors import DeployError
@@ -160,7 +160,7 @@ def test_flower_is_told_to_keep_to_itself(tmp_path):
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
-def test_a_hospital_is_told_what_is_missing(folder, tmp_path):
+def test_a_hospital_is_told_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(DeployError, match=r"graz\.key is not there: make it with"):
         start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "")
     make_key(folder, "graz")
@@ -168,6 +168,9 @@ def test_a_hospital_is_told_what_is_missing(folder, tmp_path):
         start_supernode(folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "")
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
         start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(DeployError, match="There is no command ps"):
+        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "")
 
 
 @pytest.fixture
@@ -299,11 +302,13 @@ def script(tmp_path):
     """A program that writes a line when it starts, and then does what `body` says."""
     programs = []
 
-    def write(body, hint=""):
+    def write(body, hint="", watched=False):
         path = tmp_path / "program"
         path.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/starts\n{body}\n")
         path.chmod(0o755)
-        program = supervisor.Program([str(path)], tmp_path / "work", dict(os.environ), hint)
+        program = supervisor.Program(
+            [str(path)], tmp_path / "work", dict(os.environ), hint, watched=watched
+        )
         programs.append(program)
         return program
 
@@ -313,9 +318,9 @@ def script(tmp_path):
         program.wait()
 
 
-def wait_until(done, meanwhile=lambda: None):
-    """Wait until there is something, at most for twenty seconds."""
-    deadline = time.monotonic() + 20
+def wait_until(done, meanwhile=lambda: None, seconds=20):
+    """Wait until there is something, at most for so long."""
+    deadline = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < deadline
         meanwhile()
@@ -381,6 +386,36 @@ def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
     assert (tmp_path / "bye").exists()
     assert len(starts(tmp_path)) == 1
     wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
+
+
+@pytest.mark.parametrize("way", ["", "trap '' TERM"])
+def test_a_wedged_supernode_is_ended_and_started_again(
+    way, quick, script, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(supervisor, "GRACE", 0.5)
+    monkeypatch.setattr(watch, "LOOK", 0.1)
+    monkeypatch.setitem(watch.PATIENCE, b"Received successfully", 0.5)
+    program = script(f"{way}\necho 'INFO: Received successfully'; sleep 60", watched=True)
+    wait_until(lambda: len(starts(tmp_path)) == 3, program.look_after)
+    assert capsys.readouterr().out.count("waits for an answer that no process works on") == 2
+    assert not any(map(alive, starts(tmp_path)[:2]))
+
+
+def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_path):
+    script(f"setsid sleep 60 & echo $! > {tmp_path}/child; echo hello; wait")
+    code = (
+        "import os; from pathlib import Path; from deploy import supervisor as s; "
+        f"program = s.Program(['{tmp_path}/program'], Path('{tmp_path}'), os.environ, watched=True)"
+        "; s.keep_running(program)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == b"hello\n"
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+    os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -1,0 +1,189 @@
+"""A SuperNode that waits for an answer that nobody works on is noticed, and no other one is."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from deploy import demo, watch
+from deploy.watch import Watch
+from tests.deploy.test_deploy import ROOT, wait_until
+
+RECEIVED, SENDING, SENT = b"Received successfully", b"Sending: ", b"Sent successfully"
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(watch, "LOOK", 0.1)
+    monkeypatch.setitem(watch.PATIENCE, RECEIVED, 0.5)
+    monkeypatch.setitem(watch.PATIENCE, SENDING, 2.0)
+
+
+class SuperNode:
+    """Writes what it is told to; `watch` is the watch over it."""
+
+    def __init__(self):
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, process_group=0)
+        self.watch = Watch(self.process)
+
+    def write(self, *lines):
+        assert self.process.stdin
+        for line in lines:
+            self.process.stdin.write(b"\033[92mINFO \033[0m:      " + line + b"\n")
+        self.process.stdin.flush()
+
+    def end(self, last=b""):
+        assert self.process.stdin
+        with self.process.stdin as standard_input:
+            standard_input.write(last)
+        self.process.wait()
+        self.watch.close()
+
+    def seconds_until_wedged(self):
+        began = time.monotonic()
+        wait_until(self.watch.wedged)
+        return time.monotonic() - began
+
+    def is_left_alone(self, seconds=1.5):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.watch.wedged():
+                return False
+            time.sleep(0.02)
+        return True
+
+
+@pytest.fixture
+def supernode(quick):
+    supernode = SuperNode()
+    yield supernode
+    supernode.end()
+
+
+@pytest.fixture
+def clientapp(tmp_path):
+    """Start a process of this name in the process group of a SuperNode."""
+    path, started = tmp_path / "flwr-clientapp", []
+    path.write_text("#!/bin/sh\nread forever\n")
+    path.chmod(0o755)
+
+    def start(supernode):
+        group = supernode.process.pid
+        started.append(subprocess.Popen([path], stdin=subprocess.PIPE, process_group=group))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b"Starting Flower SuperNode"],
+        [RECEIVED, SENDING, SENT],
+        [RECEIVED, SENDING, b"Failed to send message 8: gone"],
+        [RECEIVED, SENDING, b"Run ID 7 is not in `RUNNING` status. Ignoring reply message 8."],
+    ],
+)
+def test_a_supernode_that_owes_nothing_is_left_alone(lines, supernode):
+    supernode.write(*lines)
+    assert supernode.is_left_alone(2.5)
+
+
+def test_an_answer_that_nobody_works_on_is_noticed(supernode):
+    supernode.write(RECEIVED)
+    assert supernode.seconds_until_wedged() > 0.4
+
+
+def test_an_answer_that_is_worked_on_is_waited_for(supernode, clientapp):
+    """Once the process has ended, nobody collects it: it is listed still, as in life."""
+    process = clientapp(supernode)
+    supernode.write(RECEIVED)
+    assert supernode.is_left_alone()
+    process.terminate()
+    assert supernode.seconds_until_wedged() > 0.4
+
+
+def test_the_work_of_another_supernode_does_not_count(supernode, clientapp):
+    other = SuperNode()
+    clientapp(other)
+    supernode.write(RECEIVED)
+    supernode.seconds_until_wedged()
+    other.end()
+
+
+def test_an_answer_may_be_long_on_its_way(supernode):
+    """The process has ended by then; and the next message has the whole time again."""
+    supernode.write(RECEIVED, SENDING)
+    assert supernode.is_left_alone()
+    supernode.write(SENT, RECEIVED)
+    assert supernode.is_left_alone(0.3)
+    supernode.write(SENDING)
+    assert supernode.seconds_until_wedged() > 1.5
+
+
+def test_output_is_passed_on_as_it_is(capsysbinary):
+    """Bytes that are no text, what has no end of a line, and lines of a megabyte."""
+    written = b"\xff\xfe gr\xfcn\r\n\n" + b"x" * 2**20 + b"\n\rhalf a line"
+    SuperNode().end(written)
+    assert capsysbinary.readouterr().out == written
+
+
+def clientapps(hospital):
+    """Its processes that would end in Flower's way on SIGTERM: without an answer."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            caught = int((process / "status").read_text().partition("SigCgt:")[2].split()[0], 16)
+            if (
+                (process / "cwd").readlink() == hospital / "work"
+                and b"/flwr-clientapp" in (process / "cmdline").read_bytes()
+                and caught >> (signal.SIGTERM - 1) & 1
+            ):
+                yield int(process.name)
+
+
+@pytest.mark.slow
+def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkeypatch):
+    """What is to train at graz is ended before the app is loaded, which might answer for it."""
+    code = (
+        "from deploy import watch; from deploy.__main__ import main; "
+        f"watch.LOOK = 0.5; watch.PATIENCE[{RECEIVED!r}] = 5.0; main()"
+    )
+    settings = demo.SETTINGS.replace("min-hospitals=3", "min-hospitals=2")
+    settings += f" evaluate.every=2 output-dir='{tmp_path}/runs'"
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(demo, "DEPLOY", [sys.executable, "-c", code])
+    monkeypatch.setattr(demo, "HOSPITALS", ("graz", "linz"))
+    log = tmp_path / "graz.log"
+
+    def end_clientapps():
+        for process in clientapps(tmp_path / "graz"):
+            os.kill(process, signal.SIGTERM)
+
+    demo.write_images(tmp_path / "images")
+    run = ["run", str(tmp_path / "server"), "--run-config", settings]
+    with (
+        demo.server(tmp_path) as address,
+        demo.hospitals(tmp_path, address),
+        demo.started(tmp_path, *run, log="run") as process,
+    ):
+        wait_until(lambda: b"Receiving: train message" in log.read_bytes(), seconds=180)
+        wait_until(lambda: b"waits for an answer" in log.read_bytes(), end_clientapps, 60)
+        assert process.wait(timeout=300) == 0
+    (result,) = (tmp_path / "runs").iterdir()
+    events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    trained = [
+        (event["round"], event["outcome"])
+        for event in events
+        if (event["verb"], event["hospital"]) == ("train", "graz")
+    ]
+    assert trained == [(1, "gone"), (2, "ok")]
