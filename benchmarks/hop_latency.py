@@ -3,8 +3,7 @@
     uv run python -m benchmarks.hop_latency
 
 A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
-database on disk. Each of two methods runs twice: with a process of its own for every message, and
-with the hospitals' resident processes. What happens is read off the hospitals' logs and
+database XX happens is read off the hospitals' logs and
 metrics.jsonl as lines appear there; printed are medians over the hops after the first round.
 """
 
@@ -24,6 +23,11 @@ SETTINGS = (
     f"model='resnet18' num-server-rounds={ROUNDS} train.epochs=1 min-hospitals=3 hop-timeout=300 "
     f"evaluate.every={ROUNDS} evaluate.cross=false evaluate.ensemble=false"
 )
+WAYS = {
+    "a process per message": ["--node-config", "resident=false"],
+    "resident": [],
+    "resident, --warm": ["--warm"],
+}
 METHODS = {"cwt-serial": "one hospital at a time", "cwt": "three hospitals at once on two cores"}
 PHASES = (
     "server, until the SuperNode takes the message",
@@ -36,25 +40,25 @@ PHASES = (
 
 
 def main() -> None:
-    """Measure both methods both ways, and print a table for each."""
+    """Measure both methods in all ways, and print a table for each."""
     for strategy, text in METHODS.items():
         columns = {}
-        for name, resident in (("a process per message", "false"), ("resident", "true")):
+        for way, options in WAYS.items():
             with tempfile.TemporaryDirectory() as folder:
-                columns[name] = hops_of(Path(folder), strategy, f"resident={resident}")
+                columns[way] = hops_of(Path(folder), strategy, options)
         print(f"\n{strategy}, {text} | {' | '.join(columns)}")
         for phase in (*PHASES, "beyond training", "training"):
             seconds = [statistics.median(hop[phase] for hop in hops) for hops in columns.values()]
             print(f"{phase} | {' | '.join(f'{each:.2f}' for each in seconds)}")
 
 
-def hops_of(folder: Path, strategy: str, node_config: str) -> list[dict[str, float]]:
+def hops_of(folder: Path, strategy: str, options: list[str]) -> list[dict[str, float]]:
     """The seconds of each phase of each hop of a run, without those of the first round."""
     write_images(folder / "images")
     logs = {name: folder / f"{name}.log" for name in HOSPITALS}
     with (
         server(folder) as address,
-        hospitals(folder, address, node_config=node_config),
+        hospitals(folder, address, more=options),
         followed([*logs.values(), folder / "runs" / "*" / "metrics.jsonl"]) as lines,
     ):
         result = run(folder, f"strategy='{strategy}' {SETTINGS}")

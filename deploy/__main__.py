@@ -58,6 +58,11 @@ def main() -> None:
         help="file of those whose sealed parcels it opens, first-use, or none: open runs only",
     )
     supernode.add_argument("--node-config", default="", help="more, such as \"model='resnet18'\"")
+    supernode.add_argument(
+        "--warm",
+        action="store_true",
+        help="begin the processes that answer messages a second sooner (docs/deployment.md)",
+    )
     runs = command("run", "operator: do one run and wait for its end", server)
     runs.add_argument("--run-config", help="settings, such as \"strategy='cwt' image-size=64\"")
     arguments = parser.parse_args()
@@ -93,8 +98,9 @@ def _do(given: argparse.Namespace) -> None:
         case "supernode":
             store = given.store_dir and given.store_dir.expanduser()
             data = given.data_dir.expanduser()
+            paths = (data, store, given.members)
             start_supernode(
-                folder, given.server, given.name, data, store, given.members, given.node_config
+                folder, given.server, given.name, *paths, given.node_config, warm=given.warm
             )
         case "run":
             run(folder, given.run_config)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -59,7 +59,7 @@ def server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def hospitals(
-    folder: Path, address: str, sealed: bool = True, node_config: str = ""
+    folder: Path, address: str, sealed: bool = True, more: Sequence[str] = ()
 ) -> Iterator[None]:
     """The hospitals of the server below a folder, which they reach at an address."""
     lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
@@ -74,8 +74,7 @@ def hospitals(
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ["--data-dir", str(folder / "images" / name)]
             paths += ["--store-dir", str(hospital / "store"), "--members", members]
-            paths += ["--node-config", node_config]
-            arguments = [str(hospital), "--server", address, "--name", name, *paths]
+            arguments = [str(hospital), "--server", address, "--name", name, *paths, *more]
             running.enter_context(started(folder, "supernode", *arguments, log=name))
         yield
 

@@ -1,10 +1,14 @@
 """A hospital's side: its SuperNode."""
 
+import os
 import shutil
 import socket
 import ssl
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from deploy import forkserver
 from deploy.credentials import check_name
 from deploy.errors import DeployError
 from deploy.supervisor import Program, flower, keep_running
@@ -18,6 +22,7 @@ def start_supernode(
     store_dir: Path | None,
     members: str,
     more: str,
+    warm: bool,
 ) -> None:
     """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
@@ -29,6 +34,7 @@ def start_supernode(
         store_dir: Its store; None = the app's default.
         members: The file of those whose parcels it opens, "first-use", or "none".
         more: Of its node-config.
+        warm: Whether its ClientApp processes are begun by `deploy.forkserver`.
 
     Raises:
         DeployError: A file is missing, the server is not the consortium's, or it turns the
@@ -54,8 +60,17 @@ def start_supernode(
         "0: the key is no longer registered, or this machine's clock is wrong."
     )
     program = command(server, authority, key, config, _free_port())
-    environment = flower(folder / "flwr")
-    keep_running(Program(program, folder / "work", environment, hint, watched=True))
+    work, environment = folder / "work", flower(folder / "flwr")
+    if not warm:
+        keep_running(Program(program, work, environment, hint, watched=True))
+        return
+    with TemporaryDirectory(prefix="fedhandoff-") as private:
+        environment[forkserver.ADDRESS] = f"{private}/forkserver"
+        environment["PATH"] = f"{forkserver.PROGRAMS}{os.pathsep}{environment['PATH']}"
+        keep_running(
+            Program([sys.executable, "-I", forkserver.__file__], work, environment),
+            Program(program, work, environment, hint, watched=True),
+        )
 
 
 def command(server: str, authority: Path, key: Path, config: str, port: int) -> list[str]:

@@ -136,9 +136,12 @@ def test_a_node_config_is_one_that_flower_reads():
         "data-dir": "/data/my skin",
         "store-dir": "/s",
         "members": "first-use",
+        "resident": True,
         "model": "cnn",
         "partition-id": 1,
     }
+    text = node_config("graz", Path("/data"), None, "none", "resident=false")
+    assert parse_config_args([text])["resident"] is False
     with pytest.raises(DeployError, match="takes no path with a '"):
         node_config("graz", Path("/data/o'neill"), None, "none", "")
     with pytest.raises(DeployError, match="--members is /gone: name a file"):
@@ -162,15 +165,17 @@ def test_flower_is_told_to_keep_to_itself(tmp_path):
 
 def test_a_hospital_is_told_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(DeployError, match=r"graz\.key is not there: make it with"):
-        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "")
+        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
     make_key(folder, "graz")
     with pytest.raises(DeployError, match=r"gone is not there: --data-dir"):
-        start_supernode(folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "")
+        start_supernode(
+            folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "", False
+        )
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
-        start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "")
+        start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "", False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DeployError, match="There is no command ps"):
-        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "")
+        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
 
 
 @pytest.fixture

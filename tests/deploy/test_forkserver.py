@@ -1,0 +1,103 @@
+"""What begins Flower's ClientApp processes at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from deploy.forkserver import ADDRESS, PROGRAMS
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import os, sys, time
+from deploy.forkserver import serve
+
+def program():
+    print(os.getpid(), *sys.argv[1:], flush=True)
+    match sys.argv[1:]:
+        case ["raise"]:
+            raise ValueError("boom")
+        case ["exit", text]:
+            sys.exit(int(text))
+        case ["wait"]:
+            try:
+                time.sleep(60)
+            except KeyboardInterrupt:
+                sys.exit(42)
+
+serve(program)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {**os.environ, ADDRESS: str(tmp_path / "socket")}
+
+
+@pytest.fixture
+def _server(tmp_path, environment):
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment)
+    while not (tmp_path / "socket").exists():
+        time.sleep(0.02)
+    yield
+    process.kill()
+    process.wait()
+
+
+def start(environment, *arguments):
+    return subprocess.Popen(
+        [PROGRAMS / "flwr-clientapp", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.usefixtures("_server")
+def test_it_is_what_it_stands_for(environment):
+    """Arguments, output, errors, and how it ends."""
+    for arguments, status in {("exit", "3"): 3, ("a b", ""): 0, ("raise",): 1}.items():
+        output, errors = start(environment, *arguments).communicate(timeout=20)
+        assert output.split(" ", 1)[1] == " ".join(arguments) + "\n"
+        assert ("ValueError: boom" in errors) == (arguments == ("raise",))
+        process = start(environment, *arguments)
+        process.communicate(timeout=20)
+        assert process.returncode == status
+
+
+@pytest.mark.usefixtures("_server")
+def test_signals_are_passed_on(environment):
+    process = start(environment, "wait")
+    assert process.stdout
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 42
+
+
+@pytest.mark.usefixtures("_server")
+def test_it_ends_with_what_has_asked_for_it(environment):
+    process = start(environment, "wait")
+    assert process.stdout
+    copy = Path("/proc") / process.stdout.readline().split()[0]
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 20
+    while copy.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_flower_s_own_program_does_it_where_there_is_none(environment, tmp_path):
+    own = tmp_path / "bin" / "flwr-clientapp"
+    own.parent.mkdir()
+    own.write_text("#!/bin/sh\necho own $*\n")
+    own.chmod(0o755)
+    environment["PATH"] = os.pathsep.join([str(PROGRAMS), str(own.parent), os.environ["PATH"]])
+    output, _ = start(environment, "--token", "7").communicate(timeout=20)
+    assert output == "own --token 7\n"
