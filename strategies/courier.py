@@ -135,8 +135,10 @@ class Courier(Grid):
                 yield from self._send(queues[node], outstanding)
             finished = list(self._collect(outstanding))
             for delivery in finished:
-                late = delivery.failure in (Failure.TIMEOUT, Failure.GONE)
-                (self._answering.discard if late else self._answering.add)(delivery.node)
+                if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
+                    self._answering.discard(delivery.node)
+                else:
+                    self._answering.add(delivery.node)
             yield from finished
             idle = [delivery.node for delivery in finished if queues[delivery.node]]
             if finished:
