@@ -34,37 +34,54 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
     print(f"Everything is below {folder}; the server's log is superlink.log there.", flush=True)
     try:
-        _consortium(folder)
+        write_images(folder / "images")
+        with server(folder) as address, hospitals(folder, address):
+            result = run(folder, SETTINGS)
     except KeyboardInterrupt:
         sys.exit(130)
     except (DeployError, subprocess.CalledProcessError) as error:
         sys.exit(str(error))
-    (result,) = (folder / "runs").iterdir()
     print(result)
 
 
-def _consortium(folder: Path) -> None:
-    server = folder / "server"
+@contextmanager
+def server(folder: Path) -> Iterator[str]:
+    """A server, with its files in `server` below a folder; yields its address for hospitals."""
     fleet, control = _free_ports(2)
-    write_images(folder / "images")
-    _deploy("authority", str(server), "--server", "127.0.0.1")
+    address = f"127.0.0.1:{fleet}"
+    _deploy("authority", str(folder / "server"), "--server", "127.0.0.1")
+    arguments = ["--fleet-address", address, "--control-port", str(control)]
+    with _started(folder, "superlink", str(folder / "server"), *arguments) as process:
+        _wait_for(control, process)
+        yield address
+
+
+@contextmanager
+def hospitals(folder: Path, address: str, sealed: bool = True) -> Iterator[None]:
+    """The hospitals of the server below a folder, which they reach at an address."""
     lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
     (folder / "members").write_text("".join(lines), encoding="utf-8")
+    members = str(folder / "members") if sealed else "none"
     with ExitStack() as running:
-        address = f"127.0.0.1:{fleet}"
-        arguments = [str(server), "--fleet-address", address, "--control-port", str(control)]
-        process = running.enter_context(_started(folder, "superlink", *arguments))
-        _wait_for(control, process)
         for name in HOSPITALS:
             hospital = folder / name
             _deploy("key", str(hospital), name)
-            _deploy("register", str(server), str(hospital / f"{name}.pub"), "--name", name)
-            (hospital / "ca.crt").write_bytes((server / "ca.crt").read_bytes())
+            public_key = str(hospital / f"{name}.pub")
+            _deploy("register", str(folder / "server"), public_key, "--name", name)
+            (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ["--data-dir", str(folder / "images" / name)]
-            paths += ["--store-dir", str(hospital / "store"), "--members", str(folder / "members")]
+            paths += ["--store-dir", str(hospital / "store"), "--members", members]
             arguments = [str(hospital), "--server", address, "--name", name, *paths]
             running.enter_context(_started(folder, "supernode", *arguments, log=name))
-        _deploy("run", str(server), "--run-config", f"{SETTINGS} output-dir='{folder}/runs'")
+        yield
+
+
+def run(folder: Path, settings: str) -> Path:
+    """Do a run on the server below a folder, and return where its results are."""
+    run_config = f"{settings} output-dir='{folder}/runs'"
+    _deploy("run", str(folder / "server"), "--run-config", run_config)
+    (result,) = (folder / "runs").iterdir()
+    return result
 
 
 def write_images(folder: Path) -> None:
