@@ -1,0 +1,192 @@
+"""A deployment whose processes are killed at random moments, again and again: no model is lost.
+
+`FEDHANDOFF_KILLS=50 uv run pytest -m slow -s tests/deploy/test_kills.py` kills fifty times.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from deploy.demo import HOSPITALS, hospitals, server, write_images
+from deploy.supervisor import STEADY
+from strategies import checkpoint as checkpoints
+from strategies.checkpoint import CheckpointError
+from strategies.parcel import check_parcel, load
+
+KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
+SUPERVISED = ("flower-superlink", "flower-supernode")
+KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 8))
+PAUSE = 20.0  # seconds, at most, from one kill to the next
+ROUNDS = 4
+SETTINGS = (
+    f"strategy='cwt' model='mlp' num-server-rounds={ROUNDS} train.epochs=1 evaluate.every={ROUNDS} "
+    "min-hospitals=1 hop-timeout=40 prepare-timeout=60"
+)
+
+
+def processes(folder, kind=""):
+    """Processes, of a kind, of all that have Flower's files below a folder; and whose they are."""
+    found = {}
+    home = f"FLWR_HOME={folder}/".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            _, ours, path = (process / "environ").read_bytes().partition(home)
+            if ours and f"/{kind}".encode() in (process / "cmdline").read_bytes():
+                found[int(process.name)] = path.partition(b"\0")[0].decode().split("/")[0]
+    return found
+
+
+class Killer:
+    """Kills a process of a random kind whenever a random moment has come."""
+
+    def __init__(self, folder, seed):
+        self.folder, self.rng = folder, random.Random(seed)
+        self.began = time.monotonic()
+        self.first_seen = {}  # by process
+        self.kills = 0
+        self.kinds = []  # those to come; every kind comes equally often
+        self.moment = self.began
+        self.place = None  # of the run when its server was killed last
+
+    def strike(self, place):
+        """Kill a process if it is time; of which kind it was. The run is at this place."""
+        now = time.monotonic()
+        alive = processes(self.folder)
+        self.first_seen = {process: self.first_seen.get(process, now) for process in alive}
+        if self.kills == KILLS or now < self.moment:
+            return ""
+        if not self.kinds:
+            self.kinds = self.rng.sample(KINDS, len(KINDS))
+        kind = self.kinds[0]
+        # A supervisor gives up, as it should, what never stays up.
+        age = STEADY if kind in SUPERVISED else 0.0
+        known = [each for each in self.first_seen if now - self.first_seen[each] >= age]
+        victims = sorted(processes(self.folder, kind).keys() & known)
+        if kind == "flwr-serverapp" and place == self.place:
+            return ""  # else a slow machine would never get to the end of a hop
+        if not victims:
+            self.moment = now + self.rng.uniform(0, 4)  # anywhere in the life of the next one
+            return ""
+        victim = self.rng.choice(victims)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
+            self.kills += 1
+            print(f"{now - self.began:6.1f} s: {kind} of {alive[victim]} killed", flush=True)
+        if kind == "flwr-serverapp":
+            self.place = place
+        self.moment = now + self.rng.uniform(0, PAUSE)
+        return self.kinds.pop(0)
+
+
+class Operator:
+    """Does one run, and resumes it whenever it fails, as docs/deployment.md says."""
+
+    def __init__(self, folder, output):
+        self.folder, self.output = folder, output
+        self.commands = []
+        self.result = None
+
+    def start(self):
+        config = f"{SETTINGS} output-dir='{self.output}'"
+        if self.result:
+            config = str(self.result / "checkpoint" / "resume.toml")
+        command = [sys.executable, "-m", "deploy", "run", str(self.folder / "server")]
+        command += ["--run-config", config]
+        with (self.output / f"{len(self.commands)}.log").open("wb") as log:
+            self.commands.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+
+    def run(self, killer):
+        """Do the run while the killer is about; which hospitals have trained each model.
+
+        No model may be lost on the way, and no checkpoint be damaged.
+        """
+        self.output.mkdir()
+        self.start()
+        visits: dict[str, list[str]] = {}
+        killed = 0.0  # when a ServerApp was
+        while not (self.result and completed(self.result)):
+            if killer.strike(visits) == "flwr-serverapp":
+                killed = time.monotonic()
+            if self.result:
+                before, visits = visits, visits_of(self.result)
+                assert all(visits[name][: len(path)] == path for name, path in before.items())
+            else:
+                states = list(self.output.glob("*/checkpoint/state.json"))
+                self.result = states[0].parents[1] if states else None
+            # Flower needs a minute to notice; but what it has just begun it may begin once more.
+            dead = killed and time.monotonic() > killed + 5
+            if self.commands[-1].poll() or (dead and not processes(self.folder, "flwr-serverapp")):
+                self.start()
+                killed = 0.0
+            time.sleep(0.5)
+        ends = [command.wait(120) for command in self.commands]
+        assert ends.count(0) <= 1  # a run that was killed is no success
+        return visits_of(self.result)
+
+
+def completed(result):
+    there = (result / "checkpoint" / "state.json").exists()
+    return (result / "summary.json").exists() and not there
+
+
+def visits_of(result):
+    """Which hospitals have trained each model, as the parcels say that the server has on disk."""
+    for attempt in range(20):
+        try:
+            if completed(result):
+                parcels = [load(path) for path in (result / "parcels").iterdir()]
+            else:
+                parcels = list(checkpoints.load(result / "checkpoint").parcels["held"].values())
+        except CheckpointError:  # files go while they are read, if the server writes new ones
+            if attempt == 19:
+                raise
+            time.sleep(0.1)
+        else:
+            return {label.lineage: label.visited for label in map(check_parcel, parcels)}
+
+
+def check(result, visits):
+    """The summary of a run must name everything that did not succeed."""
+    summary = json.loads((result / "summary.json").read_text())
+    events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    turns = [event for event in events if event["verb"] == "train"]
+    for hospital in summary["hospitals"]:
+        rounds = [turn["round"] for turn in turns if turn["hospital"] == hospital]
+        assert rounds == list(range(rounds[0], ROUNDS + 1))
+    for lineage, path in visits.items():
+        mine = [turn for turn in turns if turn["lineage"] == lineage and turn["outcome"] == "ok"]
+        assert [turn["hospital"] for turn in mine] == path
+    failed = [event for event in events if event["outcome"] != "ok"]
+    assert [each["reason"] for each in summary["failures"]] == [each["reason"] for each in failed]
+    assert summary["status"] == ("completed with failures" if failed else "completed")
+    assert all(each["hospital"] and each["reason"] for each in failed)
+    return summary
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_lose_no_model(tmp_path):
+    write_images(tmp_path / "images")
+    with server(tmp_path) as address, hospitals(tmp_path, address):
+        killer = Killer(tmp_path, seed=1)
+        while killer.kills < KILLS:
+            operator = Operator(tmp_path, tmp_path / f"runs-after-{killer.kills}-kills")
+            visits = operator.run(killer)
+            assert sorted(visits) == sorted(HOSPITALS)
+            summary = check(operator.result, visits)
+            print(
+                f"{time.monotonic() - killer.began:6.1f} s: {killer.kills} kills; "
+                f"{summary['status']}, resumed {summary['resumed']} times, "
+                f"{sum(map(len, visits.values()))} of {ROUNDS * len(HOSPITALS)} visits, "
+                f"{dict(Counter(each['outcome'] for each in summary['failures']))}",
+                flush=True,
+            )
+    assert not processes(tmp_path)
