@@ -8,6 +8,7 @@ and what leaves the hospital is the same: both run the same app, with its guard.
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,6 @@ from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from socket import AF_UNIX, socket
 from threading import Event, Thread
 
 from flwr.app import Context, Message
@@ -86,7 +86,7 @@ def _connect(place: Path) -> Connection:
 
 def _call(address: str) -> Connection | None:
     """A connection to the process at an address; none if it is gone, stuck, or about to end."""
-    caller = socket(AF_UNIX)
+    caller = socket.socket(socket.AF_UNIX)
     try:
         caller.connect(address)
     except OSError:
@@ -104,7 +104,7 @@ def _call(address: str) -> Connection | None:
 
 def main(address: Path) -> None:
     """Listen at an address, let whoever has started this process go on, and stay."""
-    with socket(AF_UNIX) as listener:
+    with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen()
         if os.fork():
@@ -121,7 +121,7 @@ def _clear(address: Path) -> None:
         address.parent.rmdir()
 
 
-def serve(listener: socket) -> None:
+def serve(listener: socket.socket) -> None:
     """Answer one message after the other, until none has come for a while."""
     listener.settimeout(IDLE)
     while True:

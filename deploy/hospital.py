@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from deploy import forkserver
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.supervisor import Program, flower, keep_running
+from deploy.supervisor import Program, flower, forget_apps, keep_running
 
 
 def start_supernode(
@@ -60,6 +60,7 @@ def start_supernode(
         "0: the key is no longer registered, or this machine's clock is wrong."
     )
     program = command(server, authority, key, config, _free_port())
+    forget_apps(folder / "flwr")
     work, environment = folder / "work", flower(folder / "flwr")
     if not warm:
         keep_running(Program(program, work, environment, hint, watched=True))

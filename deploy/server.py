@@ -8,7 +8,7 @@ from typing import Any
 
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.supervisor import PATIENCE, Program, flower, keep_running
+from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running
 
 APP = Path(__file__).parents[1]
 NAME = "fedhandoff"  # of the SuperLink in Flower's config.toml
@@ -44,6 +44,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         f'address = "{address}"\n'
         f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n"
     )
+    forget_apps(folder)
     superlink, superexec = commands(folder, fleet_address, control_port)
     hint = f"Is something else listening on {fleet_address} or {address}?"
     environment = flower(folder)

@@ -5,6 +5,7 @@ A program is watched from outside: that it runs, not that it works. Of a SuperNo
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,11 @@ PATIENCE = 120.0  # seconds of not staying up after which it is given up
 FIRST_PAUSE = 1.0  # seconds before another attempt; then twice as many, up to
 LONGEST_PAUSE = 10.0
 GRACE = 20.0  # seconds that a program may take to end by itself
+
+
+def forget_apps(home: Path) -> None:
+    """Have Flower unpack apps anew: one that was interrupted at it never completes the app."""
+    shutil.rmtree(home / "apps", ignore_errors=True)
 
 
 def flower(home: Path) -> dict[str, str]:

@@ -163,6 +163,13 @@ def test_flower_is_told_to_keep_to_itself(tmp_path):
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
+def test_apps_are_unpacked_anew(tmp_path):
+    (tmp_path / "apps" / "fedhandoff").mkdir(parents=True)
+    supervisor.forget_apps(tmp_path)
+    supervisor.forget_apps(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_hospital_is_told_what_is_missing(folder, tmp_path, monkeypatch):
     with pytest.raises(DeployError, match=r"graz\.key is not there: make it with"):
         start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
