@@ -18,15 +18,17 @@ from pathlib import Path
 
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
 
-ROUNDS = 5
+ROUNDS = 4
 SETTINGS = (
     f"model='resnet18' num-server-rounds={ROUNDS} train.epochs=1 min-hospitals=3 hop-timeout=300 "
     f"evaluate.every={ROUNDS} evaluate.cross=false evaluate.ensemble=false"
 )
-WAYS = {
-    "a process per message": ["--node-config", "resident=false"],
-    "resident": [],
-    "resident, --warm": ["--warm"],
+# What `supernode` and the run are given for it.
+WAYS: dict[str, tuple[list[str], str]] = {
+    "a process per message": (["--node-config", "resident=false"], ""),
+    "resident": ([], ""),
+    "and --warm": (["--warm"], ""),
+    "and float16": (["--warm"], "wire-dtype='float16'"),
 }
 METHODS = {"cwt-serial": "one hospital at a time", "cwt": "three hospitals at once on two cores"}
 PHASES = (
@@ -43,16 +45,17 @@ def main() -> None:
     """Measure both methods in all ways, and print a table for each."""
     for strategy, text in METHODS.items():
         columns = {}
-        for way, options in WAYS.items():
+        for way, (options, settings) in WAYS.items():
             with tempfile.TemporaryDirectory() as folder:
-                columns[way] = hops_of(Path(folder), strategy, options)
+                given = f"strategy='{strategy}' {settings} {SETTINGS}"
+                columns[way] = hops_of(Path(folder), options, given)
         print(f"\n{strategy}, {text} | {' | '.join(columns)}")
         for phase in (*PHASES, "beyond training", "training"):
             seconds = [statistics.median(hop[phase] for hop in hops) for hops in columns.values()]
             print(f"{phase} | {' | '.join(f'{each:.2f}' for each in seconds)}")
 
 
-def hops_of(folder: Path, strategy: str, options: list[str]) -> list[dict[str, float]]:
+def hops_of(folder: Path, options: list[str], settings: str) -> list[dict[str, float]]:
     """The seconds of each phase of each hop of a run, without those of the first round."""
     write_images(folder / "images")
     logs = {name: folder / f"{name}.log" for name in HOSPITALS}
@@ -61,7 +64,7 @@ def hops_of(folder: Path, strategy: str, options: list[str]) -> list[dict[str, f
         hospitals(folder, address, more=options),
         followed([*logs.values(), folder / "runs" / "*" / "metrics.jsonl"]) as lines,
     ):
-        result = run(folder, f"strategy='{strategy}' {SETTINGS}")
+        result = run(folder, settings)
         time.sleep(1)  # for the last lines
     hops = []
     for noticed, line in lines[result / "metrics.jsonl"]:
