@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from socket import AF_UNIX, recv_fds, socket
-from threading import Thread
+from threading import Thread, main_thread
 
 PROGRAMS = Path(__file__).parent / "warm"
 ADDRESS = "FEDHANDOFF_FORKSERVER"  # environment variable: where the process listens
@@ -61,7 +61,7 @@ def _run(program: Callable[[], object], caller: socket) -> None:
 def _heed(caller: socket) -> None:
     """Pass signals on to this process, and end it with the one that has asked for it."""
     while number := caller.recv(1):
-        os.kill(os.getpid(), number[0])
+        signal.pthread_kill(main_thread().ident or 0, number[0])  # which may be in a system call
     os._exit(1)
 
 

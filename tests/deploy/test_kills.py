@@ -24,7 +24,7 @@ from strategies.parcel import check_parcel, load
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
 SUPERVISED = ("flower-superlink", "flower-supernode")
-KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 8))
+KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 5))
 PAUSE = 20.0  # seconds, at most, from one kill to the next
 ROUNDS = 4
 SETTINGS = (
