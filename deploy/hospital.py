@@ -61,17 +61,17 @@ def start_supernode(
     )
     program = command(server, authority, key, config, _free_port())
     forget_apps(folder / "flwr")
-    work, environment = folder / "work", flower(folder / "flwr")
-    if not warm:
-        keep_running(Program(program, work, environment, hint, watched=True))
-        return
-    with TemporaryDirectory(prefix="fedhandoff-") as private:
-        environment[forkserver.ADDRESS] = f"{private}/forkserver"
-        environment["PATH"] = f"{forkserver.PROGRAMS}{os.pathsep}{environment['PATH']}"
-        keep_running(
-            Program([sys.executable, "-I", forkserver.__file__], work, environment),
-            Program(program, work, environment, hint, watched=True),
-        )
+    # What a resident process that is killed leaves behind goes with the folder. The names of its
+    # sockets may have a hundred letters: TMPDIR may be too long for them.
+    with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
+        work, environment = folder / "work", flower(folder / "flwr") | {"TMPDIR": private}
+        programs = [Program(program, work, environment, hint, watched=True)]
+        if warm:
+            environment[forkserver.ADDRESS] = f"{private}/forkserver"
+            environment["PATH"] = f"{forkserver.PROGRAMS}{os.pathsep}{environment['PATH']}"
+            begin = [sys.executable, "-I", forkserver.__file__]
+            programs.insert(0, Program(begin, work, environment))
+        keep_running(*programs)
 
 
 def command(server: str, authority: Path, key: Path, config: str, port: int) -> list[str]:

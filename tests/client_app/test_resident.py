@@ -34,6 +34,8 @@ def ask(tmp_path):
     yield send
     for process in residents(tmp_path):
         os.kill(process, signal.SIGKILL)
+    for file in (tmp_path / "resident").glob("*"):
+        resident._clear(Path(file.read_text()))
 
 
 def residents(store):
