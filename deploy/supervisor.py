@@ -102,8 +102,8 @@ class Program:
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
         elif self._watch and self._watch.wedged():
             _say(
-                f"{self.name} waits for an answer that no process works on any more, and is "
-                "started again."
+                f"{self.name} waits for an answer that no process works on any more, or would "
+                "send one too many, and is started again."
             )
             self.end()
             self.wait()

@@ -4,6 +4,9 @@ flower-supernode has each message answered by a process, flwr-clientapp, and wai
 without limit. If the process has gone without one (it was ended with SIGTERM, or died while it
 handed the answer over), the SuperNode stays up and connected, and never takes a message again.
 What it has written says what it owes, and the processes of its group whether anyone works on it.
+
+A message of a run that has ended meanwhile it ignores, and may have it answered all the same: that
+answer goes out in the place of the next one, that one in the place of the one after, and so on.
 """
 
 import subprocess
@@ -18,6 +21,7 @@ from typing import IO
 PATIENCE = {
     b"Received successfully": 90.0,  # if the process was killed, it notices by itself after 60
     b"Sending: ": 900.0,  # the process has done its part; a large answer takes long on a slow line
+    b"Ignoring message": 0.0,  # it is idle; before it receives another one
     b"Sent successfully": inf,
     b"Failed to send": inf,
     b"Ignoring reply": inf,
@@ -42,7 +46,7 @@ class Watch:
         self._reader.start()
 
     def wedged(self) -> bool:
-        """Whether the SuperNode owes an answer that nobody has worked on for too long."""
+        """Whether the SuperNode will not answer, or not in time, until it is started again."""
         now = time.monotonic()
         if self._patience == inf or now < self._next_look:
             return False

@@ -113,6 +113,11 @@ def test_an_answer_that_is_worked_on_is_waited_for(supernode, clientapp):
     assert supernode.seconds_until_wedged() > 0.4
 
 
+def test_an_ignored_message_is_not_left_to_be_answered(supernode):
+    supernode.write(b"Run ID 7 is not in `RUNNING` status. Ignoring message 8.")
+    assert supernode.seconds_until_wedged() < 1
+
+
 def test_the_work_of_another_supernode_does_not_count(supernode, clientapp):
     other = SuperNode()
     clientapp(other)
