@@ -3,8 +3,10 @@
     uv run python -m benchmarks.hop_latency
 
 A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
-database XX happens is read off the hospitals' logs and
-metrics.jsonl as lines appear there; printed are medians over the hops after the first round.
+database on disk. Each of two methods runs with a process for every message; with resident
+processes, as is the default; with `--warm` too; and with models in half precision besides. What
+happens is read off the hospitals' logs and metrics.jsonl as lines appear there; printed are medians
+over the hops after the first round.
 """
 
 import json

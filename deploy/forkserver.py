@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from socket import AF_UNIX, recv_fds, socket
-from threading import Thread, main_thread
+from threading import Thread, get_ident
 
 PROGRAMS = Path(__file__).parent / "warm"
 ADDRESS = "FEDHANDOFF_FORKSERVER"  # environment variable: where the process listens
@@ -44,7 +44,7 @@ def _run(program: Callable[[], object], caller: socket) -> None:
             os.dup2(given, number)
             os.close(given)
         sys.argv = arguments.decode().split("\0")
-        Thread(target=_heed, args=(caller,), daemon=True).start()
+        Thread(target=_heed, args=(caller, get_ident()), daemon=True).start()
         program()
         status = 0
     except SystemExit as end:
@@ -58,10 +58,10 @@ def _run(program: Callable[[], object], caller: socket) -> None:
         os._exit(status)
 
 
-def _heed(caller: socket) -> None:
-    """Pass signals on to this process, and end it with the one that has asked for it."""
+def _heed(caller: socket, thread: int) -> None:
+    """Pass signals on to the thread that runs the program, and end with what has asked for it."""
     while number := caller.recv(1):
-        signal.pthread_kill(main_thread().ident or 0, number[0])  # which may be in a system call
+        signal.pthread_kill(thread, number[0])  # else its system call would go on
     os._exit(1)
 
 
