@@ -23,10 +23,10 @@ from torchvision.transforms import v2
 
 from benchmarks.reproduce import commit, machine
 from client_app.datasets.own import survey
-from client_app.datasets.pool import Samples
 from client_app.datasets.resize import Form
-from client_app.models import normalise
-from client_app.training import batches
+from learning.models import normalise
+from learning.samples import Samples
+from learning.training import batches
 
 BATCH = 32
 
@@ -78,7 +78,7 @@ def fill(folder: Path, images: list[Path], count: int) -> None:
 
 
 def epoch(samples: Samples) -> None:
-    """As client_app/training.py reads them."""
+    """As learning/training.py reads them."""
     for batch in batches(len(samples), BATCH, torch.Generator().manual_seed(0)):
         normalise(samples[batch].images)
 

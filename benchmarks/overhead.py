@@ -19,7 +19,7 @@ from flwr.common.config import flatten_dict
 
 from benchmarks.reproduce import commit, machine
 from benchmarks.simulation import run, superlink
-from strategies.settings import Settings
+from strategies.protocol.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     from torch.nn.functional import cross_entropy
 
     from client_app.datasets import open_data
-    from client_app.models import Architecture
+    from learning.models import Architecture
 
     torch.set_num_threads(1)
     settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))

@@ -41,8 +41,8 @@ from flwr.common.config import flatten_dict
 
 from benchmarks.simulation import APP, RunFailed, run, superlink
 from server_app.measures import Summary
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import strategy_named
-from strategies.settings import Settings, SettingsError
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}

@@ -24,8 +24,8 @@ from benchmarks.overhead import events_of, seconds_of_rounds
 from benchmarks.reproduce import commit, defaults, machine
 from benchmarks.simulation import run, superlink
 from client_app.datasets import LocalData, open_data
-from client_app.models import Architecture
-from strategies.settings import CWCSettings, Settings
+from learning.models import Architecture
+from strategies.protocol.settings import CWCSettings, Settings
 
 HOSPITALS, WARM_UP = 4, 2  # rounds of warm-up
 WORKLOAD: dict[str, Any] = {  # that of cwc_mnist.toml

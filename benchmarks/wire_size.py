@@ -14,10 +14,10 @@ import torch
 from flwr.app import RecordDict
 from PIL import Image
 
-from client_app.datasets import Samples
-from client_app.models import Architecture
-from client_app.packing import pack_buffer, pack_network
-from strategies.parcel import Manifest, count_bytes
+from learning.models import Architecture
+from learning.packing import pack_buffer, pack_network
+from learning.samples import Samples
+from strategies.protocol.parcel import Manifest, count_bytes
 
 IMAGES, SIZE = 512, 256
 PAPER = {"resnet18": 45, "resnet152": 230, "grey buffer": 20, "colour buffer": 60}  # MB

@@ -11,7 +11,7 @@ from flwr.common.config import flatten_dict, parse_config_args
 
 from client_app.identity import Identity
 from client_app.store import DEFAULT
-from strategies.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 

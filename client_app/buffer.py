@@ -25,10 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import interpolate
 
-from client_app.datasets import Samples
-from client_app.errors import DeadlineError, DivergedError, ReleaseError
+from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
-from client_app.models import normalise
 from gan.audit import Auditor, save_nearest
 from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS
@@ -37,8 +35,11 @@ from gan.projection import mean_w, measure_privacy
 from gan.quality import frechet, within_class_diversity
 from gan.synthesis import balanced_labels, render, save_grid
 from gan.training import Progress, Trained, train_gan
-from strategies.parcel import METRICS
-from strategies.settings import SettingsError, rng_for
+from learning.errors import DeadlineError, DivergedError
+from learning.models import normalise
+from learning.samples import Samples
+from strategies.protocol.may_leave import METRICS
+from strategies.protocol.settings import SettingsError, rng_for
 
 REAL_IMAGES = 1000  # real images that are enough to compare with, where not all are needed
 
@@ -57,6 +58,7 @@ class _Work:
 
     Attributes:
         hospital: Whose.
+        size: How many images there shall be.
         learnt: The images that the GAN learns from.
         preset: Its size and schedule.
         distance: The perceptual distance of the privacy loss, the check and the figures.
@@ -66,6 +68,7 @@ class _Work:
     """
 
     hospital: Hospital
+    size: int
     learnt: Samples
     preset: Preset
     distance: PairwiseLPIPS
@@ -81,7 +84,7 @@ class _Work:
         )
 
 
-def make_buffer(hospital: Hospital, deadline: float) -> Buffer:
+def make_buffer(hospital: Hospital, size: int, deadline: float) -> Buffer:
     """Render a buffer that may leave the hospital, or take it from the store.
 
     Raises:
@@ -97,12 +100,12 @@ def make_buffer(hospital: Hospital, deadline: float) -> Buffer:
     learnt = _frequent(data.train, release.min_class_images)
     loss = [gan.privacy_weight, gan.privacy_reduction, distance.name, gan.inception_weights]
     folder = f"gan/{_hash(learnt, [data.classes, asdict(preset), *loss, seed])}"
-    checks = [asdict(release), hospital.settings.feder.buffer_size, gan.projections]
+    checks = [asdict(release), size, gan.projections]
     name = f"{folder}/{_hash(data.test, checks)}"
     if not (kept := hospital.store.load(name)):
         place = hospital.store.folder / folder
         try:
-            kept = _make(_Work(hospital, learnt, preset, distance, seed, place, deadline))
+            kept = _make(_Work(hospital, size, learnt, preset, distance, seed, place, deadline))
         except FloatingPointError as error:
             raise DivergedError(f"The training of the GAN diverged: {error}") from error
         except TimeoutError as error:
@@ -257,7 +260,7 @@ def _render(work: _Work, generator: Generator, auditor: Auditor) -> tuple[Sample
     """
     settings = work.hospital.settings
     _, height, width = work.hospital.data.train.shape
-    labels = balanced_labels(settings.feder.buffer_size, work.learnt.labels)
+    labels = balanced_labels(work.size, work.learnt.labels)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
     rendered = discarded = 0

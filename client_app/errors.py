@@ -5,8 +5,10 @@ instance. These are raised with texts that were written for the server; of any o
 the type alone, and the rest is in the hospital's own log.
 """
 
-from strategies.parcel import Failure, ParcelError, UndeclaredError
-from strategies.settings import SettingsError
+from learning.errors import DeadlineError, DivergedError, ModelError
+from strategies.protocol.may_leave import Failure, UndeclaredError
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
 
 
 class DataError(ValueError):
@@ -15,18 +17,6 @@ class DataError(ValueError):
     Its text may name settings, counts and types, never a patient's data, and of an exception that
     came from a file only the type.
     """
-
-
-class ModelError(ValueError):
-    """No network can be built from this, or not for such images."""
-
-
-class DivergedError(ArithmeticError):
-    """A network has weights that are not finite."""
-
-
-class DeadlineError(TimeoutError):
-    """The time allowed for a message ran out before the work was done."""
 
 
 class ReleaseError(ValueError):

@@ -14,7 +14,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.errors import LEAVES
-from strategies.parcel import Failure, check_answer
+from strategies.protocol.may_leave import Failure, check_answer
 
 
 class Terminated(BaseException):

@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 
-from client_app.datasets import LocalData, Samples, joined, open_data
+from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
-from client_app.models import Architecture
 from client_app.store import DEFAULT, Store
-from strategies.settings import Settings, SettingsError
+from learning.models import Architecture
+from learning.samples import Samples, joined
+from strategies.protocol.settings import Settings, SettingsError
 
 RESERVED = ("global", "ensemble")  # lineages that belong to no hospital
 

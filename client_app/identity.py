@@ -22,8 +22,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from strategies.parcel import ParcelError
-from strategies.settings import SettingsError
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
 
 FIRST_USE = "first-use"
 

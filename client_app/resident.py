@@ -21,8 +21,8 @@ from threading import Event, Thread
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from client_app.errors import DeadlineError
 from client_app.store import DEFAULT
+from learning.errors import DeadlineError
 
 IDLE = 900.0  # seconds without a message after which it ends, and gives its memory back
 HELLO = 5.0  # seconds after which one that does not take a message is left to itself

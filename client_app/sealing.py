@@ -15,7 +15,6 @@ All of this is the package `cryptography`; what is our own is what goes into the
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -31,16 +30,11 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from client_app.hospital import Hospital
 from client_app.identity import FIRST_USE, Identity, Member, pin, read_members
-from strategies.parcel import (
-    Manifest,
-    Order,
-    ParcelError,
-    from_record,
-    is_sealed,
-    pack,
-    to_record,
-)
-from strategies.settings import SettingsError
+from strategies.protocol import archive
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest, is_sealed, pack
+from strategies.protocol.records import ParcelError, from_record, to_record
+from strategies.protocol.settings import SettingsError
 
 SIGNATURE = 64  # bytes
 NONCE = bytes(12)  # the same everywhere, since every key encrypts once
@@ -158,7 +152,7 @@ class Seal:
         try:
             key = wrapping.decrypt(NONCE, bytes.fromhex(keys[self.identity.name]), None)
             return _from_bytes(ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None))
-        except (InvalidTag, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except (InvalidTag, ValueError, TypeError) as error:
             raise ParcelError(
                 f"A record of '{sender}' cannot be opened: does '{sender}' have this hospital's "
                 "present key?"
@@ -209,22 +203,11 @@ def _wrapping(
 
 
 def _to_bytes(record: ArrayRecord) -> bytes:
-    """All arrays of a record, each in NumPy's own format, in a ZIP archive without compression."""
     file = BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in record.items():
-            archive.writestr(f"{name}.npy", array.data)
+    archive.write(file, record)
     return file.getvalue()
 
 
 def _from_bytes(content: bytes) -> ArrayRecord:
-    """What `_to_bytes` wrote; ValueError if it did not."""
-    with zipfile.ZipFile(BytesIO(content)) as archive:
-        return ArrayRecord(
-            {
-                name.removesuffix(".npy"): Array(
-                    np.load(BytesIO(archive.read(name)), allow_pickle=False)
-                )
-                for name in archive.namelist()
-            }
-        )
+    arrays, _ = archive.read(BytesIO(content))
+    return ArrayRecord(arrays)

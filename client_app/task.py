@@ -8,32 +8,27 @@ from contextlib import contextmanager
 from functools import cached_property
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from torch import nn
 
-from client_app.datasets import Samples
 from client_app.errors import DataError
 from client_app.hospital import Hospital, open_hospital
-from client_app.learners import LEARNERS
-from client_app.learners.plain import Plain, Received
-from client_app.models import Architecture
-from client_app.packing import (
+from client_app.sealing import Seal, seal_for
+from learning.learners import LEARNERS
+from learning.learners.plain import Learner, Received
+from learning.models import Architecture
+from learning.packing import (
     Arrays,
     pack_network,
     unpack_buffer,
     unpack_memory,
     unpack_network,
 )
-from client_app.sealing import Seal, seal_for
-from strategies.parcel import (
-    Manifest,
-    Order,
-    ParcelError,
-    check_parcel,
-    check_sealed,
-    from_record,
-    hash_arrays,
-)
+from learning.samples import Samples
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, hash_arrays
+from strategies.protocol.records import ParcelError, from_record
 
 
 class Task:
@@ -74,7 +69,17 @@ class Task:
         return hospital
 
     @property
-    def learner(self) -> type[Plain]:
+    def samples(self) -> Samples:
+        """The images that the order says are trained on, beside buffers."""
+        own = self.hospital.data.train
+        if self.order.images == "own":
+            return own
+        if self.order.images == "everyone":
+            return self.hospital.everyone()
+        return own[torch.empty(0, dtype=torch.int64)]
+
+    @property
+    def learner(self) -> type[Learner]:
         """The local objective that the order names."""
         return LEARNERS[self.order.learner]
 
@@ -140,8 +145,9 @@ class Task:
         buffers = self.buffers()
         with self.timed("serialise"):
             record = parcel.array_records.get("memory")
-            memory = unpack_memory(record, network, manifest.lineage) if record else {}
-        return Received(buffers, memory, self.order.round - manifest.round)
+            memory = unpack_memory(record, manifest.lineage, self.hospital.device) if record else {}
+        new_rounds = self.order.round - manifest.round
+        return Received(buffers, memory, leg=self.order.leg, new_rounds=new_rounds)
 
     def buffers(self) -> list[Samples]:
         """The buffers that the order names: from the message, or kept from an earlier one.
@@ -160,7 +166,7 @@ class Task:
         record = sent or ArrayRecord({name: Array(array) for name, array in kept.items()})
         if hash_arrays(record) != hash_:
             raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
-        data, size = self.hospital.data, self.hospital.settings.feder.buffer_size
+        data, size = self.hospital.data, self.order.buffer_size
         opened = self.seal.open_buffer(record) if self.seal else record
         samples = unpack_buffer(opened, data.train, len(data.classes), size)
         if sent:
@@ -175,7 +181,7 @@ class Task:
     def pack(self, network: nn.Module, manifest: Manifest, **beside: ArrayRecord) -> RecordDict:
         """Make a parcel of what may travel, and keep what is the hospital's own."""
         with self.timed("serialise"):
-            own = set() if self._is_guest else self.learner.owns(network, self.hospital.settings)
+            own = set() if self._is_guest else self.learner.local(network, self.hospital.settings)
             withheld = own if self.learner.withholds else ()
             half = self.hospital.settings.wire_dtype == "float16"
             parcel = pack_network(network, manifest, beside, withheld, half)

@@ -5,13 +5,14 @@ from dataclasses import replace
 import torch
 from flwr.app import Context, Message, RecordDict
 
-from client_app.evaluation import count_right, normalise_once, probabilities, score
-from client_app.packing import pack_buffer, pack_memory
-from client_app.randomness import seeded
 from client_app.task import Task
-from client_app.training import train
-from strategies.parcel import Manifest, bundle, code_hash, hash_arrays, parcel_in, unbundle
-from strategies.settings import SettingsError, rng_for
+from learning.evaluation import count_right, normalise_once, probabilities, score
+from learning.packing import pack_buffer, pack_memory
+from learning.randomness import seeded
+from learning.training import train
+from strategies.protocol.code import code_hash
+from strategies.protocol.parcel import Manifest, bundle, hash_arrays, parcel_in, unbundle
+from strategies.protocol.settings import SettingsError, rng_for
 
 
 def enrol(message: Message, context: Context) -> Message:
@@ -40,12 +41,14 @@ def prepare(message: Message, context: Context) -> Message:
         hospital = task.hospital
         architecture = hospital.architecture
         architecture.check()
-        task.learner.check(hospital)
+        task.learner.check(hospital.settings)
+        if task.order.images == "everyone":
+            hospital.everyone()
         start = hospital.name if task.order.own_start else ""
         with seeded(rng_for(hospital.settings.seed, "model", hospital=start)):
             network = architecture.build()
         if hospital.settings.pretrained:
-            from client_app.models.pretrained import load_pretrained  # and with it torchvision
+            from learning.models.pretrained import load_pretrained  # and with it torchvision
 
             load_pretrained(network, architecture, hospital.settings.pretrained)
         data = hospital.data
@@ -55,10 +58,10 @@ def prepare(message: Message, context: Context) -> Message:
             "num-quarantined": data.quarantined,
         }
         beside, card = {}, {}
-        if task.order.shares_buffer:
+        if task.order.buffer_size:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
-            made = make_buffer(hospital, task.deadline)
+            made = make_buffer(hospital, task.order.buffer_size, task.deadline)
             beside["buffer"] = pack_buffer(made.samples)
             metrics |= made.figures
             card["release"] = f"{len(made.samples)} synthetic images passed the release check."
@@ -85,7 +88,7 @@ def visit(message: Message, context: Context) -> Message:
             snapshots[f"epoch-{epoch}"] = task.pack(network, replace(trained, epochs=epoch))
 
     with task.timed("train"):
-        learner = task.learner(network, task.hospital, received)
+        learner = task.learner(network, task.samples, settings, received)
         place = (order.round, order.hop, order.hospital)
         rng = rng_for(settings.seed, "visit", *place)
         metrics = train(learner, settings.train, order.epochs, rng, task.deadline, keep_snapshot)

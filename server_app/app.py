@@ -7,8 +7,8 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.results import Results
+from strategies.protocol.settings import Settings
 from strategies.registry import strategy_named
-from strategies.settings import Settings
 
 app = ServerApp()
 

@@ -26,7 +26,7 @@ from math import isfinite, nan
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from strategies.events import Event
+from strategies.engine.events import Event
 
 Metrics = Mapping[str, float]
 Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)

@@ -6,8 +6,8 @@
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     parcels/               the last good parcel of each model
     report.html            the summary, to look at
-    checkpoint/            what the run needs to go on (`strategies.checkpoint`), until it has
-                           completed; and resume.toml, the settings to go on with
+    checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
+                           has completed; and resume.toml, the settings to go on with
 
 The first two are there from the beginning, so that a run that is killed leaves what it measured;
 the next four are written at its end, most precious first. A run that goes on drops those lines of
@@ -31,14 +31,14 @@ from urllib.parse import quote
 import tomli_w
 from flwr.app import RecordDict
 from flwr.common import log
-from flwr.common.config import flatten_dict
+from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
-from strategies import checkpoint as checkpoints
-from strategies.checkpoint import Checkpoint, CheckpointError
-from strategies.events import Event
-from strategies.parcel import save
-from strategies.settings import Settings, SettingsError
+from strategies.engine import checkpoint as checkpoints
+from strategies.engine.checkpoint import Checkpoint, CheckpointError
+from strategies.engine.events import Event
+from strategies.protocol.parcel import save
+from strategies.protocol.settings import Settings, SettingsError
 
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
 # Settings that a run may go on with others of.
@@ -92,7 +92,7 @@ class Results:
             ) from error
 
     def _begin(self) -> None:
-        keys = _with_dashes(asdict(self._settings))
+        keys = unflatten_dict(self._settings.run_config)
         self._config = tomli_w.dumps(keys)
         (self.path / "config.toml").write_text(self._config, encoding="utf-8")
         (self.path / "metrics.jsonl").touch()
@@ -285,21 +285,13 @@ def _new_directory(base: Path, name: str) -> Path:
 
 def _check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
     """Refuse to go on with a run with other settings than it began with."""
-    before, now = flatten_dict(config), flatten_dict(_with_dashes(asdict(settings)))
+    before, now = flatten_dict(config), settings.run_config
     for key in sorted((before.keys() | now.keys()) - _MAY_CHANGE):
         if before.get(key) != now.get(key):
             raise SettingsError(
                 f"The setting '{key}' is {now.get(key)!r}, but the run to resume has "
                 f"{before.get(key)!r}: resume it with --run-config '{resume}'."
             )
-
-
-def _with_dashes(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings under their keys in pyproject.toml."""
-    return {
-        name.replace("_", "-"): _with_dashes(value) if isinstance(value, dict) else value
-        for name, value in fields.items()
-    }
 
 
 def _to_json(value: Any, indent: int | None = None) -> str:

@@ -9,13 +9,23 @@ The baselines of FedER (arXiv:2206.10048, Table II), chosen by `centralized.data
 The first hospital trains; the others test. `real` and `both` exist in simulations only: a
 hospital that has its own images refuses.
 
-The hospital's half: client_app/learners/centralized.py.
+The hospital's half: learning/learners/centralized.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from strategies.courier import Delivery
-from strategies.peer import Leg, PeerStrategy
+from strategies.engine.courier import Delivery
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.feder import FedERSettings
+
+
+@dataclass(frozen=True)
+class CentralizedSettings:
+    """The keys `centralized.*`."""
+
+    data: Literal["real", "synthetic", "both"]
 
 
 class Centralized(PeerStrategy):
@@ -24,9 +34,19 @@ class Centralized(PeerStrategy):
     learner = "centralized"
 
     @property
-    def shares_buffers(self) -> bool:
+    def data(self) -> str:
+        return self.settings.section("centralized", CentralizedSettings).data
+
+    @property
+    def buffer_size(self) -> int:
         """Whether synthetic images are trained on."""
-        return self.settings.centralized.data != "real"
+        return (
+            0 if self.data == "real" else self.settings.section("feder", FedERSettings).buffer_size
+        )
+
+    @property
+    def images(self) -> str:
+        return "none" if self.data == "synthetic" else "everyone"
 
     def enrol(self) -> list[Delivery]:
         """Keep the first hospital's model alone."""
@@ -37,8 +57,8 @@ class Centralized(PeerStrategy):
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
         """The first hospital trains its model on the buffers of all, if they share any."""
         first = hospitals[0]
-        replay = {first: hospitals} if self.shares_buffers else {}
-        return Leg({first: first}, self.settings.train.epochs, replay=replay)
+        replay = {first: hospitals} if self.buffer_size else {}
+        return Leg({first: first}, self.settings.train.epochs, replay=replay, images=self.images)
 
     def handed_on(self, round_: int) -> dict[str, str]:
         """Every hospital uses the one model."""

@@ -12,8 +12,8 @@ Deviations: none known. The learner is `plain`, with a fresh optimizer at every 
 
 from collections.abc import Sequence
 
-from strategies.peer import Leg, PeerStrategy
-from strategies.topology import ring, stay
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import ring, stay
 
 
 class CWT(PeerStrategy):

@@ -13,9 +13,9 @@ Deviations: none known. The learner is `plain`, with a fresh optimizer at every 
 
 from collections.abc import Sequence
 
-from strategies.courier import Delivery
-from strategies.peer import Leg, PeerStrategy
-from strategies.topology import serial
+from strategies.engine.courier import Delivery
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import serial
 
 
 class CWTSerial(PeerStrategy):

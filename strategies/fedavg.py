@@ -21,10 +21,10 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
-from strategies.courier import Delivery
-from strategies.parcel import check_parcel, pack
-from strategies.peer import Held, Leg, PeerStrategy, RunError
-from strategies.topology import GLOBAL, star
+from strategies.engine.courier import Delivery
+from strategies.engine.peer import Held, Leg, PeerStrategy, RunError
+from strategies.engine.topology import GLOBAL, star
+from strategies.protocol.parcel import check_parcel, pack
 
 
 class FedAvg(PeerStrategy):

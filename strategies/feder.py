@@ -19,14 +19,30 @@ Deviations:
  3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i:
     it learns from the buffer what it missed.
 
-The hospital's half: client_app/learners/feder.py.
+The hospital's half: learning/learners/feder.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
-from strategies.peer import Leg, PeerStrategy
-from strategies.settings import rng_for
-from strategies.topology import random_ring, stay
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import random_ring, stay
+from strategies.protocol.settings import require, rng_for
+
+
+@dataclass(frozen=True)
+class FedERSettings:
+    """What is handed on: of the keys `feder.*`."""
+
+    variant: Literal["full", "buffer-only", "synthetic-only"]
+    buffer_size: int
+
+    def __post_init__(self) -> None:
+        size = self.buffer_size
+        require(size >= 0, "feder.buffer-size", size, "0 or more")
+        if self.variant == "synthetic-only":
+            require(size > 0, "feder.buffer-size", size, "1 or more with variant synthetic-only")
 
 
 class FedER(PeerStrategy):
@@ -36,19 +52,25 @@ class FedER(PeerStrategy):
     own_start = True
 
     @property
-    def shares_buffers(self) -> bool:
+    def feder(self) -> "FedERSettings":
+        """The method's settings."""
+        return self.settings.section("feder", FedERSettings)
+
+    @property
+    def buffer_size(self) -> int:
         """Without buffers this is the bare hand-off of models, and nobody trains a GAN."""
-        return self.settings.feder.buffer_size > 0
+        return self.feder.buffer_size
 
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
         """Train at home first, then exchange along the ring."""
-        variant, ring = self.settings.feder.variant, stay(hospitals)
+        variant, ring = self.feder.variant, stay(hospitals)
         if server_round > 1:
             ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
         replay = {}
         for receiver, source in ring.items():
-            received = [source] if self.shares_buffers and source != receiver else []
+            received = [source] if self.buffer_size and source != receiver else []
             # FedER-B: its own buffer in the place of its images.
             replay[receiver] = [receiver, *received] if variant == "synthetic-only" else received
         route = stay(hospitals) if variant == "buffer-only" else ring
-        return Leg(route, self.settings.train.epochs, replay=replay)
+        images = "none" if variant == "synthetic-only" else "own"
+        return Leg(route, self.settings.train.epochs, replay=replay, images=images)

@@ -19,21 +19,41 @@ Deviations:
     nobody gets itself and nobody is drawn twice. The authors' code means to, and fails to.
  5. RandRewind (`rewind.partner`) draws i in the same way. The authors' code always takes client 0.
 
-The hospital's half: client_app/learners/fedrewind.py.
+The hospital's half: learning/learners/fedrewind.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
 
 from flwr.serverapp import Grid
 
 from strategies.cwt import CWT
-from strategies.events import Journal
+from strategies.engine.events import Journal
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import derangement, inverse
 from strategies.fedavg import FedAvg
-from strategies.peer import Leg, PeerStrategy
+from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
-from strategies.settings import Settings, rng_for
-from strategies.topology import derangement, inverse
+
+
+@dataclass(frozen=True)
+class RewindSettings:
+    """What is rewound, how far and where to: of the keys `rewind.*`."""
+
+    base: Literal["cwt", "rwt", "fedavg"]
+    fraction: float
+    partner: Literal["previous", "random"]
+
+    def __post_init__(self) -> None:
+        allowed = "0 or more, and below 0.5"
+        require(0 <= self.fraction < 0.5, "rewind.fraction", self.fraction, allowed)
+
+    def epochs(self, total: int) -> int:
+        """Those of the rewind leg, out of a visit's: λE, rounded up."""
+        # 0.07 · 100 is 7.000000000000001 in floating point.
+        return ceil(round(self.fraction * total, 9))
 
 
 class _Rewind(PeerStrategy):
@@ -41,16 +61,20 @@ class _Rewind(PeerStrategy):
 
     learner = "fedrewind"
 
+    @property
+    def rewind(self) -> "RewindSettings":
+        return self.settings.section("rewind", RewindSettings)
+
     def hops_in(self, server_round: int) -> int:
         """There, back and there again, once models have somewhere to go back to."""
-        return 1 if server_round == 1 or self.settings.rewind.fraction == 0 else 3
+        return 1 if server_round == 1 or self.rewind.fraction == 0 else 3
 
     def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
         """Eq. 4.8 from the inside out."""
         leg = super().plan(server_round, 1, hospitals)  # type: ignore[safe-super]  # the base's
         if self.hops_in(server_round) == 1:
             return leg
-        settings = self.settings.rewind
+        settings = self.rewind
         epochs = settings.epochs(leg.epochs)
         if hop == 1:
             return replace(leg, epochs=leg.epochs - 2 * epochs)
@@ -58,7 +82,11 @@ class _Rewind(PeerStrategy):
             back = inverse(leg.route)
         else:
             back = derangement(hospitals, rng_for(self.settings.seed, "rewind", server_round))
-        return Leg(back, epochs, "train.rewind") if hop == 2 else Leg(inverse(back), epochs)
+        return (
+            Leg(back, epochs, "train.rewind", leg=2)
+            if hop == 2
+            else Leg(inverse(back), epochs, leg=3)
+        )
 
 
 class RewindCWT(_Rewind, CWT):
@@ -72,10 +100,12 @@ class RewindRWT(_Rewind, RWT):
 class RewindFedAvg(_Rewind, FedAvg):
     """Before the average."""
 
+    learner = "fedrewind-averaged"
+
 
 BASES: dict[str, type[_Rewind]] = {"cwt": RewindCWT, "rwt": RewindRWT, "fedavg": RewindFedAvg}
 
 
 def fedrewind(settings: Settings, grid: Grid, journal: Journal) -> PeerStrategy:
     """FedRewind on the base that `rewind.base` names."""
-    return BASES[settings.rewind.base](settings, grid, journal)
+    return BASES[settings.section("rewind", RewindSettings).base](settings, grid, journal)

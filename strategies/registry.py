@@ -8,15 +8,15 @@ from strategies.centralized import Centralized
 from strategies.cwc import CWC
 from strategies.cwt import CWT
 from strategies.cwt_serial import CWTSerial
-from strategies.events import Journal
+from strategies.engine.events import Journal
+from strategies.engine.peer import PeerStrategy
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
 from strategies.feder import FedER
 from strategies.fedprox import FedProx
 from strategies.fedrewind import fedrewind
-from strategies.peer import PeerStrategy
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.rwt import RWT
-from strategies.settings import Settings, SettingsError
 from strategies.standalone import Standalone
 
 # Mostly classes; what makes a strategy for a run.

@@ -12,9 +12,9 @@ Deviations:
 
 from collections.abc import Sequence
 
-from strategies.peer import Leg, PeerStrategy
-from strategies.settings import rng_for
-from strategies.topology import derangement, stay
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import derangement, stay
+from strategies.protocol.settings import rng_for
 
 
 class RWT(PeerStrategy):

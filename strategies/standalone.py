@@ -9,8 +9,8 @@ Models still come to the server after every visit, because they are tested at ev
 
 from collections.abc import Sequence
 
-from strategies.peer import Leg, PeerStrategy
-from strategies.topology import stay
+from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.topology import stay
 
 
 class Standalone(PeerStrategy):

@@ -16,10 +16,10 @@ def _quick_buffers(monkeypatch):
 
     from client_app import buffer
     from client_app.buffer import Buffer
-    from client_app.datasets import Samples
+    from learning.samples import Samples
 
-    def blend(hospital, deadline):
-        train, size = hospital.data.train, hospital.settings.feder.buffer_size
+    def blend(hospital, size, deadline):
+        train = hospital.data.train
         labels = train.labels[torch.arange(size) % len(train)]
         rng = torch.Generator().manual_seed(0)
         pick = [

@@ -24,19 +24,19 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from strategies.checkpoint import Checkpoint
-from strategies.events import Event
-from strategies.parcel import (
+from strategies.engine.checkpoint import Checkpoint
+from strategies.engine.events import Event
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import (
     Manifest,
-    Order,
     check_parcel,
-    from_record,
     hash_arrays,
     pack,
     parcel_in,
     unbundle,
 )
-from strategies.settings import Settings
+from strategies.protocol.records import from_record
+from strategies.protocol.settings import Settings
 
 Handler = Callable[[Message], Message | None]
 
@@ -199,7 +199,7 @@ class CountingHospital:
     def prepare(self, message: Message, order: Order) -> Message:
         label = Manifest(self.name, "counter", order.classes)
         parcel = self.parcel(0.0, label)
-        if order.shares_buffer:
+        if order.buffer_size:
             name = np.frombuffer(self.name.encode(), dtype=np.uint8)
             buffer = ArrayRecord({"images": Array(name), "labels": Array(np.zeros(1, "i8"))})
             self.buffers[hash_arrays(buffer)] = buffer

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"client_app", "gan", "server_app", "strategies"}
+OURS = {"client_app", "gan", "learning", "server_app", "strategies"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
         *("numpy", "sklearn", "matplotlib"),
     },
     "strategies": {"flwr", "numpy"},
+    "learning": {"torch", "torchvision", "numpy", "flwr", "PIL", "strategies.protocol"},
     "client_app": {
         *(
             "torch",
@@ -30,7 +31,7 @@ ALLOWED = {
             "filelock",
             "cryptography",
         ),
-        *("gan", "strategies.parcel", "strategies.settings"),
+        *("gan", "learning", "strategies.protocol"),
     },
     "server_app": {"flwr", "numpy", "matplotlib", "tomli_w", "strategies"},
     # It starts Flower's programs and looks into none of them; the demo makes images.

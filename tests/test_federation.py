@@ -11,16 +11,16 @@ from torch import nn
 from client_app import hospital as hospital_module
 from client_app.app import app as hospital_app
 from client_app.datasets import open_data
-from client_app.evaluation import probabilities
 from client_app.hospital import open_hospital
-from client_app.models import Architecture, normalise
-from client_app.packing import unpack_network
-from strategies.parcel import check_parcel, unbundle
-from strategies.peer import Leg, RunError
+from learning.evaluation import probabilities
+from learning.models import Architecture, normalise
+from learning.packing import unpack_network
+from strategies.engine.peer import Leg, RunError
+from strategies.engine.topology import random_ring, stay
+from strategies.protocol.parcel import check_parcel, unbundle
+from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
-from strategies.settings import Settings, SettingsError, rng_for
-from strategies.topology import random_ring, stay
 from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
 
 HOSPITALS = 3

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from client_app.app import app as hospital_app
+from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES
-from strategies.settings import Settings
 from tests.fakes import FakeGrid, Ledger, context, run_config
 
 pydicom = pytest.importorskip("pydicom", reason="needs the extra dicom")

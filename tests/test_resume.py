@@ -21,13 +21,13 @@ from hypothesis import strategies as st
 from client_app.app import app as hospital_app
 from server_app import report
 from server_app.results import Results as RealResults
-from strategies import checkpoint as checkpoints
-from strategies.checkpoint import Checkpoint, CheckpointError
-from strategies.parcel import Manifest, check_parcel, pack
-from strategies.parcel import save as save_parcel
-from strategies.peer import RunError
+from strategies.engine import checkpoint as checkpoints
+from strategies.engine.checkpoint import Checkpoint, CheckpointError
+from strategies.engine.peer import RunError
+from strategies.protocol.parcel import Manifest, check_parcel, pack
+from strategies.protocol.parcel import save as save_parcel
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
-from strategies.settings import Settings, SettingsError
 from tests.fakes import CountingHospital, FakeGrid, context, failing, run_config, settings
 
 HOSPITALS = 3

@@ -9,17 +9,11 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from client_app.app import app as hospital_app
 from client_app.identity import Identity, read_members
 from client_app.sealing import Seal
-from strategies.parcel import (
-    Failure,
-    Manifest,
-    check_parcel,
-    from_record,
-    is_sealed,
-    pack,
-    parcel_in,
-)
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
+from strategies.protocol.records import from_record
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
-from strategies.settings import Settings, SettingsError
 from tests.fakes import FakeGrid, Ledger, context, run_config
 
 NAMES = ("hospital-0", "hospital-1", "hospital-2")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from benchmarks.simulation import RunFailed, run, superlink
-from strategies.parcel import load
+from strategies.protocol.parcel import load
 from tests.fakes import metrics_of, write_archive
 
 pytestmark = pytest.mark.slow

@@ -16,14 +16,15 @@ from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import Shares, cut
-from client_app.datasets.pool import Indices, LocalData, Pool, Samples, joined
+from client_app.datasets.pool import Indices, LocalData, Pool
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
 from client_app.store import DEFAULT
-from strategies.settings import Settings
+from learning.samples import Samples
+from strategies.protocol.settings import Settings
 
-__all__ = ["DATASETS", "LocalData", "Pool", "Samples", "joined", "open_data"]
+__all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
 
 # The setting `dataset` up to its ':' -> what loads the text after it; the path is the folder where
 # decoded images are kept. A name that ends in ':' needs such a text, another takes none.

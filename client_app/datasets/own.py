@@ -18,8 +18,8 @@ from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, l
 from client_app.datasets.pool import Pool
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
-from strategies.parcel import ordered
-from strategies.settings import Settings
+from strategies.protocol.classes import ordered
+from strategies.protocol.settings import Settings
 
 LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
 # More classes than this with fewer images each are rather patients than classes.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.pool import Pool
 from client_app.errors import DataError
-from strategies.settings import Settings, rng_for
+from strategies.protocol.settings import Settings, rng_for
 
 Shares = list[NDArray[np.int64]]  # for each hospital the indices [n] of its images in the pool
 

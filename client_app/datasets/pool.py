@@ -3,15 +3,13 @@
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from client_app.errors import DataError
+from learning.samples import Samples
 
 Indices = NDArray[np.int64]
 
@@ -65,53 +63,6 @@ class Pool:
                 f"No image has the class {', '.join(map(repr, missing))}: number the classes from "
                 "0 without gaps, and leave out those without an image."
             )
-
-
-@dataclass(frozen=True, eq=False)
-class Samples:
-    """Images and what they show.
-
-    Attributes:
-        pixels: uint8 [M, C, H, W], these images and perhaps others; perhaps mapped from a file.
-        labels: int64 [n], an index into the classes.
-        rows: int64 [n], where each image is in `pixels`; None = one after the other, M = n.
-    """
-
-    pixels: Tensor
-    labels: Tensor
-    rows: Tensor | None = None
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, chosen: Tensor) -> "Samples":
-        """Some of the samples, in memory: an int64 [m] or a bool [n] says which."""
-        rows = chosen if self.rows is None else self.rows[chosen]
-        return Samples(self.pixels[rows], self.labels[chosen])
-
-    @property
-    def images(self) -> Tensor:
-        """All images, uint8 [n, C, H, W]; a copy in memory if there are `rows`."""
-        return self.pixels if self.rows is None else self.pixels[self.rows]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
-
-    def to(self, device: torch.device) -> "Samples":
-        """The same on another device."""
-        if device == self.pixels.device:
-            return self
-        return Samples(self.images.to(device), self.labels.to(device))
-
-
-def joined(parts: Iterable[Samples]) -> Samples:
-    """Several sets of samples as one, in their order."""
-    parts = list(parts)
-    images, labels = [part.images for part in parts], [part.labels for part in parts]
-    return Samples(torch.cat(images), torch.cat(labels))
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from client_app.errors import DataError
-from strategies.settings import Settings
+from strategies.protocol.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
-from strategies.settings import Settings, rng_for
+from strategies.protocol.settings import Settings, rng_for
 
 
 def split(

@@ -22,7 +22,7 @@ from client_app.datasets.pool import Indices
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
-from strategies.settings import Settings
+from strategies.protocol.settings import Settings
 
 SKETCH = 32  # pixels of the grey sketches that are compared
 # Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different

@@ -9,12 +9,13 @@ import torch
 
 from client_app import buffer
 from client_app.buffer import make_buffer
-from client_app.datasets import Samples
-from client_app.errors import DeadlineError, ReleaseError
+from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from gan.projection import measure_privacy
-from strategies.parcel import METRICS
-from strategies.settings import SettingsError
+from learning.errors import DeadlineError
+from learning.samples import Samples
+from strategies.protocol.may_leave import METRICS
+from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 
 

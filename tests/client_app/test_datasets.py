@@ -22,7 +22,7 @@ from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
-from strategies.settings import Settings
+from strategies.protocol.settings import Settings
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
 SETTINGS = Settings.parse(flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"]))

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from client_app.errors import LEAVES, DataError
 from client_app.guard import guard
-from strategies.parcel import Failure
+from strategies.protocol.may_leave import Failure
 from tests.fakes import context
 
 

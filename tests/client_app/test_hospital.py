@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from client_app.hospital import open_hospital
-from client_app.models import Architecture
-from strategies.settings import SettingsError
+from learning.models import Architecture
+from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 
 

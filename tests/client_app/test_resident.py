@@ -12,7 +12,10 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident
 from client_app.app import app
-from strategies.parcel import Failure, Order, code_hash, to_record
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
 from tests.fakes import context, run_config
 
 DIGITS = list("0123456789")

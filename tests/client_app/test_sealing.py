@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from client_app.__main__ import main
 from client_app.identity import Identity, Member, pin, read_members
 from client_app.sealing import Seal
-from strategies.parcel import Manifest, ParcelError, check_parcel, is_sealed, pack
-from strategies.settings import SettingsError
+from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
 
 LABEL = Manifest("graz", "mlp", ["a", "b"], round=2, hop=1, visited=["graz", "linz"])
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)

@@ -11,20 +11,14 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import hospital as hospital_module
 from client_app.app import app
-from client_app.datasets import Samples
-from client_app.models import Architecture
-from client_app.packing import pack_buffer
-from strategies.parcel import (
-    Failure,
-    Order,
-    bundle,
-    check_parcel,
-    code_hash,
-    hash_arrays,
-    pack,
-    to_record,
-    unbundle,
-)
+from learning.models import Architecture
+from learning.packing import pack_buffer
+from learning.samples import Samples
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import bundle, check_parcel, hash_arrays, pack, unbundle
+from strategies.protocol.records import to_record
 from tests.fakes import context, run_config
 
 DIGITS = list("0123456789")

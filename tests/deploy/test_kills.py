@@ -18,9 +18,9 @@ import pytest
 
 from deploy.demo import HOSPITALS, hospitals, server, write_images
 from deploy.supervisor import STEADY
-from strategies import checkpoint as checkpoints
-from strategies.checkpoint import CheckpointError
-from strategies.parcel import check_parcel, load
+from strategies.engine import checkpoint as checkpoints
+from strategies.engine.checkpoint import CheckpointError
+from strategies.protocol.parcel import check_parcel, load
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
 SUPERVISED = ("flower-superlink", "flower-supernode")

@@ -10,8 +10,8 @@ from PIL import Image
 
 from client_app.app import app as hospital_app
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
+from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES
-from strategies.settings import Settings
 from tests.fakes import FakeGrid, Ledger, context, metrics_of, run_config
 
 SETTINGS = (

@@ -1,6 +1,6 @@
 import pytest
 
-from strategies.events import Event
+from strategies.engine.events import Event
 
 
 def evaluated(round_, model, hospital, accuracy, hop=1, epochs=0, **counts):

@@ -3,7 +3,7 @@ from math import isnan, nan
 import pytest
 
 from server_app.measures import measure_round, summarise
-from strategies.events import Event
+from strategies.engine.events import Event
 from tests.server_app.conftest import evaluated, serial_round
 
 

@@ -7,7 +7,7 @@ import pytest
 from server_app.measures import measure_round, summarise
 from server_app.plots import NAMED
 from server_app.report import LISTED, render
-from strategies.events import Event
+from strategies.engine.events import Event
 
 
 def page_of(events, cross=True, error=""):

@@ -9,9 +9,9 @@ from flwr.common.config import parse_config_args
 
 from server_app import results as module
 from server_app.results import Results
-from strategies.events import Event
-from strategies.parcel import Manifest, load, pack
-from strategies.settings import Settings, SettingsError
+from strategies.engine.events import Event
+from strategies.protocol.parcel import Manifest, load, pack
+from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import settings
 
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
-from strategies import courier
-from strategies.courier import Courier, SimulationBroken
-from strategies.parcel import Failure
+from strategies.engine import courier
+from strategies.engine.courier import Courier, SimulationBroken
+from strategies.protocol.may_leave import Failure
 from tests.fakes import FakeGrid, failing
 
 

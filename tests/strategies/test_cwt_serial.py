@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from strategies.parcel import bundle, check_parcel, pack, parcel_in
+from strategies.protocol.parcel import bundle, check_parcel, pack, parcel_in
 from strategies.registry import STRATEGIES
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
 from tests.strategies.test_peer import run_unreliably, visits_of

@@ -3,9 +3,9 @@
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from strategies.engine.peer import Held
 from strategies.fedavg import average
-from strategies.parcel import check_parcel
-from strategies.peer import Held
+from strategies.protocol.parcel import check_parcel
 from tests.fakes import CountingHospital, failing, federation
 from tests.strategies.test_peer import run, visits_of
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from strategies.parcel import Failure, check_parcel, load, parcel_in, save
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import check_parcel, load, parcel_in, save
 from strategies.registry import STRATEGIES
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
 

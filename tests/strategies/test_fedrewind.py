@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from strategies.parcel import Order, check_parcel, from_record
-from strategies.settings import SettingsError
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import check_parcel
+from strategies.protocol.records import from_record
+from strategies.protocol.settings import SettingsError
 from tests.fakes import failing, federation, settings
 from tests.strategies.test_peer import run, run_unreliably, visits_of
 

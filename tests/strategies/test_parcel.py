@@ -2,8 +2,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies import parcel
-from strategies.parcel import Manifest, Order, ParcelError, UndeclaredError
+from strategies.protocol import parcel
+from strategies.protocol.may_leave import UndeclaredError
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import ParcelError
 
 LABEL = Manifest("a", "net", ["yes", "no"])
 

@@ -10,12 +10,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from strategies import courier, peer
-from strategies.courier import Courier, SimulationBroken
-from strategies.parcel import Failure, check_parcel, hash_arrays, parcel_in
-from strategies.peer import Held, RunError, agreed, move
+from strategies.engine import courier, peer
+from strategies.engine.courier import Courier, SimulationBroken
+from strategies.engine.peer import Held, RunError, agreed, move
+from strategies.engine.topology import derangement
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import check_parcel, hash_arrays, parcel_in
 from strategies.registry import STRATEGIES
-from strategies.topology import derangement
 from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
 
 PEER_TO_PEER = ["cwt", "feder", "rwt", "standalone"]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES, strategy_named
-from strategies.settings import Settings, SettingsError, rng_for
 from tests.fakes import run_config
 
 

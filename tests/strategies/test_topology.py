@@ -3,7 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.topology import GLOBAL, derangement, inverse, random_ring, ring, serial, star, stay
+from strategies.engine.topology import (
+    GLOBAL,
+    derangement,
+    inverse,
+    random_ring,
+    ring,
+    serial,
+    star,
+    stay,
+)
 
 hospital_lists = st.lists(st.text("abc", min_size=1), unique=True, min_size=1, max_size=12)
 seeds = st.integers(0, 2**32)

@@ -1,0 +1,79 @@
+"""Random changes of training images, on whole batches: the setting `train.augment`.
+
+Each takes images [N, C, H, W] of any dtype on any device and a generator on the CPU, so that the
+same seed changes them alike everywhere, and returns images of the same shape. A new one needs a
+function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from learning.models import normalise
+from learning.samples import Samples
+from strategies.protocol.settings import SettingsError
+
+
+def _none(images: Tensor, generator: torch.Generator) -> Tensor:
+    return images
+
+
+def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror left and right, each image with probability 0.5."""
+    flipped = torch.rand(len(images), generator=generator) < 0.5  # [N]
+    result = images.clone()
+    result[flipped] = images[flipped].flip(-1)
+    return result
+
+
+def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Turn each image by 0, 90, 180 or 270 degrees and mirror half of them: 8 equal chances.
+
+    Raises:
+        SettingsError: The images are not square.
+    """
+    _, channels, height, width = images.shape
+    if height != width:
+        raise SettingsError(
+            "The setting 'train.augment' is 'flip-rotate', which needs square images, not "
+            f"{channels}x{height}x{width}; it must be 'none' or 'flip'."
+        )
+    symmetries = torch.randint(8, (len(images),), generator=generator)  # [N]
+    result = torch.empty_like(images)
+    for symmetry in range(8):
+        chosen = symmetries == symmetry
+        turned = images[chosen].rot90(symmetry % 4, (-2, -1))
+        result[chosen] = turned if symmetry < 4 else turned.flip(-1)
+    return result
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The random draws of a visit: how images are changed, and which are replayed.
+
+    Attributes:
+        generator: On the CPU, so that the same seed draws alike everywhere.
+        augment: One of `AUGMENTATIONS`.
+    """
+
+    generator: torch.Generator
+    augment: Callable[[Tensor, torch.Generator], Tensor]
+
+    def view(self, images: Tensor) -> Tensor:
+        """Images uint8 [N, C, H, W] as a network sees them: changed, float32 in [-1, 1]."""
+        return normalise(self.augment(images, self.generator))
+
+    def some(self, samples: Samples, count: int) -> Samples:
+        """So many random samples, none twice unless there are fewer."""
+        times = -(-count // len(samples))
+        drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]
+        return samples[(drawn % len(samples)).to(samples.labels.device)]
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
+    "none": _none,
+    "flip": _flip,
+    "flip-rotate": _flip_rotate,
+}

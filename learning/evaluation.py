@@ -1,0 +1,85 @@
+"""How good a model is on a hospital's test images. Nothing but the figures leaves this file."""
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from learning.errors import DeadlineError
+from learning.models import normalise
+
+# Values of the images in one batch: enough to keep a device busy, little enough for its memory.
+BATCH_VALUES = 2**23
+
+
+def normalise_once(images: Tensor) -> Tensor:
+    """Test images for several models: normalised if that makes no more than a batch of them."""
+    return normalise(images) if images.numel() <= BATCH_VALUES else images
+
+
+@torch.inference_mode()
+def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
+    """The model's probability of each class for each image.
+
+    Args:
+        model: Maps [N, C, H, W] in [-1, 1] to logits [N, K].
+        images: uint8 or normalised [N, C, H, W], on the model's device.
+        deadline: When to give up, in the time of `time.monotonic`.
+
+    Returns:
+        [N, K].
+
+    Raises:
+        DeadlineError: The deadline has passed.
+    """
+    model.eval()
+    batch_size = max(1, BATCH_VALUES // images[0].numel())
+    logits = []
+    for batch in images.split(batch_size):
+        if time.monotonic() > deadline:
+            raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
+        logits.append(model(normalise(batch) if batch.dtype == torch.uint8 else batch))
+    return torch.cat(logits).softmax(dim=1)
+
+
+def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """Accuracy, balanced accuracy and AUROC of class scores [N, K] against labels [N].
+
+    They are fractions in [0, 1]; the AUROC is missing if the labels are all the same. Balanced
+    accuracy is the mean recall of the classes that occur in the labels. AUROC is the mean over
+    these classes of one class against the rest, ties counting half (Hand and Till, 2001, 3.1).
+    """
+    values, truth = scores.cpu().numpy(), labels.cpu().numpy()  # sorts much faster than torch
+    right = values.argmax(axis=1) == truth
+    metrics = {"num-examples": float(len(truth)), "accuracy": float(right.mean())}
+    classes = np.unique(truth)
+    member = truth == classes[:, None]  # [present, N]
+    own = member.sum(axis=1)
+    metrics["balanced-accuracy"] = float(((member & right).sum(axis=1) / own).mean())
+    if len(classes) > 1:
+        # AUROC from the ranks of the class' own images (Mann and Whitney, 1947).
+        ranked = np.stack([ranks(values[:, k]) for k in classes])  # [present, N]
+        wins = (member * ranked).sum(axis=1) - own * (own + 1) / 2
+        metrics["auroc"] = float((wins / (own * (len(truth) - own))).mean())
+    return metrics
+
+
+def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
+    """Of each class the number of images, and of those that the model gets right."""
+    right = labels[scores.argmax(dim=1) == labels]
+    counts: dict[str, float] = {}
+    for name, found in (("images", labels), ("right", right)):
+        per_class = found.bincount(minlength=scores.shape[1]).tolist()
+        counts |= {f"{name}-of-class-{k}": float(count) for k, count in enumerate(per_class)}
+    return counts
+
+
+def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """The rank of each value [N], from 1; equal values share their mean rank."""
+    ordered = np.sort(values)
+    below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))
+    ranked: NDArray[np.float64] = (below + not_above + 1) / 2
+    return ranked

@@ -1,0 +1,20 @@
+"""The hospitals' halves of the methods: what is minimised during a visit, by name."""
+
+from learning.learners.centralized import Centralized
+from learning.learners.cwc import CWC
+from learning.learners.fedbn import FedBN
+from learning.learners.feder import FedER
+from learning.learners.fedprox import FedProx
+from learning.learners.fedrewind import FedRewind, FedRewindAveraged
+from learning.learners.plain import Learner, Plain
+
+LEARNERS: dict[str, type[Learner]] = {
+    "centralized": Centralized,
+    "cwc": CWC,
+    "fedbn": FedBN,
+    "feder": FedER,
+    "fedprox": FedProx,
+    "fedrewind": FedRewind,
+    "fedrewind-averaged": FedRewindAveraged,
+    "plain": Plain,
+}

@@ -1,0 +1,104 @@
+"""CWC at the hospital (strategies/cwc.py): a penalty on changing what was important elsewhere.
+
+arXiv:2405.10647, Eq. 3 to 5. The matrix C travels as the parcel's `memory`, an array for each
+parameter, in the parameters' own shapes; what is no parameter, such as the running statistics of
+BatchNorm, travels with the model outside C.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from learning.learners.importance import IMPORTANCE
+from learning.learners.plain import Learner, Received
+from learning.packing import check_layout
+from learning.samples import Samples
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, require
+
+
+@dataclass(frozen=True)
+class CWCSettings:
+    """Cyclical weight consolidation: the keys `cwc.*`."""
+
+    strength: float  # σ
+    decay: float  # γ
+    importance: Literal["si", "ewc"]
+    damping: float  # ξ
+
+    def __post_init__(self) -> None:
+        require(self.strength >= 0, "cwc.strength", self.strength, "0 or more")
+        require(0 <= self.decay <= 1, "cwc.decay", self.decay, "from 0 to 1")
+        require(self.damping > 0, "cwc.damping", self.damping, "above 0")
+
+
+class CWC(Learner):
+    """Cross-entropy and a pull towards the weights as received, each as strong as it is important.
+
+    Args:
+        model: The network, with the weights w̃ as received.
+        samples: The hospital's images.
+        settings: Of the run.
+        received: The consolidation matrix C; none at the first visit.
+
+    Raises:
+        ParcelError: C is not of the parameters' shapes, or has negative entries.
+    """
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
+    ) -> None:
+        super().__init__(model, samples, settings, received)
+        cwc = settings.section("cwc", CWCSettings)
+        self.strength = cwc.strength
+        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.weights = list(self.parameters.values())
+        self.start = [weight.detach().clone() for weight in self.weights]  # w̃
+        # Eq. 5: C^{1,r+1} = γ (C^{K,r} + Ω^{K,r}); within a round nothing decays.
+        kept = cwc.decay**received.new_rounds
+        memory = received.memory or self._zeros()
+        check_layout(memory, self.parameters, "The consolidation matrix")
+        self.consolidation = [kept * memory[name] for name in self.parameters]
+        if any((entries < 0).any() for entries in self.consolidation):
+            raise ParcelError("The consolidation matrix has negative entries.")
+        self.importance = IMPORTANCE[cwc.importance](model, cwc.damping)
+        # w − w̃ now, and room for it after the next step: a step of a small network takes about a
+        # millisecond, a good part of which fresh memory would cost.
+        self.drift, self.next_drift = list(self._zeros().values()), list(self._zeros().values())
+
+    def _zeros(self) -> dict[str, Tensor]:
+        return {name: torch.zeros_like(weight) for name, weight in self.parameters.items()}
+
+    @torch.no_grad()
+    def before_step(self) -> None:
+        """Eq. 3: add 2 σ C (w − w̃) to the gradient of the task."""
+        gradients = [
+            # The optimizer leaves a parameter alone that the loss does not depend on.
+            torch.zeros_like(weight) if weight.grad is None else weight.grad
+            for weight in self.weights
+        ]
+        self.importance.before_step(gradients)
+        torch._foreach_addcmul_(gradients, self.consolidation, self.drift, value=2 * self.strength)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Follow the weights."""
+        torch._foreach_copy_(self.next_drift, self.weights)
+        torch._foreach_sub_(self.next_drift, self.start)
+        torch._foreach_sub_(self.drift, self.next_drift)  # now it is minus the step
+        self.importance.after_step(self.drift)
+        self.drift, self.next_drift = self.next_drift, self.drift
+
+    def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """Eq. 4: C^{k+1,r} = C^{k,r} + Ω^{k,r}."""
+        importance = self.importance.estimate(self.drift, self.samples, rng)
+        total = torch._foreach_add(self.consolidation, importance)
+        return dict(zip(self.parameters, total, strict=True))
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse settings out of range."""
+        settings.section("cwc", CWCSettings)

@@ -1,0 +1,64 @@
+"""FedER at the hospital (strategies/feder.py).
+
+Pennisi et al., arXiv:2206.10048, Eq. 5, on batches of B of the hospital's images and as many out of
+the buffer that came with the model, which a network sees as one batch (for λ = 0.5 its loss is the
+mean over 2B images, as in the authors' code):
+
+    λ · mean over B of ℓ(M(x), y)  +  (1 − λ) · mean over B of ℓ(M(x'), y')
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.learners.plain import Learner, Received
+from learning.samples import Samples, joined
+from strategies.protocol.settings import Settings, require
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """How much the buffer counts: of the keys `feder.*`."""
+
+    replay_weight: float  # 1 − λ
+
+    def __post_init__(self) -> None:
+        weight = self.replay_weight
+        require(0 <= weight < 1, "feder.replay-weight", weight, "0 or more, and below 1")
+
+
+class FedER(Learner):
+    """Cross-entropy on the hospital's images and on a replayed buffer.
+
+    Args:
+        model: The network, with the weights as received.
+        samples: The hospital's images. If there are none, as with FedER-B, the first buffer takes
+            their place, which is the hospital's own.
+        settings: Of the run.
+        received: A buffer to replay, if there is one.
+    """
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
+    ) -> None:
+        buffers = list(received.buffers)
+        super().__init__(model, samples if len(samples) else buffers.pop(0), settings, received)
+        self.weight = settings.section("feder", ReplaySettings).replay_weight
+        self.replay = buffers[0] if buffers and self.weight > 0 else None
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """Eq. 5, with as many random images of the buffer as the batch has: [N] -> [2N]."""
+        if self.replay is None:
+            return super().observe(batch, draws)
+        both = joined([batch, draws.some(self.replay, len(batch))])
+        logits = self.model(draws.view(both.images))
+        losses = functional.cross_entropy(logits, both.labels, reduction="none")  # [2N]
+        own, replayed = losses.chunk(2)
+        return (1 - self.weight) * own.mean() + self.weight * replayed.mean()
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse a weight out of range."""
+        settings.section("feder", ReplaySettings)

@@ -1,0 +1,68 @@
+"""FedRewind at the hospital (strategies/fedrewind.py): how BatchNorm is trained.
+
+By default, `rewind.batch-norm = "train"`, a visit is like any other. With "reference" it is as in
+the authors' code. That code measures the loss after each epoch and does not go back to training
+mode: after the first epoch, BatchNorm normalises by running statistics that stay as they are, and
+there is no dropout. Its FedAvg stays in training mode until the rewind leg, and it averages
+parameters only: every hospital has running statistics of its own, which go with the model on that
+leg.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from learning.learners.plain import Learner, Received, batchnorm_keys
+from learning.samples import Samples
+from strategies.protocol.settings import Settings
+
+
+@dataclass(frozen=True)
+class BatchNormSettings:
+    """How BatchNorm is trained: of the keys `rewind.*`."""
+
+    batch_norm: Literal["train", "reference"]
+
+
+class FedRewind(Learner):
+    """Cross-entropy on one of a visit's three legs."""
+
+    withholds = False
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
+    ) -> None:
+        super().__init__(model, samples, settings, received)
+        # Epochs in which the network is in training mode, from the first one on.
+        self.training_epochs = settings.train.epochs
+        if settings.section("rewind", BatchNormSettings).batch_norm == "reference":
+            self.training_epochs = self.reference_epochs(received.leg)
+
+    def reference_epochs(self, leg: int) -> int:
+        """Epochs in training mode in the authors' code."""
+        return 1 if leg == 1 else 0
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the network into its mode."""
+        self.model.train(epoch <= self.training_epochs)
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse an unknown mode."""
+        settings.section("rewind", BatchNormSettings)
+
+
+class FedRewindAveraged(FedRewind):
+    """The same where the server averages afterwards."""
+
+    def reference_epochs(self, leg: int) -> int:
+        """All epochs before the rewind leg."""
+        return self.training_epochs if leg == 1 else 0
+
+    @staticmethod
+    def local(model: nn.Module, settings: Settings) -> set[str]:
+        """Running statistics and counters of all BatchNorm layers, if they are not averaged."""
+        if settings.section("rewind", BatchNormSettings).batch_norm == "train":
+            return set()
+        return batchnorm_keys(model, statistics_alone=True)

@@ -1,0 +1,107 @@
+"""Cross-entropy on the hospital's own images: what most methods minimise."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.samples import Samples
+from strategies.protocol.settings import Settings
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a visit finds beside the model and the hospital's images.
+
+    Attributes:
+        buffers: Synthetic images to train on.
+        memory: What travels with the model, by name; empty at the model's first visit.
+        rehearsal: What this hospital has kept for its stream, by name; empty at its first visit.
+        leg: Which of a visit's trainings of one model this is, from 1.
+        new_rounds: How many rounds have begun since the model's last visit.
+    """
+
+    buffers: Sequence[Samples] = ()
+    memory: Mapping[str, Tensor] = field(default_factory=dict)
+    rehearsal: Mapping[str, Tensor] = field(default_factory=dict)
+    leg: int = 1
+    new_rounds: int = 0
+
+
+class Learner:
+    """What a hospital minimises during one visit; other learners build on this one.
+
+    The loop (learning/training.py) calls `observe` for every batch, takes the gradient of the loss
+    that it returns and makes a step. What a learner keeps goes three ways: `memory` travels with
+    the model, the entries that `local` names stay at the hospital until the model's next visit, and
+    `rehearsal` stays at the hospital for whatever it learns next.
+
+    Args:
+        model: The network, with the weights as received.
+        samples: The images of the visit.
+        settings: Of the run; a learner reads its own table (`Settings.section`).
+        received: What came with the model and what was kept here.
+
+    Attributes:
+        samples: What an epoch is a pass over.
+        withholds: Whether the entries that `local` names never leave the hospital.
+    """
+
+    withholds = True
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
+    ) -> None:
+        self.model = model
+        self.samples = samples
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Put the network into its mode for an epoch, from 1."""
+        self.model.train()
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of one step, a scalar, from a batch [N] of the samples."""
+        return functional.cross_entropy(self.model(draws.view(batch.images)), batch.labels)
+
+    def before_step(self) -> None:
+        """Change the gradient before the optimizer's step; here nothing."""
+
+    def after_step(self) -> None:
+        """Take note of what a step of the optimizer has done; here nothing."""
+
+    def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
+        """What travels with the trained model, by name, in any shape; here nothing."""
+        return {}
+
+    def rehearsal(self) -> Mapping[str, Tensor]:
+        """What the hospital keeps for its stream, by name, in any shape; here nothing."""
+        return {}
+
+    @staticmethod
+    def check(settings: Settings) -> None:
+        """Refuse, before the first hop, settings that cannot be used; here none."""
+
+    @staticmethod
+    def local(model: nn.Module, settings: Settings) -> set[str]:
+        """State-dict keys that stay local; here none.
+
+        What the last visit left there takes the place of what arrives.
+        """
+        return set()
+
+
+class Plain(Learner):
+    """Cross-entropy alone."""
+
+
+def batchnorm_keys(model: nn.Module, *, statistics_alone: bool = False) -> set[str]:
+    """State-dict keys of all BatchNorm layers, or of their running statistics and counters."""
+    return {
+        f"{prefix}.{name}"
+        for prefix, module in model.named_modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm)
+        for name in (dict(module.named_buffers()) if statistics_alone else module.state_dict())
+    }

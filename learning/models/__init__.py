@@ -1,0 +1,126 @@
+"""The networks that hospitals hand on: what each is built from, and all that there are.
+
+To add one, write a file with a function from `Architecture` to network and name it in `MODELS`.
+Those of torchvision are looked up there: its import takes seconds, for which others need not wait.
+Notation of shapes: `N` images of `C` channels and `H`×`W` pixels, `K` classes.
+"""
+
+import difflib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import torch
+from torch import nn
+
+from learning.errors import ModelError
+from learning.models.cnn import cnn
+from learning.models.mlp import mlp
+from learning.models.zero_draws import ZeroDraws
+
+_JSON_TYPES = {
+    "name": str,
+    "channels": int,
+    "height": int,
+    "width": int,
+    "classes": int,
+    "hidden": list,
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """All that is needed to build a network; it travels with the weights.
+
+    Raises:
+        ModelError: No model has this name.
+    """
+
+    name: str  # a key of MODELS, or one of torchvision's
+    channels: int
+    height: int  # pixels
+    width: int  # pixels
+    classes: int
+    hidden: tuple[int, ...] = ()  # widths of the mlp's hidden layers; other models ignore it
+
+    def __post_init__(self) -> None:
+        if self.name not in MODELS and self.name not in torchvision_names():
+            near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
+            raise ModelError(
+                f"There is no model {self.name!r}; choose mlp, cnn or a torchvision "
+                f"classification model, such as {' or '.join(near)}."
+            )
+
+    def build(self) -> nn.Module:
+        """A new network, images [N, C, H, W] -> logits [N, K].
+
+        Its weights are drawn from torch's global generator: build it inside `seeded`.
+        """
+        if self.name in MODELS:
+            return MODELS[self.name](self)
+        from learning.models.torchvision_model import torchvision_model
+
+        return torchvision_model(self)
+
+    def blank(self) -> nn.Module:
+        """The same network to load weights into: zeros instead of draws, so built much faster."""
+        with ZeroDraws():  # type: ignore[no-untyped-call]
+            return self.build()
+
+    def check(self) -> None:
+        """Make sure, once before a run, that the model can train on such images.
+
+        Raises:
+            ModelError: It cannot; the message has torch's reason.
+        """
+        images = torch.empty(2, self.channels, self.height, self.width, device="meta")
+        try:
+            self.blank().to("meta")(images)  # shapes alone: nothing is computed
+        except (AssertionError, RuntimeError, ValueError) as error:
+            reason = str(error).splitlines()[0].rstrip(".!")
+            size = f"{self.channels}x{self.height}x{self.width}"
+            raise ModelError(
+                f"The model {self.name!r} cannot take {size} images: {reason}. "
+                "Choose another model or image-size."
+            ) from error
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Architecture":
+        """Read what `to_json` wrote, perhaps at a hospital that runs another version.
+
+        Raises:
+            ModelError: A key is missing, unknown or of another type, or no model has the name.
+        """
+        try:
+            values = json.loads(text)
+            types = {key: type(value) for key, value in values.items()}
+        except (ValueError, AttributeError):  # not JSON, or not an object
+            types = {}
+        if types != _JSON_TYPES or not all(type(width) is int for width in values["hidden"]):
+            keys = ", ".join(f"{key} ({kind.__name__})" for key, kind in _JSON_TYPES.items())
+            raise ModelError(
+                f"The architecture {text!r:.200} must be a JSON object of exactly {keys}. "
+                "Do all hospitals run the same version of this app?"
+            )
+        return cls(**{**values, "hidden": tuple(values["hidden"])})
+
+
+MODELS: dict[str, Callable[[Architecture], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+
+
+@cache
+def torchvision_names() -> list[str]:
+    """The classification models of torchvision."""
+    from torchvision import models
+
+    return list(models.list_models(models))
+
+
+def normalise(images: torch.Tensor) -> torch.Tensor:
+    """Bring uint8 images to [-1, 1], as float32, which is what networks are trained on."""
+    return images.float().div_(127.5).sub_(1.0)

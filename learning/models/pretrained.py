@@ -1,0 +1,110 @@
+"""Pretrained weights to start from: torchvision's own for ImageNet, or those in a file."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from learning.errors import ModelError
+from learning.models import MODELS, Architecture
+
+IMAGENET = "imagenet"
+AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads of files that our networks are built without
+
+
+def load_pretrained(network: nn.Module, architecture: Architecture, source: str) -> None:
+    """Replace all weights of a new torchvision network but those of its head.
+
+    The head is what depends on the number of classes: the last layer. It stays as it was drawn,
+    even if the pretrained one happens to have as many classes, for those were others.
+
+    Args:
+        network: What `architecture` has built.
+        architecture: Its own.
+        source: "imagenet" for the weights that torchvision calls IMAGENET1K_V1, or its default
+            where there are none of that name, from torch's cache or downloaded to it; otherwise
+            the absolute path of a file with a state dict.
+
+    Raises:
+        ModelError: The network is none of torchvision's, or the weights are not there, damaged, or
+            those of another network.
+    """
+    name, channels = architecture.name, architecture.channels
+    if name in MODELS:
+        raise ModelError(
+            f"The setting 'pretrained' is '{source}', but the model '{name}' is none of "
+            "torchvision's: choose one of those, such as resnet18, or leave 'pretrained' empty."
+        )
+    if source == IMAGENET and channels != 3:
+        raise ModelError(
+            f"The setting 'pretrained' is '{IMAGENET}', whose networks take 3 channels, and the "
+            f"hospital's images have {channels}: set 'image-channels' to 3."
+        )
+    weights = _imagenet(name) if source == IMAGENET else _file(Path(source))
+    other = replace(architecture, classes=architecture.classes + 1).blank().state_dict()
+    own = network.state_dict()
+    head = {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
+    reason = _misfit(network, weights, head)
+    if reason:
+        grey = ". Of a network for 3 channels? Set 'image-channels' to 3" if channels != 3 else ""
+        size = f"{channels}x{architecture.height}x{architecture.width}"
+        raise ModelError(
+            f"The weights '{source}' of the setting 'pretrained' are not the state dict of "
+            f"torchvision's {name} for {size} images: {reason}{grey}."
+        )
+
+
+def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
+    """Load `weights`, but for the head, and say why they do not fit; empty if they do."""
+    if not isinstance(weights, dict) or not all(isinstance(entry, str) for entry in weights):
+        return f"it is a {type(weights).__name__}, not a dict from names to tensors"
+    for entry in list(weights):  # in place: MNASNets need an attribute of torch's dict
+        value = weights.pop(entry)
+        if not entry.startswith(AUXILIARY):
+            # Densenets have other names than when their weights were published.
+            weights[re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=\d)", r"\1", entry)] = value
+    weights.update(head)
+    try:
+        missing, unexpected = network.load_state_dict(weights, strict=False)
+    except (RuntimeError, ValueError) as error:  # shapes and types; the first line has no reason
+        return str(error).splitlines()[:2][-1].strip().rstrip(".")
+    # In this order: the text leaves the hospital, and the names in a file are given only once it is
+    # known to hold such a network.
+    if missing:
+        return f"it has no '{missing[0]}'"
+    return f"the model has no '{unexpected[0]}'" if unexpected else ""
+
+
+def _imagenet(name: str) -> Any:
+    """The state dict of torchvision's network of this name."""
+    choices = torchvision.models.get_model_weights(name)
+    url = choices.__members__.get("IMAGENET1K_V1", choices.DEFAULT).url
+    path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
+    try:
+        return torch.hub.load_state_dict_from_url(
+            url, map_location="cpu", progress=False, check_hash=True, weights_only=True
+        )
+    except Exception as error:  # network, cache, file: it fails in many ways
+        raise ModelError(
+            f"The ImageNet weights of {name} are neither whole in '{path}' nor to be had from "
+            f"{url} ({type(error).__name__}): put that file there, in place of a damaged one, or "
+            "set 'pretrained' to its absolute path elsewhere."
+        ) from error
+
+
+def _file(path: Path) -> Any:
+    """The state dict in a file."""
+    if not path.is_file():
+        raise ModelError(f"There is no file '{path}'; the setting 'pretrained' names it.")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch has no class for what can be wrong with a file
+        raise ModelError(
+            f"The file '{path}' of the setting 'pretrained' cannot be read "
+            f"({type(error).__name__}): write it with torch.save(network.state_dict(), file)."
+        ) from error

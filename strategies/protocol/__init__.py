@@ -1,0 +1,1 @@
+"""What travels between hospitals and server, and what both must agree on."""

@@ -1,0 +1,52 @@
+"""The order: what the server asks of a hospital, beside the parcels of a message."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a hospital is asked to do; travels as the record `order` beside the parcels.
+
+    Attributes:
+        round: Round of the paper, from 1; 0 before the first.
+        hop: Hop within the round, from 1; 0 before the first.
+        hospital: Name of the hospital; empty in the first message if the server knows none.
+        classes: Names of the federation's classes, in the order of a network's outputs; empty in
+            the first message, by which a hospital is asked for its own.
+        learner: Name of the local objective (learning.learners.LEARNERS).
+        run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
+            own changes when a run is resumed.
+        epochs: Passes over the training images.
+        leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
+        images: What is trained on beside buffers: the hospital's own images, those of everyone (in
+            a simulation), or none.
+        test: Whether to test the model after training it.
+        snapshots: Whether to answer also with the model after each epoch, for others to test.
+        own_start: Whether the hospital's first model has initial weights of its own.
+        buffer_size: Images of a buffer; in the first parcel the hospital's own is asked for. 0 = none.
+        replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
+            beside the parcel, as "<hash>/buffer".
+        ensemble: Whether to test also the mean of all models that came.
+        sealed: Whether parcels travel sealed.
+        members: The hospitals of the run and the public halves of their keys, as "name key".
+        code: `code_hash` of the server; empty in later messages than the first.
+    """
+
+    round: int
+    hop: int
+    hospital: str
+    classes: list[str]
+    learner: str
+    run: str
+    epochs: int = 0
+    leg: int = 1
+    images: str = "own"
+    test: bool = False
+    snapshots: bool = False
+    own_start: bool = False
+    buffer_size: int = 0
+    replay: list[str] = field(default_factory=list)
+    ensemble: bool = False
+    sealed: bool = False
+    members: list[str] = field(default_factory=list)
+    code: str = ""

@@ -1,0 +1,216 @@
+"""The parcel: a model on its way, with what belongs to it and a label.
+
+A parcel is a Flower RecordDict of
+
+    model      ArrayRecord    the state dict, names and dtypes kept
+    buffer     ArrayRecord    synthetic images, as one PNG picture, and their labels
+    memory     ArrayRecord    what a method carries beside the model
+    manifest   ConfigRecord   the label: `Manifest`
+
+The server relays parcels bit for bit and reads their labels only: it checks the manifest, the
+hashes and the shapes, and opens no array.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from strategies.protocol import archive
+from strategies.protocol.may_leave import PARCEL_RECORDS
+from strategies.protocol.order import Order
+from strategies.protocol.records import ParcelError, from_record, to_record
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a parcel is and where it has been.
+
+    Attributes:
+        lineage: Identity of the travelling model, named after its first hospital.
+        architecture: The network as JSON (learning.models.Architecture).
+        classes: Names of the classes, in the order of the network's outputs.
+        round: Round of the last visit, from 1; 0 before the first.
+        hop: Hop of the last visit, from 1; 0 before the first.
+        epochs: Passes over the images that it has had at the last visit.
+        visited: Hospitals that trained the model, first one first.
+        parent: Hash of the model that the last visit started from; empty before the first.
+        hashes: Hash of each array record, as "name=hash". A record that is listed but absent is
+            one that the receiver holds already.
+        format: Version of this format.
+    """
+
+    lineage: str
+    architecture: str
+    classes: list[str]
+    round: int = 0
+    hop: int = 0
+    epochs: int = 0
+    visited: list[str] = field(default_factory=list)
+    parent: str = ""
+    hashes: list[str] = field(default_factory=list)
+    format: int = FORMAT
+
+    def after(self, order: Order) -> "Manifest":
+        """The label after the visit that an order asked for; `pack` writes the new hashes."""
+        return replace(
+            self,
+            round=order.round,
+            hop=order.hop,
+            epochs=order.epochs,
+            visited=[*self.visited, order.hospital],
+            parent=self.hash_of["model"],
+        )
+
+    @property
+    def hash_of(self) -> dict[str, str]:
+        """The hash of each array record, by its name."""
+        return dict(entry.split("=", 1) for entry in self.hashes)
+
+
+def hash_arrays(record: ArrayRecord) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes; the same on every machine."""
+    digest = hashlib.sha256()
+    for name, array in sorted(record.items()):
+        digest.update(f"{name}:{array.dtype}:{array.shape}:{len(array.data)};".encode())
+        digest.update(array.data)
+    return digest.hexdigest()
+
+
+def pack(arrays: Mapping[str, ArrayRecord], manifest: Manifest) -> RecordDict:
+    """Make a parcel of array records and a label, which gets their hashes."""
+    hashes = [f"{name}={hash_arrays(record)}" for name, record in arrays.items()]
+    return RecordDict({**arrays, "manifest": to_record(replace(manifest, hashes=hashes))})
+
+
+def parcel_in(content: RecordDict) -> RecordDict:
+    """The parcel of a message or an answer, without what travels beside it."""
+    return RecordDict({name: content[name] for name in PARCEL_RECORDS if name in content})
+
+
+def check_parcel(parcel: RecordDict) -> Manifest:
+    """Return the manifest of a parcel whose label is complete and whose hashes are right.
+
+    Raises:
+        ParcelError: Says what is wrong.
+    """
+    if not isinstance(record := parcel.get("manifest"), ConfigRecord):
+        raise ParcelError("The parcel has no manifest.")
+    manifest = from_record(Manifest, record)
+    if manifest.format != FORMAT:
+        raise ParcelError(
+            f"The parcel has format {manifest.format}, this is format {FORMAT}: "
+            "run the same version of fedhandoff everywhere."
+        )
+    if "model" not in parcel:
+        raise ParcelError("The parcel has no model.")
+    check_hashes(parcel, manifest)
+    return manifest
+
+
+def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
+    """Refuse a parcel whose arrays are not those that its label names."""
+    for name, record in parcel.array_records.items():
+        if manifest.hash_of.get(name) != hash_arrays(record):
+            raise ParcelError(
+                f"The '{name}' of lineage '{manifest.lineage}' has changed on its way."
+            )
+
+
+def is_sealed(record: ArrayRecord) -> bool:
+    """Whether only hospitals can read a record (client_app.sealing)."""
+    return list(record) == ["sealed"] and record["sealed"].dtype == "uint8"
+
+
+def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
+    """Refuse parcels that are sealed though the others are not, or the other way round."""
+    for parcel in parcels:
+        for name, record in parcel.array_records.items():
+            if is_sealed(record) != sealed:
+                raise ParcelError(
+                    f"The record '{name}' is {'not ' * sealed}sealed: all hospitals need 'members' "
+                    "in their node-config, or none."
+                )
+
+
+def check_same_layout(parcel: RecordDict, other: RecordDict) -> None:
+    """Refuse a model whose arrays differ from another's in name, dtype or shape.
+
+    Of sealed ones only a hospital can tell.
+    """
+    if is_sealed(parcel.array_records["model"]):
+        return
+    layouts = [
+        {
+            name: (array.dtype, tuple(array.shape))
+            for name, array in each.array_records["model"].items()
+        }
+        for each in (parcel, other)
+    ]
+    differing = sorted(dict(layouts[0].items() ^ layouts[1].items()))
+    if differing:
+        raise ParcelError(
+            f"The model came back with other arrays than it left with: {', '.join(differing[:5])}"
+            f"{', ...' if len(differing) > 5 else ''}. Is the code the same at every hospital?"
+        )
+
+
+def bundle(parcels: Mapping[str, RecordDict], records: Iterable[str]) -> RecordDict:
+    """Put several parcels into one message, as "<lineage>/<record>"; only the `records` named."""
+    return RecordDict(
+        {f"{lineage}/{name}": parcels[lineage][name] for lineage in parcels for name in records}
+    )
+
+
+def unbundle(content: RecordDict) -> dict[str, RecordDict]:
+    """Take the parcels out of a message again, by lineage."""
+    parcels: dict[str, RecordDict] = {}
+    for name, record in content.items():
+        lineage, slash, record_name = name.rpartition("/")
+        if slash:
+            parcels.setdefault(lineage, RecordDict())[record_name] = record
+    return parcels
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Bytes of the arrays of a message, which is nearly all of it."""
+    return sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
+
+
+def save(parcel: RecordDict, path: Path) -> None:
+    """Write a parcel as an archive: arrays as `<record>/<array>`, and the manifest as JSON."""
+    arrays = {
+        f"{name}/{key}": array
+        for name, record in parcel.array_records.items()
+        for key, array in record.items()
+    }
+    manifest = json.dumps(dict(parcel["manifest"]), indent=1)
+    archive.write(path, arrays, {"manifest.json": manifest})
+
+
+def load(path: Path) -> RecordDict:
+    """Read a parcel that `save` wrote.
+
+    Raises:
+        ArchiveError: The file holds something else.
+        OSError: The file cannot be read.
+    """
+    arrays, texts = archive.read(path)
+    records: dict[str, dict[str, Array]] = {}
+    for place, array in arrays.items():
+        name, _, key = place.partition("/")
+        records.setdefault(name, {})[key] = array
+    try:
+        manifest = ConfigRecord(json.loads(texts["manifest.json"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise archive.ArchiveError(f"Not a parcel: its manifest is missing ({error}).") from error
+    return RecordDict(
+        {**{name: ArrayRecord(each) for name, each in records.items()}, "manifest": manifest}
+    )

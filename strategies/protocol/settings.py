@@ -1,0 +1,297 @@
+"""The settings of a run: [tool.flwr.app.config] in pyproject.toml, checked once and frozen.
+
+Defaults live in pyproject.toml alone. Flower flattens its tables (`[...config.train] epochs` is
+`train.epochs`) and refuses unknown keys, but checks neither types nor ranges; `Settings.parse`
+does, and every error names the key, the value and what is allowed. What one method or one learner
+reads alone stands beside it, in a frozen dataclass for `Settings.section`.
+
+A seed is a setting too, so the one source of randomness, `rng_for`, stands here.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+SectionT = TypeVar("SectionT")
+
+
+class SettingsError(ValueError):
+    """A setting has a value that cannot be used."""
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How a hospital trains a model that visits it: the keys `train.*`."""
+
+    epochs: int
+    batch_size: int
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: float
+    weight_decay: float
+    augment: Literal["none", "flip", "flip-rotate"]
+
+    def __post_init__(self) -> None:
+        require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
+        require(self.batch_size >= 2, "train.batch-size", self.batch_size, "2 or more")
+        require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
+        require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """When and how widely models are tested: the keys `evaluate.*`."""
+
+    every: int
+    epochs: bool
+    cross: bool
+    ensemble: bool
+    per_class: bool
+
+    def __post_init__(self) -> None:
+        require(self.every >= 1, "evaluate.every", self.every, "1 or more")
+
+
+@dataclass(frozen=True)
+class GANSettings:
+    """The hospitals' generative models: the keys `gan.*`."""
+
+    preset: str
+    iterations: int
+    privacy_weight: float
+    privacy_reduction: Literal["mean", "sum"]
+    lpips_weights: str
+    inception_weights: str
+    projections: int
+
+    def __post_init__(self) -> None:
+        require(self.iterations >= 0, "gan.iterations", self.iterations, "0 or more")
+        require(self.privacy_weight >= 0, "gan.privacy-weight", self.privacy_weight, "0 or more")
+        require(self.projections >= 0, "gan.projections", self.projections, "0 or more")
+        for key in ("lpips_weights", "inception_weights"):
+            path = getattr(self, key)
+            allowed = "an absolute path, or empty"
+            usable = not path or Path(path).is_absolute()
+            require(usable, f"gan.{key.replace('_', '-')}", path, allowed)
+
+
+@dataclass(frozen=True)
+class ReleaseSettings:
+    """The check before synthetic images leave a hospital: the keys `release.*`."""
+
+    quantile: float
+    max_discarded: float
+    min_class_images: int
+
+    def __post_init__(self) -> None:
+        share, allowed = self.max_discarded, "0 or more, and below 1"
+        require(0 <= self.quantile < 1, "release.quantile", self.quantile, allowed)
+        require(0 <= share < 1, "release.max-discarded", share, allowed)
+        fewest = self.min_class_images
+        require(fewest >= 1, "release.min-class-images", fewest, "1 or more")
+
+
+@dataclass(frozen=True)
+class MLPSettings:
+    """The multi-layer perceptron: the keys `mlp.*`."""
+
+    hidden: str
+
+    def __post_init__(self) -> None:
+        widths = self.hidden.split(",")
+        allowed = "widths of 1 or more, separated by commas, such as '256,256'"
+        require(
+            all(width.strip().isdecimal() and int(width) >= 1 for width in widths),
+            "mlp.hidden",
+            self.hidden,
+            allowed,
+        )
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The width of each hidden layer, first layer first."""
+        return tuple(int(width) for width in self.hidden.split(","))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a run; a field's key is its name with dashes."""
+
+    strategy: str
+    num_server_rounds: int
+    dataset: str
+    partition: Literal["iid", "dirichlet", "classes", "site"]
+    partition_alpha: float
+    partition_classes: int
+    classes: str
+    test_fraction: float
+    test_balanced: bool
+    validation_fraction: float
+    num_folds: int
+    fold: int
+    max_quarantined: float
+    model: str
+    pretrained: str
+    image_size: int
+    image_fit: Literal["squash", "pad", "crop"]
+    image_channels: Literal[0, 3]
+    seed: int
+    cpu_threads: int
+    output_dir: str
+    wire_dtype: Literal["float32", "float16"]
+    sealed: bool
+    resume: str
+    min_hospitals: int
+    hop_timeout: float
+    prepare_timeout: float
+    train: TrainSettings
+    evaluate: EvaluateSettings
+    gan: GANSettings
+    release: ReleaseSettings
+    mlp: MLPSettings
+    tables: tuple[tuple[str, Any], ...]  # what methods and learners read themselves: `section`
+
+    def __post_init__(self) -> None:
+        require(
+            self.num_server_rounds >= 1, "num-server-rounds", self.num_server_rounds, "1 or more"
+        )
+        require(self.partition_alpha > 0, "partition-alpha", self.partition_alpha, "above 0")
+        require(
+            self.partition_classes >= 1, "partition-classes", self.partition_classes, "1 or more"
+        )
+        names = self.class_names
+        distinct = len(set(names)) == len(names) != 1
+        require(distinct, "classes", self.classes, "two or more different names, or empty")
+        for key in ("test_fraction", "validation_fraction", "max_quarantined"):
+            share, allowed = getattr(self, key), "0 or more, and below 1"
+            require(0 <= share < 1, key.replace("_", "-"), share, allowed)
+        folds = self.num_folds
+        require(folds == 0 or folds >= 2, "num-folds", folds, "0, or 2 or more")
+        require(0 <= self.fold < max(folds, 1), "fold", self.fold, "0 or more, below num-folds")
+        apart = folds == 0 or self.validation_fraction == 0
+        require(apart, "num-folds", folds, "0 with a validation-fraction above 0")
+        usable = self.pretrained in ("", "imagenet") or Path(self.pretrained).is_absolute()
+        allowed = "imagenet, an absolute path, or empty"
+        require(usable, "pretrained", self.pretrained, allowed)
+        require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
+        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        require(self.cpu_threads >= 1, "cpu-threads", self.cpu_threads, "1 or more")
+        require(self.min_hospitals >= 1, "min-hospitals", self.min_hospitals, "1 or more")
+        require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
+        patience = self.prepare_timeout
+        require(patience > 0, "prepare-timeout", patience, "above 0 seconds")
+        # The working directory of a Flower process is not the user's.
+        allowed = "an absolute path, or one that starts with ~"
+        for key, folder in (("output-dir", self.output_dir), ("resume", self.resume or "~")):
+            usable = folder.startswith("~") or Path(folder).is_absolute()
+            require(usable, key, folder, allowed + ", or empty" * (key == "resume"))
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the networks that hospitals start with, dealt out to them in turn."""
+        return [name.strip() for name in self.model.split(",")]
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes of the federation; empty if the hospitals are to name them."""
+        return [name.strip() for name in self.classes.split(",") if name.strip()]
+
+    @classmethod
+    def parse(cls, run_config: Mapping[str, Any]) -> "Settings":
+        """Check a Flower run config and freeze it.
+
+        Raises:
+            SettingsError: A key is missing, or its value has the wrong type or range.
+        """
+        known = set(_keys(cls, ""))
+        tables = tuple(sorted((k, v) for k, v in run_config.items() if k not in known))
+        return _section({**run_config, "tables": tables}, "", cls)
+
+    def section(self, table: str, kind: type[SectionT]) -> SectionT:
+        """The settings of one table that a method or a learner names in a frozen dataclass.
+
+        Raises:
+            SettingsError: A key is missing, or its value has the wrong type or range.
+        """
+        return _section(dict(self.tables), f"{table}.", kind)
+
+    @property
+    def run_config(self) -> dict[str, Any]:
+        """The run config that `parse` would read these settings from."""
+        own = {key: _value(self, key) for key in _keys(type(self), "")}
+        return {**own, **dict(self.tables)}
+
+
+def rng_for(
+    seed: int, purpose: str, server_round: int = 0, hop: int = 0, hospital: str = ""
+) -> np.random.Generator:
+    """The random numbers of one purpose, at one place and time of a run.
+
+    They depend on the arguments alone: not on what was drawn before, nor on the process or the
+    order in which hospitals answer.
+    """
+    place = f"{seed}/{purpose}/{server_round}/{hop}/{hospital}".encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(place).digest(), "big"))
+
+
+def _section(run_config: Mapping[str, Any], prefix: str, section: type[SectionT]) -> SectionT:
+    """Build one frozen dataclass from the keys that start with `prefix`."""
+    hints = get_type_hints(section)
+    values: dict[str, Any] = {}
+    for field in fields(section):  # type: ignore[arg-type]
+        key = prefix + field.name.replace("_", "-")
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            values[field.name] = _section(run_config, f"{key}.", hint)  # type: ignore[arg-type]
+        elif key not in run_config:
+            raise SettingsError(
+                f"The setting '{key}' is missing: give it a value in pyproject.toml."
+            )
+        else:
+            values[field.name] = _typed(key, run_config[key], hint)
+    return section(**values)
+
+
+def _keys(section: type[Any], prefix: str) -> Iterator[str]:
+    """The keys of a section, and of the sections in it."""
+    for name, hint in get_type_hints(section).items():
+        key = prefix + name.replace("_", "-")
+        if is_dataclass(hint):
+            yield from _keys(hint, f"{key}.")  # type: ignore[arg-type]
+        elif get_origin(hint) is not tuple:
+            yield key
+
+
+def _value(section: Any, key: str) -> Any:
+    return reduce(getattr, key.replace("-", "_").split("."), section)
+
+
+def _typed(key: str, value: Any, hint: Any) -> Any:
+    """Return `value` as the type that `hint` asks for."""
+    if get_origin(hint) is tuple:
+        return value
+    if get_origin(hint) is Literal:
+        choices = get_args(hint)
+        known = value in choices and type(value) is type(choices[0])  # False is no 0
+        require(known, key, value, f"one of {', '.join(map(str, choices))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)  # TOML writes 1.0 as 1
+    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    require(fits, key, value, words[hint])
+    return value
+
+
+def require(condition: bool, key: str, value: Any, allowed: str) -> None:
+    """Refuse a setting that is not as `condition` says.
+
+    Raises:
+        SettingsError: Names the key, the value and what is allowed.
+    """
+    if not condition:
+        raise SettingsError(f"The setting '{key}' is {value!r}; it must be {allowed}.")

@@ -1,0 +1,64 @@
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from learning.augmentation import AUGMENTATIONS
+from strategies.protocol.settings import SettingsError, TrainSettings
+
+IMAGE = torch.arange(2 * 3 * 3, dtype=torch.uint8).reshape(2, 3, 3)  # all pixels differ
+SYMMETRIES = {
+    "none": [IMAGE],
+    "flip": [IMAGE, IMAGE.flip(-1)],
+    "flip-rotate": [i.rot90(k, (-2, -1)) for i in (IMAGE, IMAGE.flip(-1)) for k in range(4)],
+}
+
+
+def augment(name, images, seed=0):
+    return AUGMENTATIONS[name](images, torch.Generator().manual_seed(seed))
+
+
+def test_the_registry_has_what_the_setting_allows():
+    assert list(AUGMENTATIONS) == list(get_args(get_type_hints(TrainSettings)["augment"]))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_each_symmetry_appears_equally_often(name):
+    """Of 8000 images each of K symmetries gets 8000/K on average.
+
+    The standard deviation is sqrt(8000 · 1/K · (1 - 1/K)), at most 45 for K = 2; 200 is over 4.
+    """
+    images = IMAGE.expand(8000, -1, -1, -1)
+    changed = augment(name, images)
+    counts = [(changed == symmetry).all((1, 2, 3)).sum().item() for symmetry in SYMMETRIES[name]]
+    assert sum(counts) == 8000
+    assert counts == pytest.approx([8000 / len(counts)] * len(counts), abs=200)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_each_image_stays_in_its_place_and_the_input_as_it_was(name, dtype):
+    images = torch.arange(50)[:, None, None, None].expand(50, 2, 3, 3).to(dtype).clone()
+    before = images.clone()
+    changed = augment(name, images)
+    assert changed.dtype == dtype
+    assert torch.equal(changed, images)  # each image has one value, which no symmetry changes
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_the_same_seed_gives_the_same_images(name):
+    images = torch.rand(20, 1, 8, 8)
+    assert torch.equal(augment(name, images), augment(name, images))
+
+
+def test_none_returns_the_very_same_tensor():
+    images = torch.rand(2, 1, 8, 8)
+    assert augment("none", images) is images
+
+
+def test_images_that_are_not_square_flip_but_do_not_rotate():
+    images = torch.rand(2, 3, 4, 5)
+    assert augment("flip", images).shape == images.shape
+    with pytest.raises(SettingsError, match="needs square images, not 3x4x5; it must be 'none'"):
+        augment("flip-rotate", images)

@@ -1,0 +1,333 @@
+import json
+import re
+from dataclasses import replace
+from urllib.error import URLError
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from learning.errors import ModelError
+from learning.models import Architecture, torchvision_names
+from learning.models.pretrained import load_pretrained
+from learning.randomness import seeded
+
+TORCHVISION = sorted(torchvision_names())
+# One of each family is tested by default: siblings differ in depth and width alone.
+FAMILIES = {re.split(r"[\d_]", name)[0]: name for name in TORCHVISION}.values()
+
+
+def slow(names):
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+def architecture(name, channels=1, size=224):
+    return Architecture(name, channels, size, size, classes=7)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (3, 256)])
+def test_our_models_learn_from_images_of_any_size(name, channels, size):
+    network = architecture(name, channels, size).build()
+    logits = network(torch.rand(2, channels, size, size))
+    nn.functional.cross_entropy(logits, torch.tensor([0, 6])).backward()
+    assert logits.shape == (2, 7)
+    assert all(parameter.grad is not None for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *slow(sorted({*TORCHVISION} - {*FAMILIES}))])
+def test_every_torchvision_model_takes_one_channel_and_returns_logits(name):
+    size = 299 if name == "inception_v3" else 224
+    network = architecture(name, size=size).blank().to("meta")  # computes shapes alone
+    assert network.training  # when models with auxiliary heads return more than logits
+    assert network(torch.empty(2, 1, size, size, device="meta")).shape == (2, 7)
+
+
+def test_the_stem_alone_changes_with_the_channels():
+    grey, colour = architecture("resnet18").build(), architecture("resnet18", channels=3).build()
+    assert str(grey.conv1) == str(colour.conv1).replace("Conv2d(3,", "Conv2d(1,")
+    assert grey.conv1.weight.shape == (64, 1, 7, 7)
+    assert grey.fc.out_features == 7
+    shapes = [{k: v.shape for k, v in n.state_dict().items()} for n in (grey, colour)]
+    assert {key for key in shapes[0] if shapes[0][key] != shapes[1][key]} == {"conv1.weight"}
+
+
+def test_the_mlp_has_the_hidden_layers_asked_for():
+    network = Architecture("mlp", 1, 28, 28, 10, hidden=(256, 128)).build()
+    weights = [tuple(p.shape) for p in network.parameters() if p.ndim == 2]
+    assert weights == [(256, 784), (128, 256), (10, 128)]
+
+
+def test_the_cnn_is_small():
+    network = architecture("cnn", channels=3).build()
+    assert sum(parameter.numel() for parameter in network.parameters()) < 100_000
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", *slow(FAMILIES)])
+def test_a_blank_network_with_weights_loaded_is_the_network(name):
+    size = 299 if name == "inception_v3" else 224
+    built = architecture(name, size=size).build().eval()
+    loaded = architecture(name, size=size).blank().eval()
+    loaded.load_state_dict(built.state_dict())
+    images = torch.rand(1, 1, size, size)
+    with torch.no_grad():
+        assert torch.equal(built(images), loaded(images))
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "swin_t"])
+def test_a_blank_network_draws_no_random_number(name):
+    before = torch.get_rng_state()
+    assert all(parameter.requires_grad for parameter in architecture(name).blank().parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_same_generator_gives_the_same_weights_and_leaves_the_global_one_alone():
+    before = torch.get_rng_state()
+    networks = []
+    for seed in (0, 0, 1):
+        with seeded(np.random.default_rng(seed)):
+            networks.append(architecture("cnn").build())
+    assert torch.equal(torch.get_rng_state(), before)
+    first, same, other = (nn.utils.parameters_to_vector(n.parameters()) for n in networks)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_an_unknown_model_names_its_neighbours():
+    with pytest.raises(ModelError) as error:
+        architecture("resnet81")
+    assert str(error.value) == (
+        "There is no model 'resnet81'; choose mlp, cnn or a torchvision classification model, "
+        "such as resnet18 or resnet152 or resnet101."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "reason"),
+    [
+        ("vgg11", 8, "Given input size: (512x1x1). Calculated output size: (512x0x0)"),
+        ("vit_b_16", 33, "Input shape indivisible by patch size"),
+        ("maxvit_t", 32, "Input size (8, 8) of block 0 is not divisible by partition size 7"),
+    ],
+)
+def test_images_that_a_model_cannot_take_are_refused_with_the_reason(name, size, reason):
+    with pytest.raises(ModelError) as error:
+        architecture(name, size=size).check()
+    message = str(error.value)
+    assert message.startswith(f"The model '{name}' cannot take 1x{size}x{size} images: {reason}")
+    assert message.endswith(". Choose another model or image-size.")
+
+
+@pytest.mark.parametrize(("name", "size"), [("mlp", 8), ("cnn", 8), ("resnet18", 32)])
+def test_images_that_a_model_takes_pass(name, size):
+    architecture(name, size=size).check()
+
+
+def test_an_architecture_survives_the_journey():
+    sent = Architecture("mlp", 1, 28, 28, 10, hidden=(256, 256))
+    assert Architecture.from_json(sent.to_json()) == sent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"depth": 3}, {"channels": "1"}, {"channels": True}, {"name": 1}, {"hidden": [2.5]}],
+)
+def test_an_architecture_with_other_keys_or_types_is_refused(change):
+    fields = json.loads(architecture("mlp").to_json())
+    with pytest.raises(ModelError, match=r"exactly name \(str\), channels \(int\), .*hidden"):
+        Architecture.from_json(json.dumps(fields | change))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "cnn"}'])
+def test_what_is_no_architecture_is_refused(text):
+    with pytest.raises(ModelError, match="must be a JSON object"):
+        Architecture.from_json(text)
+
+
+def test_an_architecture_of_an_unknown_model_is_refused():
+    text = architecture("cnn").to_json().replace("cnn", "gnn")
+    with pytest.raises(ModelError, match="There is no model 'gnn'"):
+        Architecture.from_json(text)
+
+
+def colour(name, classes=7):
+    return replace(architecture(name, channels=3), classes=classes)
+
+
+def state_of(network):
+    return {entry: value.clone() for entry, value in network.state_dict().items()}
+
+
+@pytest.fixture(scope="module")
+def resnet18(tmp_path_factory):
+    """A file with the state dict of torchvision's resnet18 for 1000 classes."""
+    file = tmp_path_factory.mktemp("weights") / "resnet18.pth"
+    torch.save(torchvision.models.resnet18().state_dict(), file)
+    return file
+
+
+def loads_all_but(head, file, blueprint):
+    """Whether `file` replaces every entry of a new network but those of its head."""
+    network, weights = blueprint.build(), torch.load(file)
+    fresh = state_of(network)
+    load_pretrained(network, blueprint, str(file))
+    return all(
+        torch.equal(value, (fresh if entry in head else weights)[entry])
+        for entry, value in state_of(network).items()
+    )
+
+
+HEADS = {
+    "resnet18": {"fc.weight", "fc.bias"},
+    "squeezenet1_1": {"classifier.1.weight", "classifier.1.bias"},
+    "mnasnet0_5": {"classifier.1.weight", "classifier.1.bias"},
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_all_but_the_head_is_pretrained(name, tmp_path):
+    torch.save(torchvision.models.get_model(name).state_dict(), tmp_path / "weights.pth")
+    assert loads_all_but(HEADS[name], tmp_path / "weights.pth", colour(name))
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_auxiliary_heads_in_a_file_are_left_out(name, tmp_path):
+    weights = torchvision.models.get_model(name, init_weights=False).state_dict()
+    torch.save(weights, tmp_path / "weights.pth")
+    assert any(entry.startswith(("aux1.", "AuxLogits.")) for entry in weights)
+    assert loads_all_but({"fc.weight", "fc.bias"}, tmp_path / "weights.pth", colour(name))
+
+
+def test_the_head_stays_new_even_for_as_many_classes(resnet18):
+    assert loads_all_but(HEADS["resnet18"], resnet18, colour("resnet18", classes=1000))
+
+
+def test_networks_saved_for_grey_images_fit_grey_images(tmp_path):
+    torch.save(architecture("resnet18").build().state_dict(), tmp_path / "grey.pth")
+    assert loads_all_but(HEADS["resnet18"], tmp_path / "grey.pth", architecture("resnet18"))
+
+
+def test_old_files_of_densenets_have_other_names(tmp_path):
+    """And none has the number of batches that BatchNorm has seen, as those of torch 0.4."""
+    weights = torchvision.models.densenet121().state_dict()
+    old = {
+        re.sub(r"(denselayer\d+\.)(norm|conv)([12])", r"\1\2.\3", entry): value
+        for entry, value in weights.items()
+        if not entry.endswith("num_batches_tracked")
+    }
+    assert "features.denseblock1.denselayer1.norm.1.weight" in old
+    torch.save(old, tmp_path / "old.pth")
+    network = colour("densenet121").build()
+    load_pretrained(network, colour("densenet121"), str(tmp_path / "old.pth"))
+    loaded = state_of(network)
+    assert all(torch.equal(loaded[e], weights[e]) for e in weights if e.startswith("features."))
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet34", "it has no 'layer1.2.conv1.weight'."),
+        ("resnet50", "size mismatch for layer1.0.conv1.weight: copying a param with shape"),
+        ("vgg11", "it has no 'features.0.weight'."),
+    ],
+)
+def test_weights_of_another_network_are_refused(name, reason, resnet18):
+    with pytest.raises(ModelError) as error:
+        load_pretrained(colour(name).blank(), colour(name), str(resnet18))
+    assert str(error.value).startswith(
+        f"The weights '{resnet18}' of the setting 'pretrained' are not the state dict of "
+        f"torchvision's {name} for 3x224x224 images: {reason}"
+    )
+
+
+def test_weights_of_a_larger_network_are_refused(tmp_path):
+    torch.save(colour("resnet34").blank().state_dict(), tmp_path / "resnet34.pth")
+    with pytest.raises(
+        ModelError, match=r"resnet18 .*: the model has no 'layer1\.2\.conv1\.weight'"
+    ):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), f"{tmp_path}/resnet34.pth")
+
+
+@pytest.mark.parametrize("source", ["file", "imagenet"])
+def test_pretrained_networks_need_three_channels(source, resnet18):
+    grey = architecture("resnet18")
+    with pytest.raises(ModelError, match=r"[Ss]et 'image-channels' to 3") as error:
+        load_pretrained(grey.blank(), grey, str(resnet18) if source == "file" else source)
+    if source == "file":
+        assert "size mismatch for conv1.weight" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_our_models_have_no_pretrained_weights(name):
+    with pytest.raises(ModelError, match=f"the model '{name}' is none of torchvision's: choose"):
+        load_pretrained(colour(name).blank(), colour(name), "imagenet")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "There is no file '.*weights.pth'; the setting 'pretrained' names it"),
+        ("hello", r"cannot be read \(\w+\): write it with torch.save"),
+        ("cut", r"cannot be read \(\w+\): write it with torch.save"),
+        (nn.Linear(1, 1), r"cannot be read \(UnpicklingError\): write it with torch.save"),
+        ([], "it is a list, not a dict"),
+        ({7: torch.zeros(1)}, "it is a dict, not a dict from names to tensors"),
+        ({"patient": 7}, "it has no 'conv1.weight'"),
+    ],
+)
+def test_files_that_hold_no_weights_are_refused(content, message, resnet18, tmp_path):
+    file = tmp_path / "weights.pth"
+    if content == "cut":
+        file.write_bytes(resnet18.read_bytes()[:9999])
+    elif isinstance(content, str):
+        file.write_text(content)
+    elif content is not None:
+        torch.save(content, file)
+    with pytest.raises(ModelError, match=message) as error:
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), str(file))
+    assert "patient" not in str(error.value)
+
+
+def test_entries_that_are_no_tensors_are_refused(resnet18, tmp_path):
+    torch.save({**torch.load(resnet18), "bn1.weight": 7}, tmp_path / "weights.pth")
+    with pytest.raises(ModelError, match=r'"bn1\.weight", expected torch\.Tensor'):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), f"{tmp_path}/weights.pth")
+
+
+@pytest.fixture
+def cached(tmp_path, monkeypatch):
+    """Where torch looks for torchvision's resnet18 before it downloads it."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    return tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
+
+
+def test_imagenet_weights_are_downloaded_once_and_checked(cached, resnet18, monkeypatch):
+    downloads = []
+
+    def download(url, file, digest, progress):
+        downloads.append((url, digest))
+        cached.write_bytes(resnet18.read_bytes())
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    for _ in range(2):
+        network = colour("resnet18").blank()
+        load_pretrained(network, colour("resnet18"), "imagenet")
+        assert torch.equal(network.conv1.weight, torch.load(resnet18)["conv1.weight"])
+    assert downloads == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damaged, monkeypatch):
+    def download(*_, **__):
+        raise URLError("no network")
+
+    monkeypatch.setattr("torch.hub.download_url_to_file", download)
+    if damaged:
+        cached.parent.mkdir(parents=True)
+        cached.write_text("hello")
+    where = re.escape(f"neither whole in '{cached}' nor to be had from https://download")
+    reason = r"\(\w+\)" if damaged else r"\(URLError\)"
+    with pytest.raises(ModelError, match=f"{where}.* {reason}: put that file there, .* or set"):
+        load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")
