@@ -7,8 +7,11 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.results import Results
+from strategies.engine.courier import Courier
+from strategies.engine.engine import Engine
+from strategies.engine.run import Run
 from strategies.protocol.settings import Settings
-from strategies.registry import strategy_named
+from strategies.registry import strategy_of
 
 app = ServerApp()
 
@@ -17,18 +20,12 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Do one run. The last line it logs is the path of its result folder."""
     settings = Settings.parse(context.run_config)
-    strategy = strategy_named(settings.strategy)
-    if settings.resume:
-        results, checkpoint = Results.resume(settings)
-        run = strategy(settings, grid, results)
-        run.go_on_from(checkpoint)
-    else:
-        results = Results.create(settings)
-        run = strategy(settings, grid, results)
+    strategy = strategy_of(settings)
+    results, state = Results.open(settings)
     try:
-        run.run()
+        Engine(Run(settings, strategy, state, Courier(grid), results), results.keep).go()
     except Exception as error:
-        results.fail(error, run.parcels)
+        results.fail(error, state)
         raise
-    results.finish(run.parcels)
+    results.finish(state)
     log(INFO, "%s", results.path)

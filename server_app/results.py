@@ -18,9 +18,11 @@ import csv
 import fcntl
 import json
 import os
+import shutil
 import tomllib
+import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from logging import ERROR, INFO, WARNING
 from math import isfinite, nan
 from pathlib import Path
@@ -29,19 +31,20 @@ from typing import Any, Self
 from urllib.parse import quote
 
 import tomli_w
-from flwr.app import RecordDict
 from flwr.common import log
 from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
-from strategies.engine import checkpoint as checkpoints
-from strategies.engine.checkpoint import Checkpoint, CheckpointError
+from strategies.engine import checkpoint
+from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.events import Event
-from strategies.protocol.parcel import save
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import State
+from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings, SettingsError
 
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
-# Settings that a run may go on with others of.
+# Settings that may change on resume.
 _MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
 # What the line about a round says, as far as the round was evaluated.
 PROGRESS = {
@@ -72,34 +75,40 @@ class Results:
         self._round_began = self._began
 
     @classmethod
-    def create(cls, settings: Settings) -> Self:
-        """Make the directory of a new run.
+    def open(cls, settings: Settings) -> tuple[Self, State]:
+        """The directory of a new run, or of the one to resume; and the state to begin with.
 
         Raises:
-            SettingsError: Nothing can be written to `output-dir`.
+            SettingsError: Nothing can be written to `output-dir`; or there is no run to resume at
+                `resume`, or it has other settings.
         """
         try:
+            if settings.resume:
+                key, allowed = "resume", "the result directory of a run that has not completed"
+                results = cls(Path(settings.resume).expanduser(), settings)
+                return results, results._go_on()
+            key, allowed = "output-dir", "a folder that the server can write to"
             base = Path(settings.output_dir).expanduser()
             base.mkdir(parents=True, exist_ok=True)
             path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
             results = cls(path, settings)
-            results._begin()
-            return results
-        except (OSError, RuntimeError) as error:  # RuntimeError: no such home directory
+            return results, results._begin()
+        except (OSError, RuntimeError, CheckpointError) as error:  # RuntimeError: no such home
             raise SettingsError(
-                f"The setting 'output-dir' is {settings.output_dir!r}; it must be a folder that "
-                f"the server can write to ({error})."
+                f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
+                f"({error})."
             ) from error
 
-    def _begin(self) -> None:
+    def _begin(self) -> State:
         keys = unflatten_dict(self._settings.run_config)
         self._config = tomli_w.dumps(keys)
         (self.path / "config.toml").write_text(self._config, encoding="utf-8")
         (self.path / "metrics.jsonl").touch()
-        self._checkpoint.mkdir()
+        state = State(Shelf(self._checkpoint), uuid.uuid4().hex)
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
         (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
         self._claim()
+        return state
 
     def _claim(self) -> None:
         """Hold the directory for as long as this process lives: two servers would mix their lines.
@@ -115,64 +124,46 @@ class Results:
         except OSError:
             os.close(directory)  # on a file system without locks
 
-    @classmethod
-    def resume(cls, settings: Settings) -> tuple[Self, Checkpoint]:
-        """Go on with the directory of a run that has not completed, from its last checkpoint.
-
-        Raises:
-            SettingsError: There is no such run at `resume`, or it has other settings.
-        """
-        try:
-            results = cls(Path(settings.resume).expanduser(), settings)
-            return results, results._go_on()
-        except (OSError, RuntimeError, CheckpointError) as error:
-            raise SettingsError(
-                f"The setting 'resume' is {settings.resume!r}; it must be the result directory of "
-                f"a run that has not completed ({error})."
-            ) from error
-
-    def _go_on(self) -> Checkpoint:
-        checkpoint = checkpoints.load(self._checkpoint)
+    def _go_on(self) -> State:
+        state, notes = checkpoint.load(self._checkpoint)
         self._config = (self.path / "config.toml").read_text(encoding="utf-8")
         _check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
         self._claim()
-        facts = checkpoint.facts["results"]
         metrics = self.path / "metrics.jsonl"
-        if metrics.stat().st_size < facts["bytes"]:
+        if metrics.stat().st_size < notes["bytes"]:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
-        os.truncate(metrics, facts["bytes"])
+        os.truncate(metrics, notes["bytes"])
         (self.path / "summary.json").unlink(missing_ok=True)  # of its failure
         self._events = [
             _from_json(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
         ]
-        for number, seconds in enumerate(facts["seconds_of_rounds"], 1):
+        for number, seconds in enumerate(notes["seconds_of_rounds"], 1):
             self._measure(number, seconds)
-        self._resumed = facts["resumed"] + 1
+        self._resumed = notes["resumed"] + 1
         now = monotonic()
-        self._began = now - facts["seconds"]
-        self._round_began = now - facts["seconds_of_this_round"]
+        self._began = now - notes["seconds"]
+        self._round_began = now - notes["seconds_of_this_round"]
         log(INFO, "The run of %s goes on", self.path)
-        return checkpoint
+        return state
 
     @property
     def _checkpoint(self) -> Path:
         return self.path / "checkpoint"
 
-    def keep(self, checkpoint: Checkpoint) -> None:
+    def keep(self, state: State) -> None:
         """Keep a checkpoint, for a run that goes on from here."""
         with (self.path / "metrics.jsonl").open("ab") as file:
             os.fsync(file.fileno())
             size = file.tell()
         now = monotonic()
-        facts = {
+        notes = {
             "bytes": size,
             "seconds": now - self._began,
             "seconds_of_rounds": [each.seconds for each in self._rounds],
             "seconds_of_this_round": now - self._round_began,
             "resumed": self._resumed,
         }
-        facts = {**checkpoint.facts, "results": facts}
-        checkpoints.save(replace(checkpoint, facts=facts), self._checkpoint)
+        checkpoint.save(state, notes)
 
     def record(self, event: Event) -> None:
         """Write down one event, at once, and log it if a person waits for it."""
@@ -215,22 +206,18 @@ class Results:
         self._rounds.append(measured)
         return measured
 
-    def finish(self, parcels: Mapping[str, RecordDict]) -> None:
-        """Write what is written at the end of a run.
+    def finish(self, state: State) -> None:
+        """Write what is written at the end of a run."""
+        self._close(state, "")
+        checkpoint.remove(self._checkpoint)
 
-        Args:
-            parcels: The last good parcel of each lineage.
-        """
-        self._close(parcels, "")
-        checkpoints.remove(self._checkpoint)
-
-    def fail(self, error: Exception, parcels: Mapping[str, RecordDict]) -> None:
+    def fail(self, error: Exception, state: State) -> None:
         """Write what there is of a run that an error ended."""
-        self._close(parcels, f"{type(error).__name__}: {error}")
+        self._close(state, f"{type(error).__name__}: {error}")
         log(ERROR, "The run failed: %s What it came to is in %s", error, self.path)
         log(INFO, "It goes on with --run-config '%s'", self._checkpoint / "resume.toml")
 
-    def _close(self, parcels: Mapping[str, RecordDict], error: str) -> None:
+    def _close(self, state: State, error: str) -> None:
         wall_seconds = monotonic() - self._began
         summary = summarise(
             self._settings.strategy,
@@ -240,15 +227,15 @@ class Results:
             error,
             self._resumed,
         )
-        # Renamed, so that whoever finds summary.json finds all of it.
-        draft = self.path / "summary.json.part"
-        draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
-        draft.replace(self.path / "summary.json")
+        with replacing(self.path / "summary.json") as draft:
+            draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
-        for lineage, parcel in parcels.items():
-            # A hospital chose this name; quoted, it cannot lead out of the folder.
-            save(parcel, self.path / "parcels" / f"{quote(lineage, safe=' ')}.npz")
+        for name, model in state.models.items():
+            if name == model.lineage:  # no copy that FedAvg was going to average
+                # A hospital chose this name; quoted, it cannot lead out of the folder.
+                path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
+                shutil.copyfile(state.shelf.path(model.parcel), path)
         # Here, because matplotlib takes a good part of a second.
         from server_app.report import render
 

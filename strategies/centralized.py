@@ -12,13 +12,15 @@ hospital that has its own images refuses.
 The hospital's half: learning/learners/centralized.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.engine.courier import Delivery
-from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.state import Model, State
+from strategies.engine.strategy import Strategy
+from strategies.engine.visit import Visit
 from strategies.feder import FedERSettings
+from strategies.protocol.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -28,38 +30,32 @@ class CentralizedSettings:
     data: Literal["real", "synthetic", "both"]
 
 
-class Centralized(PeerStrategy):
+class Centralized(Strategy):
     """One model that stays where it is."""
 
     learner = "centralized"
 
-    @property
-    def data(self) -> str:
-        return self.settings.section("centralized", CentralizedSettings).data
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        data = settings.section("centralized", CentralizedSettings).data
+        self.images = "none" if data == "synthetic" else "everyone"
+        if data != "real":
+            self.buffer_size = settings.section("feder", FedERSettings).buffer_size
 
-    @property
-    def buffer_size(self) -> int:
-        """Whether synthetic images are trained on."""
-        return (
-            0 if self.data == "real" else self.settings.section("feder", FedERSettings).buffer_size
-        )
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """Take in the first hospital's model alone."""
+        if not state.models:
+            state.models.update(list(newcomers.items())[:1])
 
-    @property
-    def images(self) -> str:
-        return "none" if self.data == "synthetic" else "everyone"
-
-    def enrol(self) -> list[Delivery]:
-        """Keep the first hospital's model alone."""
-        failed = super().enrol()
-        self.held = {place: self.held[place] for place in self.hospitals[:1]}
-        return failed
-
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """The first hospital trains its model on the buffers of all, if they share any."""
-        first = hospitals[0]
-        replay = {first: hospitals} if self.buffer_size else {}
-        return Leg({first: first}, self.settings.train.epochs, replay=replay, images=self.images)
+        if state.hop:
+            return []
+        replay = state.hospitals if self.buffer_size else []
+        ((name, model),) = state.models.items()
+        return [self.visit(model.place, name, replay=replay)]
 
-    def handed_on(self, round_: int) -> dict[str, str]:
+    def holders(self, state: State) -> dict[str, str]:
         """Every hospital uses the one model."""
-        return dict.fromkeys(self.hospitals, self.hospitals[0])
+        (name,) = state.models
+        return dict.fromkeys(state.hospitals, name)

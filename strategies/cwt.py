@@ -10,16 +10,17 @@ at each hospital. Hospital j at round t, with i the hospital before j on the rin
 Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit.
 """
 
-from collections.abc import Sequence
-
-from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.state import State
+from strategies.engine.strategy import Strategy
 from strategies.engine.topology import ring, stay
+from strategies.engine.visit import Visit
 
 
-class CWT(PeerStrategy):
+class CWT(Strategy):
     """A fixed ring in order of the hospitals' names."""
 
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """Train at home first, then pass on along the ring."""
-        route = stay(hospitals) if server_round == 1 else ring(hospitals)
-        return Leg(route, self.settings.train.epochs)
+        if state.hop:
+            return []
+        return self.along((stay if state.round == 1 else ring)(state.hospitals), state)

@@ -11,35 +11,31 @@ A round has K hops, in order of the hospitals' names. A hospital that is away is
 Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
-from strategies.engine.courier import Delivery
-from strategies.engine.peer import Leg, PeerStrategy
-from strategies.engine.topology import serial
+from strategies.engine.state import Model, State
+from strategies.engine.strategy import Strategy
+from strategies.engine.visit import Visit
 
 
-class CWTSerial(PeerStrategy):
+class CWTSerial(Strategy):
     """One lineage; it starts with the model of the first hospital."""
 
     tests_every_visit = True
 
-    def hops_in(self, server_round: int) -> int:
-        """A visit to each hospital; who joins during a round is visited from the next one on."""
-        return len(self.nodes)
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """Take in one model alone."""
+        if not state.models:
+            state.models.update(list(newcomers.items())[:1])
 
-    def enrol(self) -> list[Delivery]:
-        """Keep the one model that travels, where it is."""
-        travelling = dict(self.held)
-        failed = super().enrol()
-        self.held = travelling or {place: self.held[place] for place in self.hospitals[:1]}
-        return failed
-
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """The model goes to the next hospital."""
-        (place,) = self.held
-        return Leg(serial(hospitals, hop, place), self.settings.train.epochs)
+        if state.hop == len(state.hospitals):
+            return []
+        (travelling,) = state.models
+        return [self.visit(state.hospitals[state.hop], travelling)]
 
-    def handed_on(self, round_: int) -> dict[str, str]:
+    def holders(self, state: State) -> dict[str, str]:
         """Every hospital uses the one model."""
-        (travelling,) = self.held.values()
-        return dict.fromkeys(self.hospitals, travelling.lineage)
+        (travelling,) = state.models
+        return dict.fromkeys(state.hospitals, travelling)

@@ -12,7 +12,7 @@ Deviations:
  2. The running statistics of BatchNorm are averaged like the weights, its counters too (rounded).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,61 +21,77 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
-from strategies.engine.courier import Delivery
-from strategies.engine.peer import Held, Leg, PeerStrategy, RunError
-from strategies.engine.topology import GLOBAL, star
-from strategies.protocol.parcel import check_parcel, pack
+from strategies.engine.run import RunError
+from strategies.engine.state import Model, State
+from strategies.engine.strategy import Strategy
+from strategies.engine.topology import GLOBAL
+from strategies.engine.visit import Visit
+from strategies.protocol.parcel import pack
 
 
-class FedAvg(PeerStrategy):
-    """One global model; its lineage is called `global`."""
+class FedAvg(Strategy):
+    """One global model; during a round every hospital has a copy, known by the hospital's name."""
 
     reads_models = True
-    tests_after_visit = True
 
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
-        """Everybody trains the global model."""
-        return Leg(star(hospitals), self.settings.train.epochs)
-
-    def enrol(self) -> list[Delivery]:
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Start from the first hospital's model; all have derived the same one from the seed."""
-        failed = super().enrol()
-        if GLOBAL not in self.held and self.hospitals:
-            networks = {check_parcel(held.parcel).architecture for held in self.held.values()}
-            if len(networks) > 1:
-                raise RunError(
-                    f"The strategy '{self.settings.strategy}' averages models: all hospitals must "
-                    "have the same 'model' and 'image-size'."
-                )
-            first = self.held[self.hospitals[0]]
-            self.held[GLOBAL] = Held(GLOBAL, self._global_parcel(first, _model(first), 0))
-        self.held = {GLOBAL: self.held[GLOBAL]} if self.held else {}
-        return failed
+        if state.models or not newcomers:
+            return
+        labels = [state.shelf.label(model.parcel) for model in newcomers.values()]
+        if len({label.architecture for label in labels}) > 1:
+            raise RunError(
+                f"The strategy '{self.settings.strategy}' averages models: all hospitals must have "
+                "the same 'model' and 'image-size'."
+            )
+        first = next(iter(newcomers.values()))
+        state.models[GLOBAL] = _global(state, first, _network(state, first), 0)
 
-    def finish_round(self, server_round: int) -> None:
-        """Average the models that were trained in this round, if there are any."""
-        trained = [held for _, held in sorted(self.held.items()) if held.round == server_round]
+    def plan(self, state: State) -> list[Visit]:
+        """Everybody trains the global model."""
+        if state.hop:
+            return []
+        return [self.visit(hospital, GLOBAL, test=True) for hospital in state.hospitals]
+
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """A copy of the global model stays with the hospital until the end of the round."""
+        if visit.model != GLOBAL:
+            super().arrived(state, visit, trained)
+            return
+        copy = trained or state.models[GLOBAL]
+        state.models[visit.hospital] = replace(copy, place=visit.hospital)
+
+    def finish_round(self, state: State) -> None:
+        """Average the copies that were trained in this round, if there are any."""
+        copies = sorted(state.models.items())
+        trained = [model for _, model in copies if model.round == state.round]
+        mean = state.models[GLOBAL]
         if trained:
-            parcel = self._global_parcel(trained[0], average(trained), server_round)
-            self.held = {GLOBAL: Held(GLOBAL, parcel, server_round)}
-        else:  # everybody is still at the model that was sent
-            self.held = {GLOBAL: next(iter(self.held.values()))}
-
-    def _global_parcel(self, like: Held, model: ArrayRecord, server_round: int) -> RecordDict:
-        label = replace(check_parcel(like.parcel), lineage=GLOBAL, round=server_round, visited=[])
-        return pack({"model": model}, label)
+            mean = _global(state, trained[0], average(state, trained), state.round)
+        state.models = {GLOBAL: mean}
 
 
-def average(trained: Sequence[Held]) -> ArrayRecord:
+def _global(state: State, like: Model, network: ArrayRecord, server_round: int) -> Model:
+    label = state.shelf.label(like.parcel)
+    label = replace(label, lineage=GLOBAL, round=server_round, visited=[])
+    return Model(
+        GLOBAL, GLOBAL, state.shelf.put(pack({"model": network}, label)), round=server_round
+    )
+
+
+def average(state: State, trained: Sequence[Model]) -> ArrayRecord:
     """The mean of the models weighted by numbers of training images, in the models' own dtypes."""
     records = [
-        RecordDict({"model": _model(held), "metrics": MetricRecord({"n": held.num_examples})})
-        for held in trained
+        RecordDict(
+            {"model": _network(state, each), "metrics": MetricRecord({"n": each.num_examples})}
+        )
+        for each in trained
     ]
     mean = aggregate_arrayrecords(records, "n")
     # Flower's average of whole numbers is a fraction; the next hospital expects what it sent.
+    like = _network(state, trained[0])
     return ArrayRecord(
-        {name: _cast(mean[name].numpy(), array.dtype) for name, array in _model(trained[0]).items()}
+        {name: _cast(mean[name].numpy(), array.dtype) for name, array in like.items()}
     )
 
 
@@ -84,5 +100,5 @@ def _cast(array: NDArray[Any], dtype: str) -> Array:
     return Array(np.asarray(array.round() if whole else array, dtype))
 
 
-def _model(held: Held) -> ArrayRecord:
-    return held.parcel.array_records["model"]
+def _network(state: State, model: Model) -> ArrayRecord:
+    return state.shelf.get(model.parcel).array_records["model"]

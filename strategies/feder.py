@@ -22,13 +22,14 @@ Deviations:
 The hospital's half: learning/learners/feder.py.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.state import State
+from strategies.engine.strategy import Strategy
 from strategies.engine.topology import random_ring, stay
-from strategies.protocol.settings import require, rng_for
+from strategies.engine.visit import Visit
+from strategies.protocol.settings import Settings, require, rng_for
 
 
 @dataclass(frozen=True)
@@ -45,32 +46,32 @@ class FedERSettings:
             require(size > 0, "feder.buffer-size", size, "1 or more with variant synthetic-only")
 
 
-class FedER(PeerStrategy):
+class FedER(Strategy):
     """A fresh ring every round, for models and buffers."""
 
     learner = "feder"
     own_start = True
 
-    @property
-    def feder(self) -> "FedERSettings":
-        """The method's settings."""
-        return self.settings.section("feder", FedERSettings)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        feder = settings.section("feder", FedERSettings)
+        # Without buffers this is the bare hand-off of models, and nobody trains a GAN.
+        self.variant, self.buffer_size = feder.variant, feder.buffer_size
+        if self.variant == "synthetic-only":
+            self.images = "none"
 
-    @property
-    def buffer_size(self) -> int:
-        """Without buffers this is the bare hand-off of models, and nobody trains a GAN."""
-        return self.feder.buffer_size
-
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """Train at home first, then exchange along the ring."""
-        variant, ring = self.feder.variant, stay(hospitals)
-        if server_round > 1:
-            ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
-        replay = {}
+        if state.hop:
+            return []
+        home = ring = stay(state.hospitals)
+        if state.round > 1:
+            ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
+        visits = []
         for receiver, source in ring.items():
-            received = [source] if self.buffer_size and source != receiver else []
-            # FedER-B: its own buffer in the place of its images.
-            replay[receiver] = [receiver, *received] if variant == "synthetic-only" else received
-        route = stay(hospitals) if variant == "buffer-only" else ring
-        images = "none" if variant == "synthetic-only" else "own"
-        return Leg(route, self.settings.train.epochs, replay=replay, images=images)
+            replay = [source] if self.buffer_size and source != receiver else []
+            if self.variant == "synthetic-only":  # its own buffer in the place of its images
+                replay = [receiver, *replay]
+            model = state.at((home if self.variant == "buffer-only" else ring)[receiver])
+            visits.append(self.visit(receiver, model, replay=replay))
+        return visits

@@ -22,20 +22,21 @@ Deviations:
 The hospital's half: learning/learners/fedrewind.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
-from flwr.serverapp import Grid
-
 from strategies.cwt import CWT
-from strategies.engine.events import Journal
-from strategies.engine.peer import Leg, PeerStrategy
-from strategies.engine.topology import derangement, inverse
+from strategies.engine.state import Model, State
+from strategies.engine.strategy import Strategy
+from strategies.engine.topology import derangement
+from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
+
+BASES: dict[str, type[Strategy]] = {"cwt": CWT, "rwt": RWT, "fedavg": FedAvg}
 
 
 @dataclass(frozen=True)
@@ -56,56 +57,62 @@ class RewindSettings:
         return ceil(round(self.fraction * total, 9))
 
 
-class _Rewind(PeerStrategy):
-    """Comes before the base among a class's parents; the base has one hop a round."""
+class FedRewind(Strategy):
+    """The base's one hop of a round, then back, and there again."""
 
-    learner = "fedrewind"
-
-    @property
-    def rewind(self) -> "RewindSettings":
-        return self.settings.section("rewind", RewindSettings)
-
-    def hops_in(self, server_round: int) -> int:
-        """There, back and there again, once models have somewhere to go back to."""
-        return 1 if server_round == 1 or self.rewind.fraction == 0 else 3
-
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
-        """Eq. 4.8 from the inside out."""
-        leg = super().plan(server_round, 1, hospitals)  # type: ignore[safe-super]  # the base's
-        if self.hops_in(server_round) == 1:
-            return leg
-        settings = self.rewind
-        epochs = settings.epochs(leg.epochs)
-        if hop == 1:
-            return replace(leg, epochs=leg.epochs - 2 * epochs)
-        if settings.partner == "previous" and settings.base != "fedavg":
-            back = inverse(leg.route)
-        else:
-            back = derangement(hospitals, rng_for(self.settings.seed, "rewind", server_round))
-        return (
-            Leg(back, epochs, "train.rewind", leg=2)
-            if hop == 2
-            else Leg(inverse(back), epochs, leg=3)
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.rewind = settings.section("rewind", RewindSettings)
+        self.base = BASES[self.rewind.base](settings)
+        self.reads_models = self.base.reads_models
+        self.learner = "fedrewind-averaged" if self.rewind.base == "fedavg" else "fedrewind"
+        total = settings.train.epochs
+        self.epochs = self.rewind.epochs(total)
+        require(
+            2 * self.epochs < total,
+            "rewind.fraction",
+            self.rewind.fraction,
+            f"0, or so small that train.epochs = {total} leaves an epoch before two legs of "
+            f"{self.epochs}: take more epochs, 3 at least",
         )
 
+    def plan(self, state: State) -> list[Visit]:
+        """Eq. 4.8 from the inside out."""
+        plain = state.round == 1 or not self.epochs
+        if state.hop == (1 if plain else 3):
+            return []
+        if state.hop == 0:
+            visits = [replace(v, learner=self.learner) for v in self.base.plan(state)]
+            if plain:
+                return visits
+            epochs = self.settings.train.epochs - 2 * self.epochs
+            return [replace(visit, epochs=epochs, test=False) for visit in visits]
+        if state.hop == 1:
+            away = self._away(state).items()
+            rewound = {"epochs": self.epochs, "verb": "train.rewind", "leg": 2}
+            return [self.visit(hospital, model, **rewound) for hospital, model in away]
+        tests = self.rewind.base == "fedavg"
+        return [
+            self.visit(model.previous, name, epochs=self.epochs, leg=3, test=tests)
+            for name, model in state.models.items()
+            if model.previous
+        ]
 
-class RewindCWT(_Rewind, CWT):
-    """On the fixed ring."""
+    def _away(self, state: State) -> dict[str, str]:
+        """The models that are rewound at each hospital."""
+        if self.rewind.partner == "previous" and self.rewind.base != "fedavg":
+            return {model.previous: name for name, model in state.models.items()}
+        drawn = derangement(state.hospitals, rng_for(self.settings.seed, "rewind", state.round))
+        return {hospital: state.at(place) for hospital, place in drawn.items()}
 
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """As the base does."""
+        self.base.start(state, newcomers)
 
-class RewindRWT(_Rewind, RWT):
-    """On a random exchange."""
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """As the base does."""
+        self.base.arrived(state, visit, trained)
 
-
-class RewindFedAvg(_Rewind, FedAvg):
-    """Before the average."""
-
-    learner = "fedrewind-averaged"
-
-
-BASES: dict[str, type[_Rewind]] = {"cwt": RewindCWT, "rwt": RewindRWT, "fedavg": RewindFedAvg}
-
-
-def fedrewind(settings: Settings, grid: Grid, journal: Journal) -> PeerStrategy:
-    """FedRewind on the base that `rewind.base` names."""
-    return BASES[settings.section("rewind", RewindSettings).base](settings, grid, journal)
+    def finish_round(self, state: State) -> None:
+        """As the base does."""
+        self.base.finish_round(state)

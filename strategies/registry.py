@@ -1,28 +1,20 @@
 """All strategies by name; each is one short file."""
 
-from collections.abc import Callable
-
-from flwr.serverapp import Grid
-
 from strategies.centralized import Centralized
 from strategies.cwc import CWC
 from strategies.cwt import CWT
 from strategies.cwt_serial import CWTSerial
-from strategies.engine.events import Journal
-from strategies.engine.peer import PeerStrategy
+from strategies.engine.strategy import Strategy
 from strategies.fedavg import FedAvg
 from strategies.fedbn import FedBN
 from strategies.feder import FedER
 from strategies.fedprox import FedProx
-from strategies.fedrewind import fedrewind
+from strategies.fedrewind import FedRewind
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.rwt import RWT
 from strategies.standalone import Standalone
 
-# Mostly classes; what makes a strategy for a run.
-Maker = Callable[[Settings, Grid, Journal], PeerStrategy]
-
-STRATEGIES: dict[str, Maker] = {
+STRATEGIES: dict[str, type[Strategy]] = {
     "centralized": Centralized,
     "cwc": CWC,
     "cwt": CWT,
@@ -31,20 +23,21 @@ STRATEGIES: dict[str, Maker] = {
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,
-    "fedrewind": fedrewind,
+    "fedrewind": FedRewind,
     "rwt": RWT,
     "standalone": Standalone,
 }
 
 
-def strategy_named(name: str) -> Maker:
-    """Look a strategy up.
+def strategy_of(settings: Settings) -> Strategy:
+    """The strategy that the settings name.
 
     Raises:
-        SettingsError: There is none of that name; lists those there are.
+        SettingsError: There is none of that name; or its own settings are wrong.
     """
-    if name not in STRATEGIES:
+    if settings.strategy not in STRATEGIES:
         raise SettingsError(
-            f"The setting 'strategy' is '{name}'; it must be one of {', '.join(STRATEGIES)}."
+            f"The setting 'strategy' is '{settings.strategy}'; it must be one of "
+            f"{', '.join(STRATEGIES)}."
         )
-    return STRATEGIES[name]
+    return STRATEGIES[settings.strategy](settings)

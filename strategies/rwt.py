@@ -10,18 +10,21 @@ Deviations:
     own model (in 7.6 % of the rounds with 10 hospitals); here nobody ever does.
 """
 
-from collections.abc import Sequence
-
-from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.state import State
+from strategies.engine.strategy import Strategy
 from strategies.engine.topology import derangement, stay
+from strategies.engine.visit import Visit
 from strategies.protocol.settings import rng_for
 
 
-class RWT(PeerStrategy):
+class RWT(Strategy):
     """A fresh derangement of the hospitals every round."""
 
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """Train at home first, then exchange at random."""
-        rng = rng_for(self.settings.seed, "route", server_round)
-        route = stay(hospitals) if server_round == 1 else derangement(hospitals, rng)
-        return Leg(route, self.settings.train.epochs)
+        if state.hop:
+            return []
+        if state.round == 1:
+            return self.along(stay(state.hospitals), state)
+        rng = rng_for(self.settings.seed, "route", state.round)
+        return self.along(derangement(state.hospitals, rng), state)

@@ -7,15 +7,15 @@ The lower baseline of all the papers. Hospital j at round t:
 Models still come to the server after every visit, because they are tested at every hospital.
 """
 
-from collections.abc import Sequence
-
-from strategies.engine.peer import Leg, PeerStrategy
+from strategies.engine.state import State
+from strategies.engine.strategy import Strategy
 from strategies.engine.topology import stay
+from strategies.engine.visit import Visit
 
 
-class Standalone(PeerStrategy):
+class Standalone(Strategy):
     """Models stay home."""
 
-    def plan(self, server_round: int, hop: int, hospitals: Sequence[str]) -> Leg:
+    def plan(self, state: State) -> list[Visit]:
         """Everybody keeps its own model."""
-        return Leg(stay(hospitals), self.settings.train.epochs)
+        return [] if state.hop else self.along(stay(state.hospitals), state)

@@ -1,6 +1,7 @@
 """Federations in one process: a grid that works at once, and hospitals that fail on demand."""
 
 import json
+import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -22,10 +23,14 @@ from flwr.app import (
 from flwr.common.config import flatten_dict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
+from flwr.supercore.run import Run as FlowerRun
 
-from strategies.engine.checkpoint import Checkpoint
-from strategies.engine.events import Event
+from strategies.engine.courier import Courier
+from strategies.engine.engine import Engine
+from strategies.engine.events import Event, Journal
+from strategies.engine.run import Run
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import State
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
     Manifest,
@@ -37,6 +42,7 @@ from strategies.protocol.parcel import (
 )
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import Settings
+from strategies.registry import strategy_of
 
 Handler = Callable[[Message], Message | None]
 
@@ -134,11 +140,11 @@ class FakeGrid(Grid):
                 replies.append(reply)
         return replies
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: FlowerRun) -> None:
         raise AssertionError("not used")
 
     @property
-    def run(self) -> Run:
+    def run(self) -> FlowerRun:
         raise AssertionError("not used")
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
@@ -161,11 +167,31 @@ class Ledger:
     def round_finished(self, server_round: int) -> None:
         self.rounds.append(server_round)
 
-    def keep(self, checkpoint: Checkpoint) -> None:
-        pass
-
     def of(self, verb: str) -> list[Event]:
         return [event for event in self.events if event.verb == verb]
+
+
+def go(
+    chosen: Settings,
+    grid: Grid,
+    journal: Journal,
+    shelf: Path | None = None,
+    keep: Callable[[State], None] = lambda state: None,
+) -> State:
+    """Do a whole run; where it stands afterwards."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = State(Shelf(shelf or Path(folder)), "1")
+        try:
+            Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), journal), keep).go()
+        finally:
+            for model in state.models.values():
+                state.shelf.get(model.parcel)  # into memory: the folder goes
+        return state
+
+
+def parcels_of(state: State) -> dict[str, RecordDict]:
+    """The last good parcel of each model."""
+    return {name: state.shelf.get(model.parcel) for name, model in state.models.items()}
 
 
 class CountingHospital:

@@ -1,10 +1,10 @@
 """The courier carries messages to hospitals and brings back what became of each of them.
 
-It wraps Flower's Grid, for three reasons. Flower's own `send_and_receive` sleeps up to 3 seconds
-between two looks at the mailbox; it hands over nothing before everything is there; and a simulated
-hospital that is sent two messages works on both at once. The courier looks in time with the
-answers, yields each as it comes, and keeps at most one message at a hospital. It also knows who can
-be reached: a SuperNode can be connected, and wait for ever for an answer that does not come.
+It stands before Flower's Grid, for three reasons. Flower's own `send_and_receive` sleeps up to 3
+seconds between two looks at the mailbox; it hands over nothing before everything is there; and a
+simulated hospital that is sent two messages works on both at once. The courier looks in time with
+the answers, yields each as it comes, and keeps at most one message at a hospital. It also knows who
+can be reached: a SuperNode can be connected, and wait for ever for an answer that does not come.
 
 Whatever goes wrong with a message ends up as a `Delivery` with a `failure`, never as an exception,
 except `SimulationBroken`: Flower's simulation cannot go on after the loss of one of its actors.
@@ -12,15 +12,14 @@ except `SimulationBroken`: Flower's simulation cannot go on after the loss of on
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from logging import WARNING
+from typing import Generic, TypeVar
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
-from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
 from flwr.superlink.grid import InMemoryGrid
 
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
@@ -29,8 +28,10 @@ from strategies.protocol.parcel import count_bytes
 # Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
 # little and an answer lies there for a small part of the time that it took.
 PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
-LIVE_TIMEOUT = 60.0  # seconds that a hospital may take to say that it is there
-GRACE = 5.0  # seconds after which an answer is given up that Flower itself should have given up
+# Seconds that a hospital may take to say that it is there: one that has not said so before may
+# still be starting.
+LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
+GRACE = 5.0  # seconds after a message's time to live in which Flower itself may say that it is over
 
 # Codes of Flower's own errors (its enum ErrorCode is not public).
 _FLOWER_FAILURES = {
@@ -41,37 +42,53 @@ _FLOWER_FAILURES = {
     8: Failure.CRASHED,
 }
 
+AboutT = TypeVar("AboutT")
+
 
 class SimulationBroken(RuntimeError):
     """An actor of the simulation died; Flower would fail every message it hands to it."""
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """What became of one message.
+class Letter(Generic[AboutT]):
+    """A message that is still to be written.
 
     Attributes:
         node: Flower's id of the hospital's node.
         verb: The message type.
-        sent: The content that went out.
-        content: The content that came back; empty if the hospital failed.
-        failure: Why the hospital did not do its part; None if it did.
-        reason: The failure in words; empty if there is none.
-        seconds: From sending to answer.
+        about: What the sender wants to know it by.
+        write: Makes the content, when the message is sent.
+        limit: Seconds the hospital may take to answer,
+        setting: and the setting that says so.
     """
 
     node: int
     verb: str
-    sent: RecordDict
+    about: AboutT
+    write: Callable[[], RecordDict]
+    limit: float
+    setting: str
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[AboutT]):
+    """What became of one message.
+
+    Attributes:
+        letter: The message.
+        content: The content that came back; empty if the hospital failed.
+        failure: Why the hospital did not do its part; None if it did.
+        reason: The failure in words; empty if there is none.
+        seconds: From sending to answer.
+        bytes_sent: Bytes of the arrays that went out.
+    """
+
+    letter: Letter[AboutT]
     content: RecordDict
     failure: Failure | None
     reason: str
     seconds: float
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of the arrays that went out."""
-        return count_bytes(self.sent)
+    bytes_sent: int
 
     @property
     def bytes_received(self) -> int:
@@ -80,173 +97,148 @@ class Delivery:
 
 
 @dataclass(frozen=True)
-class _Outstanding:
-    message: Message
+class _Outstanding(Generic[AboutT]):
+    letter: Letter[AboutT]
     since: float  # time.monotonic()
+    bytes_sent: int
+
+    def delivery(self, reply: Message, seconds: float) -> Delivery[AboutT]:
+        """Judge an answer."""
+        if reply.has_error():
+            return self.failed(*_failure_of(reply.error), seconds)
+        try:
+            check_answer(self.letter.verb, reply.content)
+        except UndeclaredError as error:
+            return self.failed(Failure.UNDECLARED, str(error), seconds)
+        return Delivery(self.letter, reply.content, None, "", seconds, self.bytes_sent)
+
+    def failed(self, failure: Failure, reason: str, seconds: float) -> Delivery[AboutT]:
+        return Delivery(self.letter, RecordDict(), failure, reason, seconds, self.bytes_sent)
 
 
-class Courier(Grid):
-    """Flower's Grid with a mailbox of its own.
+class Courier:
+    """Carries messages between the engine and Flower's Grid.
 
     Args:
         grid: The grid of the run.
-        hop_timeout: Seconds a hospital may take to answer one message,
-        prepare_timeout: and the same before the first hop, for `query.enrol` and `query.prepare`.
     """
 
-    def __init__(self, grid: Grid, hop_timeout: float, prepare_timeout: float) -> None:
+    def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.hop_timeout = hop_timeout
-        self.prepare_timeout = prepare_timeout
-        self._answering: set[int] = set()  # nodes whose last message was answered in time
+        self.answering: set[int] = set()  # nodes whose last message was answered in time
+        self._heard: set[int] = set()  # nodes that have answered at any time
+
+    @property
+    def simulates(self) -> bool:
+        """Whether the hospitals are simulated: all are there from the start, and no others join."""
+        return isinstance(self.grid, InMemoryGrid)
+
+    def connected(self) -> dict[int, str]:
+        """The nodes that are connected, and the names under which they are registered."""
+        return {node.node_id: node.name or f"node {node.node_id}" for node in self.grid.get_nodes()}
 
     def reachable(self) -> set[int]:
         """Nodes that are connected and take messages.
 
-        Those that have not answered their last message in time, or never had one, are asked.
+        Those that have not answered their last message in time, or never had one, are asked;
+        simulated ones take messages by construction.
         """
         connected = set(self.grid.get_node_ids())
-        asked = connected - self._answering
-        questions = [Message(RecordDict(), node, "query.live") for node in sorted(asked)]
-        list(self.send_and_receive(questions))
-        if silent := asked - self._answering:
-            names = {node.node_id: node.name for node in self.grid.get_nodes()}
-            log(
-                WARNING,
-                "Connected, but busy or stuck, and passed over: %s",
-                ", ".join(names.get(node) or f"node {node}" for node in sorted(silent)),
+        if self.simulates:
+            return connected
+        asked = connected - self.answering
+        letters = [
+            Letter(
+                *(node, "query.live", None, RecordDict),
+                LIVE_TIMEOUT if node in self._heard else FIRST_LIVE_TIMEOUT,
+                "time to say that it takes messages",
             )
-        return connected & self._answering
+            for node in sorted(asked)
+        ]
+        list(self.exchange(letters))
+        if silent := asked - self.answering:
+            names = self.connected()
+            named = ", ".join(names.get(node, f"node {node}") for node in sorted(silent))
+            log(WARNING, "Connected, but busy or stuck, and passed over: %s", named)
+        return connected & self.answering
 
-    def send_and_receive(  # type: ignore[override]  # Flower passes it on to our strategy untouched
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterator[Delivery]:
-        """Send messages, to each hospital one at a time, and yield what becomes of each.
+    def exchange(self, letters: Iterable[Letter[AboutT]]) -> Iterator[Delivery[AboutT]]:
+        """Send messages, and yield what becomes of each."""
+        exchange: Exchange[AboutT] = Exchange(self)
+        exchange.post(letters)
+        yield from exchange.deliveries()
 
-        `timeout` is Flower's, for all messages together, and ignored: every message has its own.
-        """
-        queues: dict[int, deque[Message]] = {}
-        for message in messages:
-            queues.setdefault(message.metadata.dst_node_id, deque()).append(message)
-        outstanding: dict[str, _Outstanding] = {}
-        idle = list(queues)
+    def heard(self, delivery: Delivery[AboutT]) -> None:
+        """Take note of who answers."""
+        node = delivery.letter.node
+        if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
+            self.answering.discard(node)
+        else:
+            self.answering.add(node)
+            self._heard.add(node)
+
+
+@dataclass
+class Exchange(Generic[AboutT]):
+    """Messages that are under way together, to each hospital one at a time."""
+
+    courier: Courier
+    queues: dict[int, deque[Letter[AboutT]]] = field(default_factory=dict)
+    outstanding: dict[str, _Outstanding[AboutT]] = field(default_factory=dict)
+
+    def post(self, letters: Iterable[Letter[AboutT]]) -> None:
+        """Hand messages over; also while deliveries are taken."""
+        for letter in letters:
+            self.queues.setdefault(letter.node, deque()).append(letter)
+
+    def deliveries(self) -> Iterator[Delivery[AboutT]]:
+        """What becomes of each message, as soon as it is known, until none is under way."""
         last_answer = time.monotonic()
-        while idle or outstanding:
-            for node in idle:
-                yield from self._send(queues[node], outstanding)
-            finished = list(self._collect(outstanding))
+        while True:
+            busy = {each.letter.node for each in self.outstanding.values()}
+            for node in [node for node in self.queues if node not in busy]:
+                yield from self._send(node)
+            if not self.outstanding:
+                return
+            finished = list(self._collect())
             for delivery in finished:
-                if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
-                    self._answering.discard(delivery.node)
-                else:
-                    self._answering.add(delivery.node)
+                self.courier.heard(delivery)
             yield from finished
-            idle = [delivery.node for delivery in finished if queues[delivery.node]]
             if finished:
                 last_answer = time.monotonic()
-            elif outstanding:
+            else:
                 waited = time.monotonic() - last_answer
                 time.sleep(min(max(PAUSE_SHARE * waited, SHORTEST_PAUSE), LONGEST_PAUSE))
 
-    def _send(
-        self, queue: deque[Message], outstanding: dict[str, _Outstanding]
-    ) -> Iterator[Delivery]:
-        """Send the first message of a queue that can be sent."""
+    def _send(self, node: int) -> Iterator[Delivery[AboutT]]:
+        """Send the first message for a hospital that can be sent."""
+        queue = self.queues[node]
         while queue:
-            message = queue.popleft()
-            # Made anew: the time to live counts from when a message is made, not when it is sent.
-            fresh = Message(
-                message.content,
-                message.metadata.dst_node_id,
-                message.metadata.message_type,
-                ttl=self._limit(message)[0],
-            )
-            since = time.monotonic()
+            letter = queue.popleft()
+            # The time to live counts from when a message is made.
+            message = Message(letter.write(), node, letter.verb, ttl=letter.limit)
+            sent = _Outstanding(letter, time.monotonic(), count_bytes(message.content))
             # Flower gives no id, or an empty one, for a node that it does not know.
-            message_ids = [text for text in self.grid.push_messages([fresh]) if text]
+            message_ids = [text for text in self.courier.grid.push_messages([message]) if text]
             if message_ids:
-                outstanding[message_ids[0]] = _Outstanding(fresh, since)
-                return
-            yield _failed(fresh, Failure.GONE, "The hospital is not connected.", 0.0)
+                self.outstanding[message_ids[0]] = sent
+                break
+            yield sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
+        if not queue:
+            del self.queues[node]
 
-    def _collect(self, outstanding: dict[str, _Outstanding]) -> Iterator[Delivery]:
+    def _collect(self) -> Iterator[Delivery[AboutT]]:
         """Take from the mailbox what has come, and give up what will not come any more."""
-        replies = self.grid.pull_messages(list(outstanding)) if outstanding else []
-        for reply in replies:
-            sent = outstanding.pop(reply.metadata.reply_to_message_id, None)
+        for reply in self.courier.grid.pull_messages(list(self.outstanding)):
+            sent = self.outstanding.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:
-                yield _delivery(sent.message, reply, time.monotonic() - sent.since)
-        for message_id, sent in list(outstanding.items()):
+                yield sent.delivery(reply, time.monotonic() - sent.since)
+        for message_id, sent in list(self.outstanding.items()):
             seconds = time.monotonic() - sent.since
-            limit, setting = self._limit(sent.message)
-            if seconds > limit + GRACE:
-                del outstanding[message_id]
-                reason = f"No answer within {limit:g} seconds ({setting})."
-                yield _failed(sent.message, Failure.TIMEOUT, reason, seconds)
-
-    def _limit(self, message: Message) -> tuple[float, str]:
-        """Seconds a hospital may take to answer, and the setting that says so."""
-        if message.metadata.message_type == "query.live":
-            return LIVE_TIMEOUT, "LIVE_TIMEOUT"
-        if message.metadata.message_type.startswith("query."):
-            return self.prepare_timeout, "prepare-timeout"
-        return self.hop_timeout, "hop-timeout"
-
-    @property
-    def others_may_join(self) -> bool:
-        """Whether there may be more hospitals later; a simulation has all of its from the start."""
-        return not isinstance(self.grid, InMemoryGrid)
-
-    # The rest of the Grid is Flower's.
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Ids of the nodes that are connected."""
-        return self.grid.get_node_ids()
-
-    def get_nodes(self) -> Iterable[NodeInfo]:
-        """The nodes that are connected."""
-        return self.grid.get_nodes()
-
-    @property
-    def run(self) -> Run:
-        """The run that the grid works for."""
-        return self.grid.run
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that the grid works for."""
-        self.grid.set_run(run)
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """Make a message."""
-        return self.grid.create_message(content, message_type, dst_node_id, group_id, ttl)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send messages without waiting."""
-        return self.grid.push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Take the answers that are there."""
-        return self.grid.pull_messages(message_ids)
-
-
-def _delivery(message: Message, reply: Message, seconds: float) -> Delivery:
-    """Judge an answer."""
-    if reply.has_error():
-        return _failed(message, *_failure_of(reply.error), seconds)
-    verb = message.metadata.message_type
-    try:
-        check_answer(verb, reply.content)
-    except UndeclaredError as error:
-        return _failed(message, Failure.UNDECLARED, str(error), seconds)
-    node = message.metadata.dst_node_id
-    return Delivery(node, verb, message.content, reply.content, None, "", seconds)
+            if seconds > sent.letter.limit + GRACE:
+                del self.outstanding[message_id]
+                reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
+                yield sent.failed(Failure.TIMEOUT, reason, seconds)
 
 
 def _failure_of(error: Error) -> tuple[Failure, str]:
@@ -259,16 +251,3 @@ def _failure_of(error: Error) -> tuple[Failure, str]:
     if error.code in list(Failure):
         return Failure(error.code), reason
     return _FLOWER_FAILURES.get(error.code, Failure.CRASHED), reason
-
-
-def _failed(message: Message, failure: Failure, reason: str, seconds: float) -> Delivery:
-    metadata = message.metadata
-    return Delivery(
-        metadata.dst_node_id,
-        metadata.message_type,
-        message.content,
-        RecordDict(),
-        failure,
-        reason,
-        seconds,
-    )

@@ -1,13 +1,16 @@
 """What a run tells while it goes: one `Event` per answer of a hospital, handed to a `Journal`.
 
-Strategies describe what happened; server_app/results.py alone decides what is written where.
+The engine describes what happened; server_app/results.py alone decides what is written where.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
-from strategies.engine.checkpoint import Checkpoint
+from flwr.app import MetricRecord, RecordDict
+
+from strategies.engine.courier import Delivery
+from strategies.protocol.may_leave import Failure
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,29 @@ class Event:
     bytes_received: int = 0
     epochs: int = 0
 
+    @classmethod
+    def of(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
+        """What became of a message; `place` has round, hop, and what else is known."""
+        return cls(
+            **{
+                "verb": delivery.letter.verb,
+                "hospital": hospital,
+                "outcome": delivery.failure.name.lower() if delivery.failure else "ok",
+                "reason": delivery.reason,
+                "metrics": figures(delivery.content),
+                "seconds": delivery.seconds,
+                "bytes_sent": delivery.bytes_sent,
+                "bytes_received": delivery.bytes_received,
+                **place,
+            }
+        )
+
+    @classmethod
+    def absence(cls, verb: str, hospital: str, **place: Any) -> "Event":
+        """A hospital was not asked, because it cannot be reached."""
+        outcome, reason = Failure.GONE.name.lower(), "The hospital cannot be reached."
+        return cls(verb=verb, hospital=hospital, outcome=outcome, reason=reason, **place)
+
 
 class Journal(Protocol):
     """Whoever wants to know how a run goes."""
@@ -58,5 +84,8 @@ class Journal(Protocol):
     def round_finished(self, server_round: int) -> None:
         """Take note that all events of a round have been recorded."""
 
-    def keep(self, checkpoint: Checkpoint) -> None:
-        """Keep what the run needs to go on from here, with all that has been recorded so far."""
+
+def figures(content: RecordDict) -> dict[str, float]:
+    """The metrics of an answer, by name."""
+    record = content.metric_records.get("metrics", MetricRecord())
+    return {key: float(value) for key, value in record.items() if not isinstance(value, list)}

@@ -23,7 +23,7 @@ class Order:
         test: Whether to test the model after training it.
         snapshots: Whether to answer also with the model after each epoch, for others to test.
         own_start: Whether the hospital's first model has initial weights of its own.
-        buffer_size: Images of a buffer; in the first parcel the hospital's own is asked for. 0 = none.
+        buffer_size: Images of a buffer; above 0 the hospital's first parcel holds its own.
         replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
             beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.

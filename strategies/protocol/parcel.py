@@ -56,6 +56,23 @@ class Manifest:
     hashes: list[str] = field(default_factory=list)
     format: int = FORMAT
 
+    @classmethod
+    def of(cls, parcel: RecordDict) -> "Manifest":
+        """The label of a parcel, without a look at its arrays.
+
+        Raises:
+            ParcelError: It has none, or one of another format.
+        """
+        if not isinstance(record := parcel.get("manifest"), ConfigRecord):
+            raise ParcelError("The parcel has no manifest.")
+        manifest = from_record(cls, record)
+        if manifest.format != FORMAT:
+            raise ParcelError(
+                f"The parcel has format {manifest.format}, this is format {FORMAT}: "
+                "run the same version of fedhandoff everywhere."
+            )
+        return manifest
+
     def after(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
         return replace(
@@ -99,14 +116,7 @@ def check_parcel(parcel: RecordDict) -> Manifest:
     Raises:
         ParcelError: Says what is wrong.
     """
-    if not isinstance(record := parcel.get("manifest"), ConfigRecord):
-        raise ParcelError("The parcel has no manifest.")
-    manifest = from_record(Manifest, record)
-    if manifest.format != FORMAT:
-        raise ParcelError(
-            f"The parcel has format {manifest.format}, this is format {FORMAT}: "
-            "run the same version of fedhandoff everywhere."
-        )
+    manifest = Manifest.of(parcel)
     if "model" not in parcel:
         raise ParcelError("The parcel has no model.")
     check_hashes(parcel, manifest)

@@ -1,0 +1,83 @@
+"""Admission: what a hospital answers is checked, and hashed, once, before anything takes it in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from flwr.app import RecordDict
+
+from strategies.engine.courier import Delivery
+from strategies.engine.events import figures
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import (
+    Manifest,
+    check_parcel,
+    check_same_layout,
+    check_sealed,
+    parcel_in,
+    unbundle,
+)
+from strategies.protocol.records import ParcelError
+
+AdmittedT = TypeVar("AdmittedT")
+
+
+def admit(
+    delivery: Delivery[Any], check: Callable[..., AdmittedT], *expected: object
+) -> tuple[Delivery[Any], AdmittedT | None]:
+    """What a check makes of a good answer; a refusal makes a failed delivery of it."""
+    if delivery.failure is not None:
+        return delivery, None
+    try:
+        return delivery, check(delivery.content, *expected)
+    except ParcelError as error:
+        return replace(delivery, failure=Failure.PARCEL, reason=str(error)), None
+
+
+def admit_first(content: RecordDict, order: Order) -> RecordDict:
+    """The first parcel of a hospital.
+
+    Raises:
+        ParcelError: It is not what the order asked for.
+    """
+    parcel = parcel_in(content)
+    _check_lineage(check_parcel(parcel), order.hospital)
+    check_sealed([parcel], order.sealed)
+    if order.buffer_size and "buffer" not in parcel:
+        raise ParcelError("The hospital's first parcel has no buffer.")
+    return parcel
+
+
+def admit_trained(content: RecordDict, order: Order, sent: RecordDict) -> Mapping[str, RecordDict]:
+    """The parcel of a visit, under "visit", and copies after each epoch, under "epoch-<k>".
+
+    Args:
+        content: The answer.
+        order: The visit that was ordered.
+        sent: The parcel that was sent.
+
+    Raises:
+        ParcelError: A model is not the one that was sent, after the visit that was ordered.
+    """
+    expected = Manifest.of(sent).after(order)
+    copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
+    parcels = {**unbundle(content), "visit": parcel_in(content)}
+    if parcels.keys() != {*copies, "visit"}:
+        raise ParcelError(f"Expected the copies {list(copies)}, there are {list(parcels)[:-1]}.")
+    for name, parcel in parcels.items():
+        label = check_parcel(parcel)
+        _check_lineage(label, expected.lineage)
+        wanted = replace(expected, epochs=copies.get(name, order.epochs))
+        if replace(label, hashes=[]) != replace(wanted, hashes=[]):
+            raise ParcelError("The label of the model is not that of the visit that was ordered.")
+        check_same_layout(parcel, sent)
+    check_sealed(parcels.values(), order.sealed)
+    if not figures(content).get("num-examples", 0) > 0:
+        raise ParcelError("The metric 'num-examples' must be above 0.")
+    return parcels
+
+
+def _check_lineage(label: Manifest, lineage: str) -> None:
+    if label.lineage != lineage:
+        raise ParcelError(f"Expected a parcel of lineage '{lineage}', not '{label.lineage:.80}'.")

@@ -1,0 +1,207 @@
+"""Enrolment: who takes part. Hospitals are asked who they are, and then to prepare.
+
+It happens at the beginning of every round, for hospitals that are new or have come back.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from logging import INFO
+from flwr.app import ConfigRecord, RecordDict
+from flwr.common import log
+
+from strategies.engine.admission import admit, admit_first
+from strategies.engine.courier import Delivery
+from strategies.engine.events import Event
+from strategies.engine.run import Run, RunError
+from strategies.engine.state import Model
+from strategies.protocol.classes import ordered
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+
+PAUSE = 3.0  # seconds between two looks at who can be reached
+
+Failed = list[Delivery[Order]]
+
+
+def enrol(run: Run) -> Failed:
+    """Ask hospitals that are not known yet who they are and to prepare; take in their models.
+
+    Within a round, after a resume, only those that were there before come back.
+
+    Returns:
+        What became of those that are not ready; they are asked again in the next round.
+
+    Raises:
+        RunError: There are too few hospitals, two of one name, fewer than two classes, or images
+            of several shapes.
+    """
+    state = run.state
+    known = {*state.nodes.values(), *state.withheld.values()}
+    cards, failed = _introduce(run, sorted(_wait_for_hospitals(run) - known))
+    if cards and not state.classes:
+        state.classes = run.settings.class_names or agreed(
+            _classes(card) for _, card in cards.values()
+        )
+        log(INFO, "The classes are %s", ", ".join(state.classes))
+        state.shape = _common_shape(cards)
+    coming = {}
+    for hospital, (node, _) in cards.items():
+        if hospital in state.withheld:
+            state.withheld[hospital] = node
+        elif not state.hop or hospital in state.nodes:
+            coming[hospital] = node
+    run.strategy.start(state, _prepare(run, coming, failed))
+    return failed
+
+
+def check_ready(run: Run, failed: Failed) -> None:
+    """Make sure that there are enough hospitals to begin, or to go on, with.
+
+    Raises:
+        RunError: There are too few; or one, in a simulation, cannot use the settings or its data.
+    """
+    for delivery in failed:
+        if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
+            raise RunError(delivery.reason)
+    ready, wanted = run.state.ready, run.settings.min_hospitals
+    if ready < wanted:
+        reasons = " ".join(delivery.reason for delivery in failed)
+        raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
+
+
+def _wait_for_hospitals(run: Run) -> set[int]:
+    """The nodes that can be reached, once there are enough of them."""
+    wanted, start = run.settings.min_hospitals, time.monotonic()
+    while len(reachable := run.courier.reachable()) < wanted:
+        if run.courier.simulates:
+            raise RunError(
+                f"{len(reachable)} of {wanted} hospitals (min-hospitals) are simulated: simulate "
+                "more (num-supernodes), or lower min-hospitals."
+            )
+        waited = time.monotonic() - start
+        if waited > run.settings.hop_timeout:
+            connected = ", ".join(sorted(run.courier.connected().values())) or "none"
+            raise RunError(
+                f"{len(reachable)} of {wanted} hospitals (min-hospitals) have said within "
+                f"{waited:.0f} seconds (hop-timeout) that they take messages; connected: "
+                f"{connected}. Start more, or lower min-hospitals."
+            )
+        log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
+        time.sleep(PAUSE)
+    return reachable
+
+
+def _introduce(
+    run: Run, nodes: Sequence[int]
+) -> tuple[dict[str, tuple[int, ConfigRecord]], Failed]:
+    """Ask the hospitals at some nodes who they are.
+
+    Returns:
+        The node and the card of each, by name, and what became of those that do not take part.
+    """
+    registered = {node.node_id: node.name for node in run.courier.grid.get_nodes()}
+    cards: dict[str, tuple[int, ConfigRecord]] = {}
+    failed = []
+    letters = [
+        run.letter("query.enrol", node, order, order)
+        for node in nodes
+        for order in [run.order(registered.get(node, ""), code=code_hash())]
+    ]
+    for delivery in run.courier.exchange(letters):
+        node = delivery.letter.node
+        card = delivery.content.config_records.get("card", ConfigRecord())
+        # One that failed did not say its name; it may be registered under one.
+        hospital = str(card.get("hospital", registered.get(node) or f"node {node}"))
+        shape, common = _shape(card), run.state.shape
+        if shape and common and shape != common:
+            reason = _shapes_differ({hospital: shape, "the other hospitals": common})
+            delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
+        run.tell(Event.of(delivery, hospital, round=0, hop=0))
+        if delivery.failure is not None:
+            failed.append(delivery)
+        elif hospital in cards or run.state.nodes.get(hospital) in run.courier.connected():
+            raise RunError(
+                f"Two hospitals are called '{hospital}': give each SuperNode its own site in its "
+                "node-config, or register it under a name of its own."
+            )
+        else:
+            cards[hospital] = node, card
+            run.state.keys[hospital] = str(card.get("identity", ""))
+    return dict(sorted(cards.items())), failed
+
+
+def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Model]:
+    """Have hospitals prepare; the first models of those that are new, in order of their names."""
+    if nodes:
+        log(INFO, "%d hospitals prepare their models", len(nodes))
+    state, models = run.state, {}
+    letters = [
+        run.letter("query.prepare", node, order, order)
+        for hospital, node in nodes.items()
+        for order in [run.order(hospital, own_start=run.strategy.own_start)]
+    ]
+    for delivery in run.courier.exchange(letters):
+        order, node = delivery.letter.about, delivery.letter.node
+        hospital = order.hospital
+        delivery, parcel = admit(delivery, admit_first, order)
+        run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital))
+        if parcel is None:
+            failed.append(delivery)
+            if delivery.failure == Failure.RELEASE:
+                state.withheld[hospital] = node
+            continue
+        if "buffer" in parcel:
+            buffer = RecordDict({name: parcel[name] for name in ("buffer", "manifest")})
+            state.buffers[hospital] = state.shelf.put(buffer)
+            state.delivered.add((hospital, state.buffer_hash(hospital)))
+            del parcel["buffer"]
+        if hospital not in state.nodes:
+            models[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
+        state.nodes[hospital] = node
+        if card := delivery.content.config_records.get("card"):
+            log(INFO, "%s: %s", hospital, card.get("release"))
+    return dict(sorted(models.items()))
+
+
+def agreed(named: Iterable[Sequence[str]]) -> list[str]:
+    """One order of all classes that hospitals name; their own if all name the same.
+
+    Raises:
+        RunError: There are fewer than two.
+    """
+    lists = [list(names) for names in named]
+    union = ordered(name for names in lists for name in names)
+    if len(union) < 2:
+        raise RunError(f"The hospitals have fewer than two classes together: {union}.")
+    return lists[0] if all(names == lists[0] for names in lists) else union
+
+
+def _classes(card: ConfigRecord) -> list[str]:
+    classes = card.get("classes")
+    return list(map(str, classes)) if isinstance(classes, list) else []
+
+
+def _common_shape(cards: Mapping[str, tuple[int, ConfigRecord]]) -> list[int]:
+    """The shape of all hospitals' images.
+
+    Raises:
+        RunError: There are several.
+    """
+    shapes = {name: shape for name, (_, card) in cards.items() if (shape := _shape(card))}
+    if len(set(map(tuple, shapes.values()))) > 1:
+        raise RunError(_shapes_differ(shapes))
+    return next(iter(shapes.values()), [])
+
+
+def _shape(card: ConfigRecord) -> list[int]:
+    shape = card.get("shape")
+    return [each for each in shape if isinstance(each, int)] if isinstance(shape, list) else []
+
+
+def _shapes_differ(shapes: Mapping[str, list[int]]) -> str:
+    channels = {str(shape[:1]) for shape in shapes.values()}
+    named = ", ".join(f"{'x'.join(map(str, shape))} at {name}" for name, shape in shapes.items())
+    advice = "set image-channels to 3" if len(channels) > 1 else "set image-size"
+    return f"Images (channels x height x width) are {named}: {advice} for the whole run."

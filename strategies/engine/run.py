@@ -1,0 +1,102 @@
+"""One run: what the parts of the engine work with, and how they write to hospitals."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.engine.courier import Courier, Letter
+from strategies.engine.events import Event, Journal
+from strategies.engine.state import AWAY, State
+from strategies.engine.strategy import Strategy
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
+from strategies.protocol.settings import Settings
+
+AboutT = TypeVar("AboutT")
+Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
+
+
+class RunError(RuntimeError):
+    """The run cannot start or go on."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is made of.
+
+    Attributes:
+        settings: Its settings.
+        strategy: Its method.
+        state: Where it stands; what changes is in there.
+        courier: Its way to the hospitals.
+        journal: Is told everything that happens.
+    """
+
+    settings: Settings
+    strategy: Strategy
+    state: State
+    courier: Courier
+    journal: Journal
+
+    @property
+    def sealed(self) -> bool:
+        """Whether parcels travel sealed. A simulation has one owner, who sees everything anyway."""
+        return self.settings.sealed and not self.courier.simulates
+
+    def order(self, hospital: str, **changes: Any) -> Order:
+        """What the server asks of a hospital, with what all orders have in common."""
+        common = Order(
+            round=0,
+            hop=0,
+            hospital=hospital,
+            classes=self.state.classes,
+            learner=self.strategy.learner,
+            run=self.state.run,
+            images=self.strategy.images,
+            buffer_size=self.strategy.buffer_size,
+            sealed=self.sealed,
+            members=[f"{name} {key}" for name, key in sorted(self.state.keys.items())],
+        )
+        return replace(common, **changes)
+
+    def letter(
+        self,
+        verb: str,
+        node: int,
+        order: Order,
+        about: AboutT,
+        content: Callable[[], Content] = dict,
+    ) -> Letter[AboutT]:
+        """A message with an order and what is laid beside it when it is sent."""
+
+        def write() -> RecordDict:
+            return RecordDict({**content(), "order": to_record(order)})
+
+        setting = "prepare-timeout" if verb.startswith("query.") else "hop-timeout"
+        limit = getattr(self.settings, setting.replace("-", "_"))
+        return Letter(node, verb, about, write, limit, setting)
+
+    def tell(self, event: Event) -> None:
+        """Record an event, unless it repeats enrolment after a resume."""
+        repeats = event.outcome == "ok" and self.state.nodes.get(event.hospital) == AWAY
+        if not repeats:
+            self.journal.record(event)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether models are tested after this round."""
+        round_ = self.state.round
+        return round_ % self.settings.evaluate.every == 0 or self.is_last_round
+
+    @property
+    def is_last_round(self) -> bool:
+        """Whether no round comes after this one."""
+        return self.state.round == self.settings.num_server_rounds
+
+    @property
+    def tests_every_visit(self) -> bool:
+        """Whether the model of every visit of this round is going to be tested."""
+        chosen = self.strategy.tests_every_visit and self.settings.evaluate.cross
+        return chosen and self.evaluates

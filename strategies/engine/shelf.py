@@ -1,0 +1,117 @@
+"""The shelf: the parcels of a run, on the server's disk, each by a name that says what is in it.
+
+A file never changes: its name has the hashes of its content. The parcels handled last stay in
+memory too, up to `IN_MEMORY` bytes.
+"""
+
+import hashlib
+import json
+import os
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from urllib.parse import quote
+
+from flwr.app import RecordDict
+
+from strategies.protocol.files import replacing
+from strategies.protocol.parcel import Manifest, check_hashes, count_bytes, load, save
+
+IN_MEMORY = 256 * 1024**2  # bytes of arrays
+
+
+class Shelf:
+    """Parcels in one folder.
+
+    Args:
+        folder: Where they are; made if it is not there.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._newest: OrderedDict[str, RecordDict] = OrderedDict()
+        self._bytes = 0
+        self._labels: dict[str, Manifest] = {}
+        self._model_bytes: dict[str, int] = {}
+
+    def put(self, parcel: RecordDict) -> str:
+        """Keep a parcel that has been admitted, on the disk when this returns; its name here."""
+        label = Manifest.of(parcel)
+        # Records that the label lists may be missing: those present are part of the name.
+        content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
+        # A hospital chose the name of the lineage; quoted, it cannot lead out of the folder.
+        name = f"{quote(label.lineage, safe=' ')[:60]}-{hashlib.sha256(content).hexdigest()}"
+        path = self.path(name)
+        if not path.exists():
+            with replacing(path) as draft:
+                save(parcel, draft)
+                sync(draft)
+        self._note(name, label, parcel)
+        self._remember(name, parcel)
+        return name
+
+    def get(self, name: str) -> RecordDict:
+        """The parcel of a name."""
+        parcel = self._newest.get(name) or load(self.path(name))
+        self._remember(name, parcel)
+        return parcel
+
+    def label(self, name: str) -> Manifest:
+        """Its label, for which its arrays need not be read again."""
+        return self._labels[name]
+
+    def model_bytes(self, name: str) -> int:
+        """The bytes of its model."""
+        return self._model_bytes[name]
+
+    def check(self, names: Iterable[str]) -> None:
+        """Make sure that parcels are there and whole, as after a kill.
+
+        Raises:
+            ParcelError: One is not what its label says.
+            ArchiveError: A file holds something else.
+            OSError: A file is missing.
+        """
+        for name in names:
+            parcel = load(self.path(name))
+            label = Manifest.of(parcel)
+            check_hashes(parcel, label)
+            self._note(name, label, parcel)
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Delete all parcels but these, and what a kill has left of others."""
+        kept = set(names)
+        for path in self.folder.glob("*.npz"):
+            if path.stem not in kept:
+                path.unlink()
+        for draft in self.folder.glob(".*.part"):
+            draft.unlink()
+        self._labels = {name: label for name, label in self._labels.items() if name in kept}
+
+    def path(self, name: str) -> Path:
+        """The file of a parcel, an archive that `strategies.protocol.parcel.load` reads."""
+        return self.folder / f"{name}.npz"
+
+    def _note(self, name: str, label: Manifest, parcel: RecordDict) -> None:
+        self._labels[name] = label
+        model = {key: record for key, record in parcel.items() if key == "model"}
+        self._model_bytes[name] = count_bytes(RecordDict(model))
+
+    def _remember(self, name: str, parcel: RecordDict) -> None:
+        if name not in self._newest:
+            self._newest[name] = parcel
+            self._bytes += count_bytes(parcel)
+        self._newest.move_to_end(name)
+        while self._bytes > IN_MEMORY and len(self._newest) > 1:
+            _, oldest = self._newest.popitem(last=False)
+            self._bytes -= count_bytes(oldest)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,128 @@
+"""The state of a run: all that changes while it goes on. A checkpoint is this, written down.
+
+Random numbers are no part of it: they follow from the seed, the round, the hop and the hospital.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from strategies.engine.shelf import Shelf
+from strategies.engine.visit import Visit
+
+AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
+
+
+@dataclass(frozen=True)
+class Model:
+    """A travelling model, as its last good visit left it.
+
+    Attributes:
+        lineage: Its identity, named after its first hospital.
+        place: The hospital that it is at, or `GLOBAL`.
+        parcel: The name of its parcel on the shelf.
+        previous: Where it was before; empty before the first visit.
+        round: Of the last good visit; 0 = none yet.
+        num_examples: Training images at the last good visit.
+    """
+
+    lineage: str
+    place: str
+    parcel: str
+    previous: str = ""
+    round: int = 0
+    num_examples: float = 0.0
+
+
+@dataclass
+class State:
+    """Where a run stands.
+
+    Attributes:
+        shelf: Where its parcels are; the other attributes name them.
+        run: Identity of the run, for as long as it goes on.
+        round: The round that goes on, from 1.
+        hop: The hop of this round that was begun last, from 1; 0 = the round is still to begin.
+        classes: Names of the classes in the order of the networks' outputs; fixed at the start.
+        shape: Channels, height and width of the images; fixed at the start.
+        nodes: Flower's node id of each hospital that ever took part; it may change.
+        withheld: The same of hospitals whose buffer may not leave, however often they are asked.
+        keys: The public half of each hospital's keys.
+        models: All models that travel, by a name of their own: the lineage, or for FedAvg's copies
+            of one lineage the hospital.
+        after_visits: Parcels of the model as it was after each visit of the round, by a name that
+            says after which; empty unless the strategy `tests_every_visit`.
+        buffers: The parcel that holds each hospital's buffer.
+        delivered: Which hospital holds which buffer, by its hash.
+        under_way: The visits that are going on. A checkpoint has none: they are ordered once more.
+    """
+
+    shelf: Shelf
+    run: str
+    round: int = 1
+    hop: int = 0
+    classes: list[str] = field(default_factory=list)
+    shape: list[int] = field(default_factory=list)
+    nodes: dict[str, int] = field(default_factory=dict)
+    withheld: dict[str, int] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+    after_visits: dict[str, str] = field(default_factory=dict)
+    buffers: dict[str, str] = field(default_factory=dict)
+    delivered: set[tuple[str, str]] = field(default_factory=set)
+    under_way: list[Visit] = field(default_factory=list)
+
+    @property
+    def hospitals(self) -> list[str]:
+        """All hospitals that ever took part, in order of their names."""
+        return sorted(self.nodes)
+
+    @property
+    def ready(self) -> int:
+        """How many hospitals have enrolled since the run was begun or resumed."""
+        return len(self.nodes) - list(self.nodes.values()).count(AWAY)
+
+    def at(self, place: str) -> str:
+        """The model that is at a place."""
+        return next(name for name, model in self.models.items() if model.place == place)
+
+    def buffer_hash(self, hospital: str) -> str:
+        """The hash of a hospital's buffer."""
+        return self.shelf.label(self.buffers[hospital]).hash_of["buffer"]
+
+    @property
+    def parcels(self) -> Iterator[str]:
+        """The names of all parcels that the run needs to go on."""
+        yield from (model.parcel for model in self.models.values())
+        yield from self.after_visits.values()
+        yield from self.buffers.values()
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as JSON has it."""
+        facts = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
+        models = {name: asdict(model) for name, model in self.models.items()}
+        return facts | {"models": models, "delivered": sorted(self.delivered)}
+
+    @classmethod
+    def from_json(cls, facts: Mapping[str, Any], shelf: Shelf) -> "State":
+        """The state that `to_json` gave; its hospitals have to enrol once more.
+
+        Raises:
+            TypeError, KeyError: It was another version's.
+            ParcelError, ArchiveError, OSError: A parcel on the shelf is damaged or missing.
+        """
+        state = cls(
+            **{
+                **facts,
+                "shelf": shelf,
+                "nodes": dict.fromkeys(facts["nodes"], AWAY),
+                "withheld": dict.fromkeys(facts["withheld"], AWAY),
+                "models": {name: Model(**model) for name, model in facts["models"].items()},
+                "delivered": {(hospital, hash_) for hospital, hash_ in facts["delivered"]},
+            }
+        )
+        shelf.check(state.parcels)
+        return state
+
+
+_NOT_KEPT = {"shelf", "under_way"}

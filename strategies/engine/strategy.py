@@ -1,0 +1,74 @@
+"""What a method is: a few functions of the state of a run. The engine does the rest."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from strategies.engine.state import Model, State
+from strategies.engine.topology import Route
+from strategies.engine.visit import Images, Visit
+from strategies.protocol.settings import Settings
+
+
+class Strategy(ABC):
+    """A method plans visits, and overrides what differs from these defaults.
+
+    Unlike Flower's strategies it neither sends messages nor sees answers: `Engine` runs the loop.
+
+    Args:
+        settings: The settings of the run; a method reads its own table (`Settings.section`).
+
+    Attributes:
+        learner: The local objective of its visits (learning.learners.LEARNERS).
+        images: Which images its visits train on.
+        reads_models: The server opens the models, so that they cannot be sealed.
+        own_start: Each hospital's first model has initial weights of its own, instead of one start
+            for all.
+        tests_every_visit: The one model is tested as it was after each visit of the round.
+        waits: A hop ends when all its visits have. Without, the method plans again after each
+            delivery.
+        buffer_size: Synthetic images that each hospital renders before the first hop.
+    """
+
+    learner = "plain"
+    images: Images = "own"
+    reads_models = False
+    own_start = False
+    tests_every_visit = False
+    waits = True
+    buffer_size = 0
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """Take in the first models of hospitals that have joined, in order of their names."""
+        state.models.update(newcomers)
+
+    @abstractmethod
+    def plan(self, state: State) -> Sequence[Visit]:
+        """The visits of the next hop; none: the round is over. A pure function of the state."""
+
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """A visit has ended; None: it failed, and the model counts as being there, untrained."""
+        before = state.models[visit.model]
+        after = replace(trained or before, place=visit.hospital, previous=before.place)
+        state.models[visit.model] = after
+
+    def finish_round(self, state: State) -> None:  # noqa: B027 - most need nothing here
+        """What the server does after the last hop of a round; for most methods nothing."""
+
+    def holders(self, state: State) -> Mapping[str, str]:
+        """Which hospital uses which model once the round is over: the one that it receives next."""
+        coming = replace(state, round=state.round + 1, hop=0)
+        return {visit.hospital: visit.model for visit in self.plan(coming)}
+
+    def visit(self, hospital: str, model: str, **changes: Any) -> Visit:
+        """A visit with what is the same for all visits of the method."""
+        plain = Visit(hospital, model, self.learner, self.settings.train.epochs, images=self.images)
+        return replace(plain, **changes)
+
+    def along(self, route: Route, state: State) -> list[Visit]:
+        """Every model goes from its place to the one that a route hands it to."""
+        return [self.visit(hospital, state.at(source)) for hospital, source in route.items()]

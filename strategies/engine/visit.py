@@ -1,0 +1,34 @@
+"""The visit: one training of one model at one hospital, the atom of every method."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Images = Literal["own", "everyone", "none"]
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What is to happen.
+
+    Attributes:
+        hospital: Where.
+        model: The name of the model in `State.models`.
+        learner: The local objective (learning.learners.LEARNERS).
+        epochs: Passes over the hospital's training images.
+        verb: The message type.
+        leg: Which of several trainings of the model in one round this is, from 1.
+        replay: The hospitals whose buffers are trained on beside the images.
+        images: Which images are trained on: the hospital's own, everyone's (in a simulation), none.
+        test: Whether the hospital tests the model right after training it, in evaluated rounds.
+    """
+
+    hospital: str
+    model: str
+    learner: str
+    epochs: int
+    verb: str = "train"
+    leg: int = 1
+    replay: Sequence[str] = ()
+    images: Images = "own"
+    test: bool = False
