@@ -4,6 +4,7 @@ import json
 import tempfile
 import time
 import tomllib
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
@@ -180,7 +181,7 @@ def go(
 ) -> State:
     """Do a whole run; where it stands afterwards."""
     with tempfile.TemporaryDirectory() as folder:
-        state = State(Shelf(shelf or Path(folder)), "1")
+        state = State(Shelf(shelf or Path(folder)), uuid.uuid4().hex)
         try:
             Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), journal), keep).go()
         finally:

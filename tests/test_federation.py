@@ -15,13 +15,13 @@ from client_app.hospital import open_hospital
 from learning.evaluation import probabilities
 from learning.models import Architecture, normalise
 from learning.packing import unpack_network
-from strategies.engine.peer import Leg, RunError
+from strategies.engine.run import RunError
 from strategies.engine.topology import random_ring, stay
 from strategies.protocol.parcel import check_parcel, unbundle
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
-from tests.fakes import FakeGrid, Ledger, context, run_config, write_archive
+from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config, write_archive
 
 HOSPITALS = 3
 
@@ -52,15 +52,13 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
     handlers = {100 + index: hospital(index) for index in range(hospitals)}
     ledger = Ledger()
     grid = FakeGrid(handlers, np.random.default_rng(order))
-    peers = STRATEGIES[strategy](Settings.parse(config), grid, ledger)
-    peers.run()
-    return peers, ledger, grid
+    return go(Settings.parse(config), grid, ledger), ledger, grid
 
 
-def models(peers):
+def models(state):
     return {
         lineage: {name: array.numpy() for name, array in parcel.array_records["model"].items()}
-        for lineage, parcel in peers.parcels.items()
+        for lineage, parcel in parcels_of(state).items()
     }
 
 
@@ -82,14 +80,14 @@ def figures(ledger):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains(tmp_path, strategy):
-    peers, ledger, _ = federate(tmp_path, strategy, num_server_rounds=3, partition="iid")
+    state, ledger, _ = federate(tmp_path, strategy, num_server_rounds=3, partition="iid")
     assert [event for event in ledger.events if event.outcome != "ok"] == []
     accuracies: dict[int, list[float]] = {1: [], 2: [], 3: []}
     for event in ledger.of("evaluate"):
         accuracies[event.round].append(event.metrics["accuracy"])
         assert event.metrics.keys() >= {"accuracy", "balanced-accuracy", "auroc", "num-examples"}
     assert np.mean(accuracies[3]) > np.mean(accuracies[1]) > 0.2
-    for lineage, parcel in peers.parcels.items():
+    for lineage, parcel in parcels_of(state).items():
         assert check_parcel(parcel).lineage == lineage
 
 
@@ -141,12 +139,12 @@ def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path
 
 def test_fedavg_averages_what_the_hospitals_send(tmp_path):
     """The global model after round 1 is the mean of the answers, weighted by their images."""
-    peers, ledger, _ = federate(tmp_path, "fedavg", num_server_rounds=1)
+    state, ledger, _ = federate(tmp_path, "fedavg", num_server_rounds=1)
     weights = {e.hospital: e.metrics["num-examples"] for e in ledger.of("train")}
     assert len(set(weights.values())) > 1
     # Each hospital's answer is what standalone's hospital holds after its first visit.
     alone, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
-    for name, array in models(peers)["global"].items():
+    for name, array in models(state)["global"].items():
         mean = sum(weights[h] * models(alone)[h][name] for h in weights) / sum(weights.values())
         np.testing.assert_allclose(array, mean, rtol=1e-4, atol=1e-6)
 
@@ -173,9 +171,11 @@ class BareRing(RWT):
 
     own_start = True
 
-    def plan(self, server_round, hop, hospitals):
-        ring = random_ring(hospitals, rng_for(self.settings.seed, "route", server_round))
-        return Leg(stay(hospitals) if server_round == 1 else ring, self.settings.train.epochs)
+    def plan(self, state):
+        if state.hop:
+            return []
+        ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
+        return self.along(stay(state.hospitals) if state.round == 1 else ring, state)
 
 
 def test_feder_without_buffers_is_the_bare_hand_off_bit_for_bit(tmp_path, monkeypatch):
@@ -226,7 +226,7 @@ def test_centralized_baselines_train(tmp_path, data):
 def test_every_hospital_may_start_with_a_network_of_its_own(tmp_path):
     """Whatever arrives is trained: an mlp, a cnn and a torchvision network travel together."""
     write_archive(tmp_path / "few.npz", 60)
-    peers, ledger, _ = federate(
+    state, ledger, _ = federate(
         tmp_path,
         "feder",
         num_server_rounds=3,
@@ -236,7 +236,7 @@ def test_every_hospital_may_start_with_a_network_of_its_own(tmp_path):
         partition="iid",
     )
     assert [event for event in ledger.events if event.outcome != "ok"] == []
-    labels = {name: check_parcel(parcel) for name, parcel in peers.parcels.items()}
+    labels = {name: check_parcel(parcel) for name, parcel in parcels_of(state).items()}
     networks = {name: Architecture.from_json(m.architecture).name for name, m in labels.items()}
     assert networks == {"hospital-0": "mlp", "hospital-1": "cnn", "hospital-2": "squeezenet1_1"}
     assert all(len(set(label.visited)) > 1 for label in labels.values())
@@ -250,11 +250,11 @@ def test_networks_of_different_kinds_cannot_be_averaged(tmp_path):
 
 def test_the_ensemble_is_the_mean_probability_of_all_models(tmp_path):
     """The same models, tested one by one here: argmax of the sum of their probabilities."""
-    peers, ledger, _ = federate(tmp_path, "feder")
+    state, ledger, _ = federate(tmp_path, "feder")
     place = context(0, HOSPITALS, run_config(), **{"store-dir": str(tmp_path)})
     test = open_hospital(place).data.test
     total = torch.zeros(())
-    for parcel in peers.parcels.values():
+    for parcel in parcels_of(state).values():
         network = unpack_network(parcel, check_parcel(parcel), {}, torch.device("cpu"))
         total = total + probabilities(network, test.images, time.monotonic() + 60)
     expected = (total.argmax(dim=1) == test.labels).float().mean().item()
@@ -280,7 +280,7 @@ def test_cwc_without_strength_is_the_serial_hand_off_bit_for_bit(tmp_path):
 def test_cwc_with_strength_is_not(tmp_path):
     serial, _, _ = federate(tmp_path / "a", "cwt-serial")
     cwc, _, _ = federate(tmp_path / "b", "cwc")
-    weights = [models(peers)["hospital-0"]["1.weight"] for peers in (serial, cwc)]
+    weights = [models(state)["hospital-0"]["1.weight"] for state in (serial, cwc)]
     assert not np.array_equal(*weights)
 
 
@@ -294,8 +294,8 @@ def memories(grid):
 
 def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_else(tmp_path):
     """Nothing at the first visit; then an entry for each parameter, which grows in a round."""
-    peers, _, grid = federate(tmp_path, "cwc")
-    parameters = sum(array.size for array in models(peers)["hospital-0"].values())
+    state, _, grid = federate(tmp_path, "cwc")
+    parameters = sum(array.size for array in models(state)["hospital-0"].values())
     sent = memories(grid)
     assert [len(matrix) for matrix in sent] == [0] + [parameters] * (2 * HOSPITALS - 1)
     assert np.all(sent[2] >= sent[1])
@@ -308,8 +308,8 @@ def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_e
 def test_fedrewind_without_a_fraction_is_its_base_bit_for_bit(tmp_path, base):
     plain, told, _ = federate(tmp_path / "a", base, train__epochs=3)
     rewind = {"rewind__base": base, "rewind__fraction": 0.0}
-    peers, told_too, _ = federate(tmp_path / "b", "fedrewind", **rewind)
-    assert_same_models(plain, peers)
+    state, told_too, _ = federate(tmp_path / "b", "fedrewind", **rewind)
+    assert_same_models(plain, state)
     assert figures(told) == figures(told_too)
 
 
@@ -318,7 +318,7 @@ def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
 
     Round 1 is three steps at hospital 0; round 2 a step at hospital 1, at 0, and at 1 again.
     """
-    peers, _, grid = federate(
+    state, _, grid = federate(
         tmp_path,
         "fedrewind",
         hospitals=2,
@@ -337,7 +337,7 @@ def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
         with torch.no_grad():
             for weight, gradient in zip(model.parameters(), gradients, strict=True):
                 weight.sub_(0.1 * gradient)
-    for name, array in models(peers)["hospital-0"].items():
+    for name, array in models(state)["hospital-0"].items():
         np.testing.assert_allclose(array, model.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
@@ -410,9 +410,9 @@ def test_hospitals_with_folders_of_different_classes_train_one_network(tmp_path)
             pixels = rng.integers(0, 256, (8, 8), dtype=np.uint8)
             PIL.Image.fromarray(pixels).save(folder / f"{k}.png")
     folders = ",".join(str(tmp_path / name) for name in ("graz", "linz", "wien"))
-    peers, ledger, _ = federate(tmp_path, "rwt", dataset=f"folder:{folders}", partition="site")
-    assert peers.hospitals == ["graz", "linz", "wien"]
-    for parcel in peers.parcels.values():
+    state, ledger, _ = federate(tmp_path, "rwt", dataset=f"folder:{folders}", partition="site")
+    assert state.hospitals == ["graz", "linz", "wien"]
+    for parcel in parcels_of(state).values():
         assert check_parcel(parcel).classes == ["a", "b", "c"]
         assert list(parcel.array_records["model"].values())[-1].shape == (3,)
     assert {event.outcome for event in ledger.events} == {"ok"}
@@ -430,12 +430,16 @@ def test_models_in_half_precision_take_half_the_bytes_and_do_as_well(strategy, t
     assert {event.outcome for event in half[1].events} == {"ok"}
     assert all(
         array.dtype == "float16"
-        for parcel in half[0].parcels.values()
+        for parcel in parcels_of(half[0]).values()
         for array in parcel.array_records["model"].values()
     )
     models = [
-        sum(len(a.data) for p in peers.parcels.values() for a in p.array_records["model"].values())
-        for peers, _ in (whole, half)
+        sum(
+            len(a.data)
+            for p in parcels_of(state).values()
+            for a in p.array_records["model"].values()
+        )
+        for state, _ in (whole, half)
     ]
     assert models[1] / models[0] < 0.6  # NumPy's headers stay
     accuracies = [

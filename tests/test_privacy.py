@@ -7,8 +7,7 @@ import pytest
 
 from client_app.app import app as hospital_app
 from strategies.protocol.settings import Settings
-from strategies.registry import STRATEGIES
-from tests.fakes import FakeGrid, Ledger, context, run_config
+from tests.fakes import FakeGrid, Ledger, context, go, run_config
 
 pydicom = pytest.importorskip("pydicom", reason="needs the extra dicom")
 
@@ -81,11 +80,10 @@ def test_nothing_that_names_a_patient_leaves_a_hospital(hospitals, tmp_path, cap
 
     ledger = Ledger()
     grid = FakeGrid({100 + k: hospital(folder) for k, folder in enumerate(hospitals)})
-    peers = STRATEGIES["rwt"](Settings.parse(config), grid, ledger)
     with caplog.at_level(logging.INFO):
-        peers.run()
+        state = go(Settings.parse(config), grid, ledger)
 
-    assert peers.hospitals == ["graz", "linz"]
+    assert state.hospitals == ["graz", "linz"]
     prepared = ledger.of("query.prepare")
     assert [event.metrics["num-quarantined"] for event in prepared] == [1.0, 1.0]
     (refused,) = {event.reason for event in ledger.of("query.enrol") if event.outcome != "ok"}

@@ -21,14 +21,29 @@ from hypothesis import strategies as st
 from client_app.app import app as hospital_app
 from server_app import report
 from server_app.results import Results as RealResults
-from strategies.engine import checkpoint as checkpoints
-from strategies.engine.checkpoint import Checkpoint, CheckpointError
-from strategies.engine.peer import RunError
+from strategies.engine import checkpoint
+from strategies.engine.checkpoint import CheckpointError
+from strategies.engine.courier import Courier
+from strategies.engine.engine import Engine
+from strategies.engine.run import Run as EngineRun
+from strategies.engine.run import RunError
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model, State
+from strategies.engine.visit import Visit
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, pack
 from strategies.protocol.parcel import save as save_parcel
 from strategies.protocol.settings import Settings, SettingsError
-from strategies.registry import STRATEGIES
-from tests.fakes import CountingHospital, FakeGrid, context, failing, run_config, settings
+from strategies.registry import STRATEGIES, strategy_of
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    context,
+    failing,
+    parcels_of,
+    run_config,
+    settings,
+)
 
 HOSPITALS = 3
 
@@ -79,9 +94,9 @@ class Results(RealResults):
         self.clock.tick()
         super().round_finished(server_round)
 
-    def keep(self, checkpoint):
+    def keep(self, state):
         self.clock.tick()
-        super().keep(checkpoint)
+        super().keep(state)
 
     def _claim(self):
         pass
@@ -115,17 +130,14 @@ class Run:
         grid = MortalGrid(handlers, np.random.default_rng([self.seed, self.parts]))
         grid.clock = clock = Clock(end)
         found = list(self.folder.glob("*"))
-        if found:
-            self.results, checkpoint = Results.resume(replace(self.settings, resume=str(found[0])))
-        else:
-            self.results, checkpoint = Results.create(self.settings), None
+        resume = str(found[0]) if found else ""
+        self.results, self.state = Results.open(replace(self.settings, resume=resume))
         self.results.clock = clock
-        self.peers = STRATEGIES[self.strategy](self.settings, grid, self.results)
-        if checkpoint:
-            self.peers.go_on_from(checkpoint)
         self.grid = grid
+        strategy = strategy_of(self.settings)
+        run = EngineRun(self.settings, strategy, self.state, Courier(grid), self.results)
         try:
-            self.peers.run()
+            Engine(run, self.results.keep).go()
         except Killed:
             return False
         self.ticks = clock.now
@@ -144,7 +156,7 @@ class Run:
                 dict(parcel["manifest"]),
                 {n: {k: a.data for k, a in r.items()} for n, r in parcel.array_records.items()},
             )
-            for lineage, parcel in self.peers.parcels.items()
+            for lineage, parcel in parcels_of(self.state).items()
         }
         lines = len((self.results.path / "metrics.jsonl").read_text().splitlines())
         return events, parcels, lines, [r.figures["train_loss"] for r in self.results._rounds]
@@ -210,8 +222,8 @@ def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_
     run = Run(tmp_path, "cwt", num_server_rounds=4)
     assert not run.part(end)
     assert run.part(away=["h1"])
-    assert sorted(run.peers.parcels) == ["h0", "h1", "h2"]
-    for lineage, parcel in run.peers.parcels.items():
+    assert sorted(run.state.models) == ["h0", "h1", "h2"]
+    for lineage, parcel in parcels_of(run.state).items():
         visits = [e for e in run.results._events if e.verb == "train" and e.outcome == "ok"]
         theirs = [e.hospital for e in visits if e.lineage == lineage]
         assert check_parcel(parcel).visited == theirs
@@ -296,12 +308,13 @@ def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
     def lived(folder):
         run = Run(folder, "feder", hospitals, num_server_rounds=2, evaluate__cross=False)
         run.part()
-        run.results.finish(run.peers.parcels)
-        return run
+        outcome = run.outcome  # the parcels go with the checkpoint
+        run.results.finish(run.state)
+        return run, outcome
 
     file_clock.end = None
     before = file_clock.now
-    unbroken = lived(tmp_path / "unbroken")
+    _, expected = lived(tmp_path / "unbroken")
     operations = file_clock.now - before
     assert operations > 100
     for k in range(operations):
@@ -317,8 +330,8 @@ def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
             assert json.loads((found[0] / "summary.json").read_text())["status"] == "completed"
             assert (found[0] / "report.html").exists()
             continue
-        run = lived(folder)
-        assert run.outcome == unbroken.outcome
+        run, outcome = lived(folder)
+        assert outcome == expected
         assert not (run.results.path / "checkpoint").exists()
 
 
@@ -329,29 +342,72 @@ def a_parcel(value, lineage="a"):
 
 def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_path):
     folder = tmp_path / "checkpoint"
-    parcels = {"held": {"x": a_parcel(1), "y": a_parcel(2, "b/../c")}}
-    checkpoints.save(Checkpoint({}, parcels), folder)
+    state = State(Shelf(folder), "run")
+    parcels = {"x": a_parcel(1), "y": a_parcel(2, "b/../c")}
+    for name, parcel in parcels.items():
+        state.models[name] = Model(name, "h0", state.shelf.put(parcel))
+    checkpoint.save(state, {})
     first = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
-    parcels["held"]["x"] = a_parcel(3)
-    checkpoints.save(Checkpoint({"hop": 2}, parcels), folder)
-    second = {path.name: path.stat().st_mtime_ns for path in folder.glob("*.npz")}
-    assert len(first) == len(second) == 2
+    (folder / ".half.npz.1.part").write_bytes(b"what a kill has left")
+    parcels["x"] = a_parcel(3)
+    for name, parcel in parcels.items():
+        state.models[name] = Model(name, "h0", state.shelf.put(parcel))
+    checkpoint.save(state, {"seconds": 2})
+    second = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(first) == len(second) - 1 == 2  # and state.json
     assert len(first.items() & second.items()) == 1
-    loaded = checkpoints.load(folder)
-    assert loaded.facts == {"hop": 2}
-    for name, parcel in parcels["held"].items():
-        assert loaded.parcels["held"][name].config_records == parcel.config_records
-        assert loaded.parcels["held"][name].array_records == parcel.array_records
+    loaded, notes = checkpoint.load(folder)
+    assert notes == {"seconds": 2}
+    for name, parcel in parcels.items():
+        read = loaded.shelf.get(loaded.models[name].parcel)
+        assert read.config_records == parcel.config_records
+        assert read.array_records == parcel.array_records
+
+
+def test_a_checkpoint_is_the_whole_state(tmp_path):
+    """Of every attribute; hospitals have to enrol once more, and visits are ordered once more."""
+    state = State(Shelf(tmp_path), "run", round=3, hop=2, classes=["a", "b"], shape=[1, 8, 8])
+    state.nodes = {"h0": 7}
+    state.withheld = {"h1": 8}
+    state.keys = {"h0": "key"}
+    parcel = state.shelf.put(a_parcel(1))
+    state.models = {"a": Model("a", "h0", parcel, "h1", 2, 5.0)}
+    state.after_visits = {"hop-1-visit": parcel}
+    state.buffers = {"h0": parcel}
+    state.delivered = {("h0", "hash")}
+    state.under_way = [Visit("h0", "a", "plain", 1)]
+    assert all(vars(state).values())  # nothing is forgotten here
+    checkpoint.save(state, {})
+    loaded, _ = checkpoint.load(tmp_path)
+    state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, []
+    loaded.shelf = state.shelf
+    assert loaded == state
+
+
+def test_a_hospital_whose_buffer_may_not_leave_is_not_asked_for_it_again_after_a_kill(tmp_path):
+    class Refused(CountingHospital):
+        def prepare(self, message, order):
+            return failing(message, Failure.RELEASE, "Image 3 is too near.")
+
+    hospitals = [CountingHospital("h0"), CountingHospital("h1"), Refused("h2")]
+    run = Run(tmp_path, "feder", hospitals, num_server_rounds=3)
+    assert not run.part(45)
+    assert run.part()
+    asked = [m for m in run.grid.sent if m.metadata.message_type == "query.prepare"]
+    assert sorted(m.content["order"]["hospital"] for m in asked) == ["h0", "h1"]
+    assert run.state.withheld.keys() == {"h2"}
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):
-    checkpoints.save(Checkpoint({}, {"held": {"x": a_parcel(1)}}), tmp_path)
+    state = State(Shelf(tmp_path), "run")
+    state.models["x"] = Model("x", "h0", state.shelf.put(a_parcel(1)))
+    checkpoint.save(state, {})
     (path,) = tmp_path.glob("*.npz")
     save_parcel(a_parcel(2), tmp_path / "other")
     for damage in (path.read_bytes()[:50], (tmp_path / "other").read_bytes()[:-30]):
         path.write_bytes(damage)
         with pytest.raises(CheckpointError, match="its checkpoint is damaged"):
-            checkpoints.load(tmp_path)
+            checkpoint.load(tmp_path)
 
 
 # What cannot be resumed.
@@ -366,7 +422,7 @@ def killed(tmp_path):
 
 def refused(run, **changes):
     with pytest.raises(SettingsError) as error:
-        Results.resume(replace(run.settings, **{"resume": str(run.results.path), **changes}))
+        Results.open(replace(run.settings, **{"resume": str(run.results.path), **changes}))
     return str(error.value)
 
 
@@ -381,14 +437,14 @@ def test_other_settings_are_refused_with_both_values(killed):
 def test_some_settings_may_change(killed):
     changed = {"hop_timeout": 1.0, "prepare_timeout": 2.0, "min_hospitals": 2, "output_dir": "/x"}
     resume = str(killed.results.path)
-    Results.resume(replace(killed.settings, resume=resume, **changed))
+    Results.open(replace(killed.settings, resume=resume, **changed))
 
 
 def test_resume_toml_has_the_settings_to_go_on_with(killed):
     path = killed.results.path
     chosen = Settings.parse(parse_config_args([str(path / "checkpoint" / "resume.toml")]))
     assert chosen == replace(killed.settings, resume=str(path))
-    Results.resume(chosen)
+    Results.open(chosen)
 
 
 def test_a_directory_without_a_run_is_refused(killed, tmp_path):
@@ -399,23 +455,23 @@ def test_a_directory_without_a_run_is_refused(killed, tmp_path):
 
 def test_a_run_that_still_goes_on_is_refused(tmp_path):
     chosen = settings(output_dir=str(tmp_path))
-    running = RealResults.create(chosen)
-    running.keep(Checkpoint({}, {}))
+    running, state = RealResults.open(chosen)
+    running.keep(state)
     with pytest.raises(SettingsError, match="its server still runs"):
-        RealResults.resume(replace(chosen, resume=str(running.path)))
+        RealResults.open(replace(chosen, resume=str(running.path)))
 
 
 def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
     monkeypatch.setattr(report, "render", lambda *_: "")
     assert killed.part()
-    killed.results.finish(killed.peers.parcels)
+    killed.results.finish(killed.state)
     assert "has not completed (there is no" in refused(killed)
 
 
 def test_a_checkpoint_of_another_format_is_refused(killed):
     state = killed.results.path / "checkpoint" / "state.json"
     state.write_text(json.dumps({**json.loads(state.read_text()), "format": 99}))
-    assert "its checkpoint has format 99, this is format 1" in refused(killed)
+    assert "its checkpoint has format 99, this is format 2" in refused(killed)
 
 
 def test_metrics_that_were_cut_are_noticed(killed):
@@ -435,7 +491,7 @@ def test_a_run_that_failed_goes_on(tmp_path):
     well, run.hospitals = run.hospitals, [Broken(f"h{k}") for k in range(HOSPITALS)]
     with pytest.raises(RunError, match="0 of 1 hospitals"):
         run.part()
-    run.results.fail(RuntimeError("nobody"), run.peers.parcels)
+    run.results.fail(RuntimeError("nobody"), run.state)
     run.hospitals = well
     assert run.part()
     unbroken = Run(tmp_path / "unbroken", "cwt")
@@ -449,10 +505,10 @@ def test_a_resumed_run_says_so(tmp_path):
     spent = json.loads((run.results.path / "checkpoint" / "state.json").read_text())
     assert not run.part(40)
     assert run.part()
-    run.results.finish(run.peers.parcels)
+    run.results.finish(run.state)
     summary = json.loads((run.results.path / "summary.json").read_text())
     assert summary["resumed"] == 2
-    assert summary["wall_seconds"] > spent["facts"]["results"]["seconds"] > 0
+    assert summary["wall_seconds"] > spent["notes"]["seconds"] > 0
     assert "interrupted and resumed: 2" in (run.results.path / "report.html").read_text()
 
 
@@ -511,7 +567,7 @@ def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(
         run = Run(folder / "runs", hospitals=hospitals, **chosen)
         ends = range(24, 70, 4) if name == "killed" else []
         assert any(run.part(end) for end in [*ends, None])
-        run.results.finish(run.peers.parcels)
+        run.results.finish(run.state)
         summary = json.loads((run.results.path / "summary.json").read_text())
         for key in ("wall_seconds", "seconds", "resumed"):
             del summary[key]

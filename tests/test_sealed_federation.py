@@ -13,8 +13,7 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import Settings, SettingsError
-from strategies.registry import STRATEGIES
-from tests.fakes import FakeGrid, Ledger, context, run_config
+from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
 
 NAMES = ("hospital-0", "hospital-1", "hospital-2")
 
@@ -42,22 +41,20 @@ def federate(tmp_path, strategy="rwt", change=None, members=None, **overrides):
     ledger, grid = Ledger(), Relay({100 + index: hospital(index) for index in range(3)})
     if change:
         grid.change = change
-    peers = STRATEGIES[strategy](Settings.parse(config), grid, ledger)
-    peers.run()
-    return peers, ledger, grid
+    return go(Settings.parse(config), grid, ledger), ledger, grid
 
 
-def opened(peers, tmp_path):
+def opened(state, tmp_path, sealed):
     """The models at the end of a run, as a hospital reads them."""
     store = tmp_path / "hospital-0"
     seal = Seal(
         Identity.of("hospital-0", store / "identity"),
         read_members(store / "members"),
-        peers.identity,
+        state.run,
     )
     return {
-        name: seal.open(parcel, check_parcel(parcel)) if peers.sealed else parcel
-        for name, parcel in peers.parcels.items()
+        name: seal.open(parcel, check_parcel(parcel)) if sealed else parcel
+        for name, parcel in parcels_of(state).items()
     }
 
 
@@ -65,7 +62,7 @@ def opened(peers, tmp_path):
 def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, tmp_path):
     models = []
     for sealed, members in ((True, None), (False, [""] * 3)):
-        peers, ledger, grid = federate(tmp_path, strategy, members=members, sealed=sealed)
+        state, ledger, grid = federate(tmp_path, strategy, members=members, sealed=sealed)
         assert {event.outcome for event in ledger.events} == {"ok"}
         assert all(
             is_sealed(record) == sealed
@@ -75,7 +72,7 @@ def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, tmp_path):
         models.append(
             {
                 (lineage, name, entry): array.numpy()
-                for lineage, parcel in opened(peers, tmp_path).items()
+                for lineage, parcel in opened(state, tmp_path, sealed).items()
                 for name, record in parcel.array_records.items()
                 for entry, array in record.items()
             }
@@ -100,7 +97,7 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
     identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "two"
     path.write_text("".join(f"{each.name} {each.member}\n" for each in identities[:2]))
-    peers, ledger, _ = federate(tmp_path, "cwt", members=[str(path)] * 3, num_server_rounds=4)
+    state, ledger, _ = federate(tmp_path, "cwt", members=[str(path)] * 3, num_server_rounds=4)
     reasons = {(hospital, reason) for hospital, _, reason in failures(ledger)}
     assert (
         "hospital-2",
@@ -108,7 +105,7 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
     ) in reasons
     assert any("sealed by 'hospital-2', who is none" in reason for _, reason in reasons)
     assert any(event.outcome == "ok" and event.round == 4 for event in ledger.of("train"))
-    assert len(peers.parcels) == 3
+    assert len(parcels_of(state)) == 3
 
 
 def tampered(message):
@@ -159,8 +156,8 @@ def test_an_old_parcel_is_refused(tmp_path):
 
 
 def test_parcels_of_another_run_are_refused(tmp_path):
-    peers, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
-    old = peers.parcels["hospital-1"]
+    state, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
+    old = parcels_of(state)["hospital-1"]
 
     def replayed(message):
         if (
@@ -181,7 +178,7 @@ def test_parcels_of_another_run_are_refused(tmp_path):
 
     ledger, grid = Ledger(), Relay({100 + index: hospital(index) for index in range(3)})
     grid.change = replayed
-    STRATEGIES["standalone"](Settings.parse(config), grid, ledger).run()
+    go(Settings.parse(config), grid, ledger)
     ((hospital_name, outcome, reason),) = failures(ledger)
     assert (hospital_name, outcome) == ("hospital-1", "parcel")
     assert "sealed for another run" in reason
@@ -196,8 +193,8 @@ def test_parcels_of_another_run_are_refused(tmp_path):
     ],
 )
 def test_a_hospital_s_own_node_config_decides(sealed, members, reason, tmp_path):
-    peers, ledger, _ = federate(tmp_path, sealed=sealed, members=members)
-    assert peers.hospitals == ["hospital-0", "hospital-1"]
+    state, ledger, _ = federate(tmp_path, sealed=sealed, members=members)
+    assert state.hospitals == ["hospital-0", "hospital-1"]
     failed = failures(ledger, "query.enrol")
     assert {outcome for _, outcome, _ in failed} == {Failure.SETTINGS.name.lower()}
     assert all(reason in text for _, _, text in failed)

@@ -18,9 +18,10 @@ import pytest
 
 from deploy.demo import HOSPITALS, hospitals, server, write_images
 from deploy.supervisor import STEADY
-from strategies.engine import checkpoint as checkpoints
+from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.protocol.parcel import check_parcel, load
+from tests.fakes import parcels_of
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
 SUPERVISED = ("flower-superlink", "flower-supernode")
@@ -145,7 +146,8 @@ def visits_of(result):
             if completed(result):
                 parcels = [load(path) for path in (result / "parcels").iterdir()]
             else:
-                parcels = list(checkpoints.load(result / "checkpoint").parcels["held"].values())
+                state, _ = checkpoint.load(result / "checkpoint")
+                parcels = list(parcels_of(state).values())
         except CheckpointError:  # files go while they are read, if the server writes new ones
             if attempt == 19:
                 raise

@@ -11,8 +11,7 @@ from PIL import Image
 from client_app.app import app as hospital_app
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
 from strategies.protocol.settings import Settings
-from strategies.registry import STRATEGIES
-from tests.fakes import FakeGrid, Ledger, context, metrics_of, run_config
+from tests.fakes import FakeGrid, Ledger, context, go, metrics_of, parcels_of, run_config
 
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=3 seed=1 "
@@ -37,10 +36,9 @@ def models_of_a_run(images, store):
         return lambda message: hospital_app(message, place)
 
     grid = FakeGrid({node: hospital(name) for node, name in enumerate(HOSPITALS, 100)})
-    peers = STRATEGIES["cwt"](Settings.parse(config), grid, Ledger())
-    peers.run()
+    state = go(Settings.parse(config), grid, Ledger())
     first = [part_of(m.content) for m in grid.sent if m.metadata.message_type == "train"]
-    return {*first}, {part_of(parcel) for parcel in peers.parcels.values()}
+    return {*first}, {part_of(parcel) for parcel in parcels_of(state).values()}
 
 
 def signs_of(images):

@@ -10,6 +10,8 @@ from flwr.common.config import parse_config_args
 from server_app import results as module
 from server_app.results import Results
 from strategies.engine.events import Event
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model, State
 from strategies.protocol.parcel import Manifest, load, pack
 from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import settings
@@ -17,12 +19,17 @@ from tests.fakes import settings
 
 @pytest.fixture
 def results(tmp_path):
-    return Results.create(settings(output_dir=str(tmp_path)))
+    return Results.open(settings(output_dir=str(tmp_path)))[0]
 
 
-def parcel(lineage):
+def at(results, *lineages):
+    """The state of a run with these models, each with a copy as FedAvg makes them."""
+    state = State(Shelf(results.path / "checkpoint"), "run")
     model = ArrayRecord({"weight": Array(np.ones(2, "f4"))})
-    return pack({"model": model}, Manifest(lineage, "counter", ["a", "b"]))
+    for lineage in lineages:
+        parcel = state.shelf.put(pack({"model": model}, Manifest(lineage, "net", ["a", "b"])))
+        state.models[lineage] = state.models[f"copy of {lineage}"] = Model(lineage, "A", parcel)
+    return state
 
 
 def lines_of(results):
@@ -45,7 +52,7 @@ def run(results, events):
 
 def test_a_run_leaves_its_files(results, events):
     run(results, events)
-    results.finish({"A": parcel("A"), "B": parcel("B")})
+    results.finish(at(results, "A", "B"))
     names = sorted(str(p.relative_to(results.path)) for p in results.path.rglob("*") if p.is_file())
     assert names == [
         "accuracy_matrix.csv",
@@ -91,14 +98,14 @@ def test_an_event_is_on_disk_at_once_and_without_nan(results):
 
 def test_config_toml_starts_the_same_run_again(tmp_path):
     chosen = settings(output_dir=str(tmp_path), train__learning_rate=0.5, evaluate__cross=False)
-    path = Results.create(chosen).path / "config.toml"
+    path = Results.open(chosen)[0].path / "config.toml"
     assert Settings.parse(parse_config_args([str(path)])) == chosen
 
 
 def test_two_runs_in_one_second_get_two_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "strftime", lambda _: "2026-11-21_14-03-59")
     chosen = settings(output_dir=str(tmp_path), strategy="rwt")
-    names = [Results.create(chosen).path.name for _ in range(3)]
+    names = [Results.open(chosen)[0].path.name for _ in range(3)]
     assert names == [f"2026-11-21_14-03-59-rwt{end}" for end in ("", "-2", "-3")]
 
 
@@ -106,13 +113,13 @@ def test_an_output_dir_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     for bad in (f"{tmp_path}/file/runs", "~nobody-of-this-name/runs"):
         with pytest.raises(SettingsError, match=r"'output-dir' is .*runs'; it must be a folder"):
-            Results.create(settings(output_dir=bad))
+            Results.open(settings(output_dir=bad))
 
 
 def test_a_failed_run_keeps_what_it_measured(results, events):
     run(results, events[:10])
     results.record(events[10])
-    results.fail(RuntimeError("the power went"), {"A": parcel("A")})
+    results.fail(RuntimeError("the power went"), at(results, "A"))
     summary = summary_of(results)
     assert (summary["status"], summary["error"]) == ("failed", "RuntimeError: the power went")
     assert (summary["rounds"], summary["federation_accuracy"]) == (1, pytest.approx(0.7))
@@ -122,12 +129,12 @@ def test_a_failed_run_keeps_what_it_measured(results, events):
 
 
 def test_a_run_that_fails_at_once_has_results_too(results):
-    results.fail(RuntimeError("nobody is there"), {})
+    results.fail(RuntimeError("nobody is there"), at(results))
     assert summary_of(results)["hospitals"] == []
 
 
 def test_a_name_cannot_lead_out_of_the_folder(results):
-    results.finish({"../../A": parcel("A"), "Klinik Süd": parcel("B")})
+    results.finish(at(results, "../../A", "Klinik Süd"))
     names = sorted(path.name for path in (results.path / "parcels").iterdir())
     assert names == ["..%2F..%2FA.npz", "Klinik S%C3%BCd.npz"]
 
@@ -159,7 +166,7 @@ def test_the_line_of_a_serial_round_tells_how_far_the_visits_differ(results, ser
 
 def test_visits_are_in_the_summary_without_nan(results, serial):
     run(results, serial)
-    results.finish({})
+    results.finish(at(results))
     summary = summary_of(results)
     assert summary["visits"][0] == {
         "round": 1,

@@ -1,9 +1,11 @@
+import time
+
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies.engine import courier
-from strategies.engine.courier import Courier, SimulationBroken
+from strategies.engine.courier import Courier, Exchange, Letter, SimulationBroken
 from strategies.protocol.may_leave import Failure
 from tests.fakes import FakeGrid, failing
 
@@ -12,18 +14,18 @@ def answer(message):
     return Message(RecordDict({"metrics": MetricRecord({"accuracy": 1.0})}), reply_to=message)
 
 
-def messages(*nodes):
-    return [Message(RecordDict(), node, "evaluate") for node in nodes]
+def letters(*nodes, limit=60.0):
+    return [Letter(node, "evaluate", None, RecordDict, limit, "hop-timeout") for node in nodes]
 
 
-def carry(handlers, to, timeout=60.0):
-    return list(Courier(FakeGrid(handlers), timeout, timeout).send_and_receive(messages(*to)))
+def carry(handlers, to, limit=60.0):
+    return list(Courier(FakeGrid(handlers)).exchange(letters(*to, limit=limit)))
 
 
 def test_every_message_is_answered_once_and_a_hospital_has_one_at_a_time():
     """FakeGrid itself asserts that no hospital holds two messages."""
     deliveries = carry({1: answer, 2: answer}, to=[1, 1, 2, 1, 2])
-    assert sorted(delivery.node for delivery in deliveries) == [1, 1, 1, 2, 2]
+    assert sorted(delivery.letter.node for delivery in deliveries) == [1, 1, 1, 2, 2]
     assert all(delivery.failure is None for delivery in deliveries)
 
 
@@ -35,7 +37,7 @@ def test_answers_are_yielded_as_they_come():
         return answer(message)
 
     grid = FakeGrid(dict.fromkeys(range(8), counting_answer), np.random.default_rng(3))
-    next(Courier(grid, 60.0, 60.0).send_and_receive(messages(*range(8))))
+    next(Courier(grid).exchange(letters(*range(8))))
     assert len(worked) < 8
 
 
@@ -52,7 +54,7 @@ def test_answers_are_yielded_as_they_come():
     ],
 )
 def test_failures_are_typed_and_hold_nobody_up(handler, failure):
-    deliveries = {each.node: each for each in carry({1: handler, 2: answer}, to=[1, 2])}
+    deliveries = {each.letter.node: each for each in carry({1: handler, 2: answer}, to=[1, 2])}
     assert deliveries[1].failure == failure
     assert deliveries[1].reason
     assert deliveries[2].failure is None
@@ -65,7 +67,8 @@ def test_a_hospital_that_is_not_connected_is_gone():
 
 def test_a_hospital_that_never_answers_is_given_up(monkeypatch):
     monkeypatch.setattr(courier, "GRACE", 0.0)
-    deliveries = {d.node: d for d in carry({1: lambda m: None, 2: answer}, to=[1, 2], timeout=0.1)}
+    carried = carry({1: lambda m: None, 2: answer}, to=[1, 2], limit=0.1)
+    deliveries = {each.letter.node: each for each in carried}
     assert deliveries[1].failure == Failure.TIMEOUT
     assert "hop-timeout" in deliveries[1].reason
     assert deliveries[2].failure is None
@@ -73,7 +76,7 @@ def test_a_hospital_that_never_answers_is_given_up(monkeypatch):
 
 def test_messages_live_as_long_as_the_hospital_may_take():
     grid = FakeGrid({1: answer})
-    list(Courier(grid, 42.0, 43.0).send_and_receive(messages(1)))
+    list(Courier(grid).exchange(letters(1, limit=42.0)))
     assert grid.sent[0].metadata.ttl == 42.0
 
 
@@ -85,9 +88,10 @@ def test_a_dead_actor_ends_the_simulation():
 def test_who_takes_messages_is_asked_once_and_again_after_a_missed_answer(monkeypatch):
     monkeypatch.setattr(courier, "GRACE", 0.0)
     monkeypatch.setattr(courier, "LIVE_TIMEOUT", 0.2)
+    monkeypatch.setattr(courier, "FIRST_LIVE_TIMEOUT", 0.2)
     answers = {1: answer, 2: answer}
     grid = FakeGrid(answers)
-    post = Courier(grid, 0.2, 60.0)
+    post = Courier(grid)
     grid.stuck = {2}
     assert post.reachable() == {1}
     grid.stuck = set()
@@ -96,8 +100,51 @@ def test_who_takes_messages_is_asked_once_and_again_after_a_missed_answer(monkey
     assert post.reachable() == {1, 2}
     assert next(grid.ids) == asked + 1  # nobody was asked
     grid.handlers[1] = lambda m: None
-    list(post.send_and_receive(messages(1, 2)))
+    list(post.exchange(letters(1, 2, limit=0.2)))
     grid.stuck = {1}
     assert post.reachable() == {2}
     del grid.handlers[2]
     assert post.reachable() == set()
+
+
+def test_simulated_hospitals_take_messages_by_construction(monkeypatch):
+    """However long an actor takes to start: nobody is asked, and nobody is passed over."""
+    monkeypatch.setattr(Courier, "simulates", True)
+    grid = FakeGrid({1: answer, 2: answer})
+    grid.stuck = {1, 2}
+    assert Courier(grid).reachable() == {1, 2}
+    assert next(grid.ids) == 0
+
+
+def test_a_hospital_that_still_starts_has_longer_to_say_that_it_is_there(monkeypatch):
+    monkeypatch.setattr(courier, "GRACE", 0.0)
+    monkeypatch.setattr(courier, "LIVE_TIMEOUT", 0.0)
+    monkeypatch.setattr(courier, "FIRST_LIVE_TIMEOUT", 30.0)
+    grid = FakeGrid({1: answer})
+    pull, ready = grid.pull_messages, time.monotonic() + 0.3
+    monkeypatch.setattr(
+        grid, "pull_messages", lambda ids: pull(ids) if time.monotonic() > ready else []
+    )
+    assert Courier(grid).reachable() == {1}
+
+
+def test_more_messages_may_be_posted_while_answers_are_taken():
+    """Content is written when a message is sent, not when it is posted."""
+    exchange: Exchange[int] = Exchange(Courier(FakeGrid({1: answer, 2: answer})))
+    written = []
+
+    def letter(number):
+        def write():
+            written.append(number)
+            return RecordDict()
+
+        return Letter(1 + number % 2, "evaluate", number, write, 60.0, "hop-timeout")
+
+    exchange.post([letter(0)])
+    assert written == []
+    seen = []
+    for delivery in exchange.deliveries():
+        seen.append(delivery.letter.about)
+        if len(seen) < 6:
+            exchange.post([letter(len(seen))])
+    assert seen == written == list(range(6))

@@ -9,17 +9,23 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from strategies.protocol.parcel import bundle, check_parcel, pack, parcel_in
-from strategies.registry import STRATEGIES
-from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
-from tests.strategies.test_peer import run_unreliably, visits_of
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    Ledger,
+    failing,
+    federation,
+    go,
+    parcels_of,
+    settings,
+)
+from tests.strategies.test_engine import run_unreliably, visits_of
 
 
 def run(handlers, ledger=None, grid=None, strategy="cwt-serial", **overrides):
     grid, ledger = grid or FakeGrid(handlers), ledger or Ledger()
     defaults = {"num_server_rounds": 3, "min_hospitals": 1, "strategy": strategy}
-    peers = STRATEGIES[strategy](settings(**{**defaults, **overrides}), grid, ledger)
-    peers.run()
-    return peers, ledger, grid
+    return go(settings(**{**defaults, **overrides}), grid, ledger), ledger, grid
 
 
 def visits(ledger):
@@ -40,9 +46,9 @@ class At(Ledger):
 
 @pytest.mark.parametrize("strategy", ["cwt-serial", "cwc"])
 def test_one_model_visits_all_in_their_order(strategy):
-    peers, ledger, _ = run(federation(3), strategy=strategy)
+    state, ledger, _ = run(federation(3), strategy=strategy)
     assert visits(ledger) == [(r, k + 1, f"h{k}") for r in (1, 2, 3) for k in range(3)]
-    (parcel,) = peers.parcels.values()
+    (parcel,) = parcels_of(state).values()
     label = check_parcel(parcel)
     assert (label.lineage, label.visited) == ("h0", ["h0", "h1", "h2"] * 3)
     assert ledger.rounds == [1, 2, 3]
@@ -84,9 +90,9 @@ def test_a_hospital_that_is_away_is_passed_over_until_it_is_back(away):
         round_1=lambda: grid.handlers.pop(node),
         round_2=lambda: grid.handlers.update({200: handlers[node]}),
     )
-    peers, _, _ = run(handlers, ledger, grid)
+    state, _, _ = run(handlers, ledger, grid)
     others = [name for name in ("h0", "h1", "h2") if name != away]
-    (parcel,) = peers.parcels.values()
+    (parcel,) = parcels_of(state).values()
     assert check_parcel(parcel).visited == ["h0", "h1", "h2", *others, "h0", "h1", "h2"]
     assert [(e.round, e.hospital, e.outcome) for e in ledger.of("train") if e.outcome != "ok"] == [
         (2, away, "gone")
@@ -98,8 +104,8 @@ def test_the_model_goes_on_from_its_last_good_copy():
         def train(self, message, order):
             return failing(message) if order.round == 2 else super().train(message, order)
 
-    peers, ledger, _ = run(federation(3, h1=Failing("h1")))
-    (parcel,) = peers.parcels.values()
+    state, ledger, _ = run(federation(3, h1=Failing("h1")))
+    (parcel,) = parcels_of(state).values()
     assert visits_of(parcel) == 8.0
     assert (2, 2, "h1") not in visits(ledger)
     tested = {e.hop for e in ledger.of("evaluate") if e.round == 2}
@@ -123,8 +129,8 @@ def test_a_hospital_that_joins_late_is_visited_from_the_next_round_on():
     handlers = federation(3)
     grid = FakeGrid(handlers)
     ledger = At(round_1=lambda: grid.handlers.update({103: CountingHospital("h3")}))
-    peers, _, _ = run(handlers, ledger, grid)
-    (parcel,) = peers.parcels.values()
+    state, _, _ = run(handlers, ledger, grid)
+    (parcel,) = parcels_of(state).values()
     assert check_parcel(parcel).visited == ["h0", "h1", "h2", *["h0", "h1", "h2", "h3"] * 2]
     assert ledger.rounds == [1, 2, 3]
 
@@ -132,11 +138,11 @@ def test_a_hospital_that_joins_late_is_visited_from_the_next_round_on():
 @given(count=st.integers(1, 5), seed=st.integers(0, 2**32), failure_share=st.floats(0, 1))
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_the_model_is_neither_lost_nor_doubled_whatever_fails(count, seed, failure_share):
-    peers, ledger = run_unreliably("cwt-serial", count, seed, failure_share)
-    (held,) = peers.held.values()
+    state, ledger = run_unreliably("cwt-serial", count, seed, failure_share)
+    (parcel,) = parcels_of(state).values()
     good = [event.hospital for event in ledger.of("train") if event.outcome == "ok"]
-    assert check_parcel(held.parcel).visited == good
-    assert visits_of(held.parcel) == len(good)
+    assert check_parcel(parcel).visited == good
+    assert visits_of(parcel) == len(good)
     assert len(ledger.of("train")) == 4 * count
 
 

@@ -1,43 +1,53 @@
 """FedAvg's server half. Its hospitals' half is tested in tests/test_federation.py."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+import pytest
+from flwr.app import Array, ArrayRecord
 
-from strategies.engine.peer import Held
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model, State
 from strategies.fedavg import average
-from strategies.protocol.parcel import check_parcel
-from tests.fakes import CountingHospital, failing, federation
-from tests.strategies.test_peer import run, visits_of
+from strategies.protocol.parcel import Manifest, check_parcel, pack
+from tests.fakes import CountingHospital, failing, federation, parcels_of
+from tests.strategies.test_engine import run, visits_of
 
 
-def held(num_examples, **arrays):
+@pytest.fixture
+def state(tmp_path):
+    return State(Shelf(tmp_path), "run")
+
+
+def model(state, num_examples, **arrays):
     record = ArrayRecord({name: Array(np.asarray(value)) for name, value in arrays.items()})
-    return Held("global", RecordDict({"model": record}), 1, num_examples)
+    parcel = state.shelf.put(pack({"model": record}, Manifest("global", "net", ["a", "b"])))
+    return Model("global", "h0", parcel, round=1, num_examples=num_examples)
 
 
-def test_the_average_is_weighted_by_numbers_of_images():
+def test_the_average_is_weighted_by_numbers_of_images(state):
     """(1 × 0 + 3 × 8) / 4 = 6 and (1 × 4 + 3 × 0) / 4 = 1."""
-    mean = average([held(1.0, w=np.array([0, 4], "f4")), held(3.0, w=np.array([8, 0], "f4"))])
+    mean = average(
+        state,
+        [model(state, 1.0, w=np.array([0, 4], "f4")), model(state, 3.0, w=np.array([8, 0], "f4"))],
+    )
     assert mean["w"].numpy().tolist() == [6.0, 1.0]
 
 
-def test_dtypes_and_scalars_survive_the_average():
+def test_dtypes_and_scalars_survive_the_average(state):
     """Counters are averaged and rounded: (10 + 13) / 2 = 11.5, to the even 12."""
-    mean = average(
-        [held(1.0, n=np.int64(10), h=np.float16(1)), held(1.0, n=np.int64(13), h=np.float16(2))]
-    )
+    first = model(state, 1.0, n=np.int64(10), h=np.float16(1))
+    mean = average(state, [first, model(state, 1.0, n=np.int64(13), h=np.float16(2))])
     assert (mean["n"].dtype, mean["n"].shape, mean["n"].numpy().item()) == ("int64", (), 12)
     assert (mean["h"].dtype, mean["h"].numpy().item()) == ("float16", 1.5)
 
 
 def test_one_global_model_is_trained_by_all():
     """Each hospital adds one visit to the global count; the mean of equal counts is that count."""
-    peers, ledger, _ = run(federation(3), "fedavg")
-    assert list(peers.parcels) == ["global"]
-    assert visits_of(peers.parcels["global"]) == 4.0
+    state, ledger, _ = run(federation(3), "fedavg")
+    assert list(parcels_of(state)) == ["global"]
+    assert visits_of(parcels_of(state)["global"]) == 4.0
     assert {event.lineage for event in ledger.of("train")} == {"global"}
     assert len(ledger.of("evaluate")) == 4 * 3
-    assert check_parcel(peers.parcels["global"]).round == 4
+    assert check_parcel(parcels_of(state)["global"]).round == 4
 
 
 def test_hospitals_that_fail_are_left_out_of_the_average():
@@ -45,8 +55,8 @@ def test_hospitals_that_fail_are_left_out_of_the_average():
         def train(self, message, order):
             return failing(message) if order.round == 2 else super().train(message, order)
 
-    peers, _, _ = run(federation(3, h0=Failing("h0")), "fedavg")
-    assert visits_of(peers.parcels["global"]) == 4.0
+    state, _, _ = run(federation(3, h0=Failing("h0")), "fedavg")
+    assert visits_of(parcels_of(state)["global"]) == 4.0
 
 
 def test_a_round_in_which_all_fail_changes_nothing():
@@ -54,5 +64,5 @@ def test_a_round_in_which_all_fail_changes_nothing():
         def train(self, message, order):
             return failing(message) if order.round == 2 else super().train(message, order)
 
-    peers, _, _ = run({k: Failing(f"h{k}") for k in range(3)}, "fedavg")
-    assert visits_of(peers.parcels["global"]) == 3.0
+    state, _, _ = run({k: Failing(f"h{k}") for k in range(3)}, "fedavg")
+    assert visits_of(parcels_of(state)["global"]) == 3.0

@@ -4,16 +4,22 @@ import pytest
 
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save
-from strategies.registry import STRATEGIES
-from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, settings
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    Ledger,
+    failing,
+    federation,
+    go,
+    parcels_of,
+    settings,
+)
 
 
 def run(handlers, strategy="feder", rounds=6, **overrides):
     grid, ledger = FakeGrid(handlers), Ledger()
-    chosen = settings(num_server_rounds=rounds, min_hospitals=1, **overrides)
-    peers = STRATEGIES[strategy](chosen, grid, ledger)
-    peers.run()
-    return peers, ledger, grid
+    chosen = settings(strategy=strategy, num_server_rounds=rounds, min_hospitals=1, **overrides)
+    return go(chosen, grid, ledger), ledger, grid
 
 
 def visits(grid):
@@ -74,8 +80,8 @@ def test_a_hospital_that_fails_is_sent_the_buffer_again():
 
 def test_buffer_only_keeps_models_home_and_moves_buffers():
     handlers = federation(3)
-    peers, _, _ = run(handlers, feder__variant="buffer-only")
-    for name, parcel in peers.parcels.items():
+    state, _, _ = run(handlers, feder__variant="buffer-only")
+    for name, parcel in parcels_of(state).items():
         assert set(check_parcel(parcel).visited) == {name}
     for hospital in handlers.values():
         assert hospital.replayed[0] == []
@@ -100,7 +106,7 @@ def test_without_buffers_nobody_makes_any():
 def test_a_first_parcel_without_a_buffer_is_refused():
     class Mean(CountingHospital):
         def prepare(self, message, order):
-            return super().prepare(message, type(order)(**{**vars(order), "shares_buffer": False}))
+            return super().prepare(message, type(order)(**{**vars(order), "buffer_size": 0}))
 
     _, ledger, _ = run(federation(3, h2=Mean("h2")), rounds=1)
     assert {e.hospital: e.reason for e in ledger.of("query.prepare") if e.outcome != "ok"} == {
@@ -113,16 +119,16 @@ def test_a_hospital_whose_release_is_refused_does_not_stop_the_others():
         def prepare(self, message, order):
             return failing(message, Failure.RELEASE, "Image 3 is too near.")
 
-    peers, ledger, _ = run(federation(3, h2=Refused("h2")), rounds=2)
-    assert sorted(peers.parcels) == ["h0", "h1"]
+    state, ledger, _ = run(federation(3, h2=Refused("h2")), rounds=2)
+    assert sorted(parcels_of(state)) == ["h0", "h1"]
     assert [e.outcome for e in ledger.of("query.prepare")].count("release") == 1
 
 
 @pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
 def test_centralized_trains_one_model_at_the_first_hospital(data, replayed):
     handlers = federation(3)
-    peers, ledger, _ = run(handlers, "centralized", rounds=2, centralized__data=data)
-    assert list(peers.parcels) == ["h0"]
+    state, ledger, _ = run(handlers, "centralized", rounds=2, centralized__data=data)
+    assert list(parcels_of(state)) == ["h0"]
     assert [e.hospital for e in ledger.of("train")] == ["h0", "h0"]
     assert {e.hospital for e in ledger.of("evaluate")} == {"h0", "h1", "h2"}
     assert {(e.hospital, e.lineage) for e in ledger.of("hand-off")} == {
@@ -132,8 +138,8 @@ def test_centralized_trains_one_model_at_the_first_hospital(data, replayed):
 
 
 def test_a_parcel_without_its_buffer_can_be_saved_and_read(tmp_path):
-    peers, _, _ = run(federation(2), rounds=1)
-    save(peers.parcels["h0"], tmp_path / "h0.npz")
+    state, _, _ = run(federation(2), rounds=1)
+    save(parcels_of(state)["h0"], tmp_path / "h0.npz")
     assert check_parcel(load(tmp_path / "h0.npz")).lineage == "h0"
 
 

@@ -9,8 +9,9 @@ from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import SettingsError
-from tests.fakes import failing, federation, settings
-from tests.strategies.test_peer import run, run_unreliably, visits_of
+from strategies.registry import strategy_of
+from tests.fakes import failing, federation, parcels_of, settings
+from tests.strategies.test_engine import run, run_unreliably, visits_of
 
 BASES = ["cwt", "rwt", "fedavg"]
 
@@ -35,9 +36,9 @@ def visits_in(grid, round_):
 
 def test_a_model_goes_to_the_next_hospital_back_and_there_again():
     """E = 10, λ = 0.1 on the ring of h0, h1, h2: 8 epochs, 1 where it came from, 1."""
-    peers, ledger, grid = rewound("cwt", 3, num_server_rounds=2)
-    assert check_parcel(peers.parcels["h0"]).visited == ["h0", "h1", "h0", "h1"]
-    assert check_parcel(peers.parcels["h2"]).visited == ["h2", "h0", "h2", "h0"]
+    state, ledger, grid = rewound("cwt", 3, num_server_rounds=2)
+    assert check_parcel(parcels_of(state)["h0"]).visited == ["h0", "h1", "h0", "h1"]
+    assert check_parcel(parcels_of(state)["h2"]).visited == ["h2", "h0", "h2", "h0"]
     told = [(e.round, e.hop, e.verb, e.epochs) for e in ledger.events if e.lineage == "h0"]
     assert [each for each in told if each[2].startswith("train")] == [
         (1, 1, "train", 10),
@@ -71,20 +72,21 @@ def test_epochs_are_shared_out_by_the_ceiling_rule(base, epochs, fraction, share
 
 @pytest.mark.parametrize(("epochs", "fraction"), [(2, 0.1), (1, 0.4), (4, 0.3)])
 def test_a_fraction_that_leaves_no_epochs_is_refused(epochs, fraction):
+    chosen = {"train__epochs": epochs, "rewind__fraction": fraction}
     with pytest.raises(SettingsError, match=rf"rewind.fraction' is {fraction}.*epochs = {epochs} "):
-        settings(strategy="fedrewind", train__epochs=epochs, rewind__fraction=fraction)
-    settings(strategy="cwt", train__epochs=epochs, rewind__fraction=fraction)
+        strategy_of(settings(strategy="fedrewind", **chosen))
+    strategy_of(settings(strategy="cwt", **chosen))
 
 
 @pytest.mark.parametrize("base", BASES)
 def test_without_a_fraction_it_is_the_base(base):
     plain, told, _ = run(federation(4), base, train__epochs=10)
-    peers, told_too, _ = rewound(base, rewind__fraction=0.0, num_server_rounds=4)
+    state, told_too, _ = rewound(base, rewind__fraction=0.0, num_server_rounds=4)
     assert told.events
     assert [(e.verb, e.hop, e.hospital, e.lineage, e.epochs) for e in told.events] == [
         (e.verb, e.hop, e.hospital, e.lineage, e.epochs) for e in told_too.events
     ]
-    assert peers.parcels == plain.parcels
+    assert parcels_of(state) == parcels_of(plain)
 
 
 def test_rwt_goes_where_rwt_goes():
@@ -98,12 +100,12 @@ def test_rwt_goes_where_rwt_goes():
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("partner", ["previous", "random"])
 def test_nobody_rewinds_at_the_hospital_where_the_model_is(base, partner):
-    peers, ledger, _ = rewound(base, 5, rewind__partner=partner, num_server_rounds=8)
+    state, ledger, _ = rewound(base, 5, rewind__partner=partner, num_server_rounds=8)
     for round_ in range(2, 9):
         legs = [e for e in ledger.events if e.round == round_ and e.verb.startswith("train")]
         assert len(legs) == 3 * 5
         assert all(sum(leg.hospital == f"h{k}" for leg in legs) == 3 for k in range(5))
-    for parcel in peers.parcels.values():
+    for parcel in parcels_of(state).values():
         visited = check_parcel(parcel).visited[1:] if base != "fedavg" else []
         for first, away, again in zip(*[iter(visited)] * 3, strict=True):
             assert first == again != away
@@ -111,10 +113,10 @@ def test_nobody_rewinds_at_the_hospital_where_the_model_is(base, partner):
 
 def test_random_partners_change_and_are_seldom_the_previous():
     """With 8 hospitals, 1 in 7 is the one where the model was before."""
-    peers, _, _ = rewound("cwt", 8, rewind__partner="random", num_server_rounds=20)
+    state, _, _ = rewound("cwt", 8, rewind__partner="random", num_server_rounds=20)
     previous = [
         visited[k + 1] == visited[k - 1]
-        for visited in (check_parcel(parcel).visited for parcel in peers.parcels.values())
+        for visited in (check_parcel(parcel).visited for parcel in parcels_of(state).values())
         for k in range(1, len(visited), 3)
     ]
     assert 0 < sum(previous) < 0.3 * len(previous)
@@ -122,8 +124,8 @@ def test_random_partners_change_and_are_seldom_the_previous():
 
 def test_with_fedavg_each_hospitals_copy_rewinds_elsewhere_before_the_average():
     """Copies of 3 visits each in round 2, weighted by the images of the hospital they return to."""
-    peers, _, grid = rewound("fedavg", 4, num_server_rounds=2)
-    assert visits_of(peers.parcels["global"]) == 1 + 3
+    state, _, grid = rewound("fedavg", 4, num_server_rounds=2)
+    assert visits_of(parcels_of(state)["global"]) == 1 + 3
     sent = visits_in(grid, 2)
     assert {hop: sorted(place for _, place, _ in legs) for hop, legs in sent.items()} == {
         hop: ["h0", "h1", "h2", "h3"] for hop in (1, 2, 3)
@@ -156,11 +158,11 @@ def test_hospitals_of_fedavg_test_once_a_round_before_the_average():
 )
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_no_parcel_is_lost_or_doubled(base, partner, count, seed, failure_share):
-    peers, ledger = run_unreliably(
+    state, ledger = run_unreliably(
         "fedrewind", count, seed, failure_share, rewind__base=base, rewind__partner=partner
     )
-    assert sorted(held.lineage for held in peers.held.values()) == [f"h{k}" for k in range(count)]
-    for lineage, parcel in peers.parcels.items():
+    assert sorted(held.lineage for held in state.models.values()) == [f"h{k}" for k in range(count)]
+    for lineage, parcel in parcels_of(state).items():
         good = [
             e.hospital
             for e in ledger.events
@@ -178,8 +180,8 @@ def test_a_model_whose_rewind_leg_fails_is_trained_on_as_it_is():
 
     handlers = federation(3)
     willing, handlers[100] = handlers[100], unwilling
-    peers, ledger, _ = rewound("cwt", handlers=handlers, num_server_rounds=2)
-    assert check_parcel(peers.parcels["h0"]).visited == ["h0", "h1", "h1"]
-    assert check_parcel(peers.parcels["h1"]).visited == ["h1", "h2", "h1", "h2"]
+    state, ledger, _ = rewound("cwt", handlers=handlers, num_server_rounds=2)
+    assert check_parcel(parcels_of(state)["h0"]).visited == ["h0", "h1", "h1"]
+    assert check_parcel(parcels_of(state)["h1"]).visited == ["h1", "h2", "h1", "h2"]
     (failure,) = [event for event in ledger.events if event.outcome != "ok"]
     assert (failure.verb, failure.hospital, failure.lineage) == ("train.rewind", "h0", "h0")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies.protocol import parcel
+from strategies.protocol import may_leave, parcel, records
 from strategies.protocol.may_leave import UndeclaredError
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest
@@ -23,22 +23,22 @@ def test_a_label_survives_the_wire():
     order = Order(2, 1, "b", ["x"], "plain", "run", 3, test=True)
     after = Manifest("a", "net", ["yes"], 1, 1, 1, ["a"], "", ["model=00"]).after(order)
     assert after == Manifest("a", "net", ["yes"], 2, 1, 3, ["a", "b"], "00", ["model=00"])
-    assert parcel.from_record(Manifest, parcel.to_record(after)) == after
-    assert parcel.from_record(Order, parcel.to_record(order)) == order
+    assert records.from_record(Manifest, records.to_record(after)) == after
+    assert records.from_record(Order, records.to_record(order)) == order
 
 
 def test_a_label_with_another_field_is_refused():
-    record = parcel.to_record(LABEL)
+    record = records.to_record(LABEL)
     record["note"] = "hello"
     with pytest.raises(ParcelError, match="note"):
-        parcel.from_record(Manifest, record)
+        records.from_record(Manifest, record)
 
 
 def test_a_label_with_another_type_is_refused():
-    record = parcel.to_record(LABEL)
+    record = records.to_record(LABEL)
     record["round"] = "1"
     with pytest.raises(ParcelError, match="'round' of the manifest is '1'"):
-        parcel.from_record(Manifest, record)
+        records.from_record(Manifest, record)
 
 
 def test_a_good_parcel_passes():
@@ -77,7 +77,7 @@ def test_another_layout_is_refused(other):
         parcel.check_same_layout(RecordDict({"model": arrays(**other)}), good())
 
 
-@pytest.mark.parametrize("verb", list(parcel.ANSWERS))
+@pytest.mark.parametrize("verb", list(may_leave.ANSWERS))
 @pytest.mark.parametrize(
     ("name", "record"),
     [
@@ -92,20 +92,20 @@ def test_another_layout_is_refused(other):
 )
 def test_nothing_undeclared_leaves(verb, name, record):
     with pytest.raises(UndeclaredError):
-        parcel.check_answer(verb, RecordDict({name: record}))
+        may_leave.check_answer(verb, RecordDict({name: record}))
 
 
 def test_an_evaluation_answers_with_metrics_only():
-    parcel.check_answer("evaluate", RecordDict({"metrics": MetricRecord({"a/accuracy": 0.5})}))
+    may_leave.check_answer("evaluate", RecordDict({"metrics": MetricRecord({"a/accuracy": 0.5})}))
     with pytest.raises(
         UndeclaredError, match="'model' may not leave a hospital in answer to evaluate"
     ):
-        parcel.check_answer("evaluate", good())
+        may_leave.check_answer("evaluate", good())
 
 
 def test_a_card_holds_the_declared_fields_only():
     with pytest.raises(UndeclaredError, match="'patients'"):
-        parcel.check_answer("query.prepare", RecordDict({"card": ConfigRecord({"patients": 3})}))
+        may_leave.check_answer("query.prepare", RecordDict({"card": ConfigRecord({"patients": 3})}))
 
 
 def test_parcels_travel_together_and_come_apart_again():

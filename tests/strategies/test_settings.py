@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from strategies.protocol.settings import Settings, SettingsError, rng_for
-from strategies.registry import STRATEGIES, strategy_named
+from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
 
 
@@ -42,8 +44,6 @@ def test_the_defaults_are_valid():
         ("classes", "a,a", "'classes' is 'a,a'; it must be two or more different names"),
         ("classes", "a", "'classes' is 'a'; it must be two or more different names"),
         ("image-channels", 1, "'image-channels' is 1; it must be one of 0, 3."),
-        ("cwc.decay", 1.5, "it must be from 0 to 1"),
-        ("cwc.damping", 0.0, "it must be above 0"),
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
         ("resume", "runs", "an absolute path, or one that starts with ~, or empty."),
         ("mlp.hidden", "256,,1", "such as '256,256'"),
@@ -57,9 +57,31 @@ def test_a_wrong_value_is_named(key, value, message):
 
 def test_a_missing_key_is_named():
     config = run_config()
-    del config["fedprox.mu"]
-    with pytest.raises(SettingsError, match=r"'fedprox\.mu' is missing"):
+    del config["train.epochs"]
+    with pytest.raises(SettingsError, match=r"'train\.epochs' is missing"):
         Settings.parse(config)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "key", "value", "message"),
+    [
+        ("feder", "feder.buffer-size", -1, "'feder.buffer-size' is -1; it must be 0 or more"),
+        ("feder", "feder.variant", "half", "it must be one of full, buffer-only, synthetic-only"),
+        ("fedrewind", "rewind.fraction", 0.5, "it must be 0 or more, and below 0.5"),
+        ("centralized", "centralized.data", "all", "it must be one of real, synthetic, both"),
+    ],
+)
+def test_a_method_refuses_its_own_wrong_values(strategy, key, value, message):
+    settings = Settings.parse({**run_config(strategy=strategy), key: value})
+    with pytest.raises(SettingsError) as error:
+        strategy_of(settings)
+    assert message in str(error.value)
+    strategy_of(replace(settings, strategy="cwt"))  # who does not use a value does not judge it
+
+
+def test_the_run_config_can_be_had_back():
+    config = run_config(train__epochs=7, cwc__strength=0.5)
+    assert Settings.parse(config).run_config == config
 
 
 def test_a_whole_number_serves_as_a_fraction():
@@ -70,7 +92,7 @@ def test_an_unknown_strategy_lists_the_choices():
     with pytest.raises(
         SettingsError, match=r"'feddr'; it must be one of .*cwt, cwt-serial, fedavg, .*standalone"
     ):
-        strategy_named("feddr")
+        strategy_of(Settings.parse(run_config(strategy="feddr")))
 
 
 def test_randomness_depends_on_every_argument_and_on_nothing_else():
