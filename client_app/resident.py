@@ -23,6 +23,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
+from strategies.protocol.files import replacing
 
 IDLE = 900.0  # seconds without a message after which it ends, and gives its memory back
 HELLO = 5.0  # seconds after which one that does not take a message is left to itself
@@ -77,10 +78,9 @@ def _connect(place: Path) -> Connection:
     connection = None if started.returncode else _call(address)
     if connection is None:
         raise ConnectionError("The resident process has not started; the hospital's log says why.")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(address)
-    temporary.replace(place)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(place) as draft:
+        draft.write_text(address)
     return connection
 
 

@@ -37,6 +37,7 @@ from server_app.measures import Round, Summary, finished, measure_round, summari
 from strategies.engine import checkpoint as checkpoints
 from strategies.engine.checkpoint import Checkpoint, CheckpointError
 from strategies.engine.events import Event
+from strategies.protocol.files import replacing
 from strategies.protocol.parcel import save
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -240,10 +241,8 @@ class Results:
             error,
             self._resumed,
         )
-        # Renamed, so that whoever finds summary.json finds all of it.
-        draft = self.path / "summary.json.part"
-        draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
-        draft.replace(self.path / "summary.json")
+        with replacing(self.path / "summary.json") as draft:
+            draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for lineage, parcel in parcels.items():
