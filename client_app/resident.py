@@ -4,6 +4,12 @@ Flower starts a process for every message, and that process needs seconds before
 `resident` in its node-config, a hospital has the work done by a process that an earlier message has
 started: the one that Flower starts hands the message over, and the answer on. What a message can do
 and what leaves the hospital is the same: both run the same app, with its guard.
+
+The two processes talk through `multiprocessing.connection`, which pickles: Flower has no public way
+to write a Message and a Context as bytes. Nothing else here is ever unpickled, and this opens no
+door. Either end reads only what the other has pickled, and both run the same code as the same user.
+The socket is in a folder with mode 0700, and so is the file in the store that names the socket.
+Whoever can write there already acts as that user, and could change this code as well.
 """
 
 import hashlib
