@@ -70,6 +70,7 @@ def writer(path, text):
     """Another process that has written half of the file, and waits."""
     command = [sys.executable, "-c", WRITER, str(path), text]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout
     assert process.stdout.readline()
     return process
 
