@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from strategies.protocol.files import replacing
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
@@ -85,12 +86,15 @@ class Identity:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
-            draft = path.with_suffix(f".{os.getpid()}.tmp")
-            draft.touch(mode=0o600)
-            draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
-            with suppress(FileExistsError):  # another process was faster: its keys are the ones
-                os.link(draft, path)
-            draft.unlink()
+            draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+            try:
+                draft.touch(mode=0o600)
+                draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
+                # Not `replacing`: a link fails if another process was faster, whose keys then hold.
+                with suppress(FileExistsError):
+                    os.link(draft, path)
+            finally:
+                draft.unlink(missing_ok=True)
         raw = path.read_bytes()
         if len(raw) != 64:
             raise SettingsError("The hospital's file of its identity is none.")
@@ -148,8 +152,7 @@ def pin(path: Path, announced: Mapping[str, str]) -> dict[str, Member]:
                 f"The key of '{name}' is another one than at its first use: ask that hospital, and "
                 "remove its line from this hospital's file of members if the new one is right."
             )
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.parent.mkdir(parents=True, exist_ok=True)
-    draft.write_text("".join(f"{name} {member}\n" for name, member in members.items()), "utf-8")
-    draft.replace(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_text("".join(f"{name} {key}\n" for name, key in members.items()), "utf-8")
     return members

@@ -4,6 +4,12 @@ Flower starts a process for every message, and that process needs seconds before
 `resident` in its node-config, a hospital has the work done by a process that an earlier message has
 started: the one that Flower starts hands the message over, and the answer on. What a message can do
 and what leaves the hospital is the same: both run the same app, with its guard.
+
+The two processes talk through `multiprocessing.connection`, which pickles: Flower has no public way
+to write a Message and a Context as bytes. Nothing else here is ever unpickled, and this opens no
+door. Either end reads only what the other has pickled, and both run the same code as the same user.
+The socket is in a folder with mode 0700, and so is the file in the store that names the socket.
+Whoever can write there already acts as that user, and could change this code as well.
 """
 
 import hashlib
@@ -23,6 +29,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
+from strategies.protocol.files import replacing
 
 IDLE = 900.0  # seconds without a message after which it ends, and gives its memory back
 HELLO = 5.0  # seconds after which one that does not take a message is left to itself
@@ -77,10 +84,9 @@ def _connect(place: Path) -> Connection:
     connection = None if started.returncode else _call(address)
     if connection is None:
         raise ConnectionError("The resident process has not started; the hospital's log says why.")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(address)
-    temporary.replace(place)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(place) as draft:
+        draft.write_text(address)
     return connection
 
 

@@ -1,7 +1,6 @@
 """A hospital's own folder: what stays there between two messages, and never leaves.
 
-Every file is written under a temporary name and then renamed, so that a kill at any moment leaves
-the old file or the new one.
+A kill at any moment leaves the old file or the new one (strategies.protocol.files).
 """
 
 import os
@@ -12,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.protocol.files import replacing
+
 DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
 
 
@@ -19,7 +20,7 @@ class Store:
     """Named sets of arrays in one folder.
 
     Args:
-        folder: The hospital's folder; made when something is first saved.
+        folder: The hospital's folder; made at the first `save`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,13 +30,11 @@ class Store:
         """Keep a set of arrays under a name such as "runs/1/home"."""
         path = self.folder / f"{name}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        with temporary.open("wb") as file:
+        with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
-        temporary.replace(path)
 
     def load(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays kept under a name; none if there are none."""
+        """The arrays kept under a name; empty if nothing was kept."""
         path = self.folder / f"{name}.npz"
         if not path.exists():
             return {}
@@ -43,9 +42,9 @@ class Store:
             return dict(archive)
 
     def names(self, folder: str) -> list[str]:
-        """The names, without the folder's, of what is kept in a folder such as "runs/1"."""
+        """What is kept in a folder such as "runs/1": the names below it, such as "home"."""
         return [path.stem for path in (self.folder / folder).glob("*.npz")]
 
     def discard(self, name: str) -> None:
-        """Keep what has this name no longer."""
+        """Delete what is kept under a name, if there is anything."""
         (self.folder / f"{name}.npz").unlink(missing_ok=True)

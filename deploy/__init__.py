@@ -1,1 +1,1 @@
-"""What a consortium starts: certificates and keys, the SuperLink, the SuperNodes."""
+"""The commands of a consortium: make certificates and keys, start server and hospitals, run."""

@@ -1,8 +1,8 @@
-"""Who is who: a certificate for the server, a key for each hospital.
+"""Certificates for the server, and a key for each hospital.
 
-A hospital knows the server by the certificate of the consortium's own authority; the server knows a
-hospital by a public key that was registered. Both are files of the usual formats: X.509 in PEM, and
-keys as `ssh-keygen -t ecdsa -b 384` writes them.
+A hospital checks the server's certificate with that of the consortium's own authority. The server
+checks a hospital by its registered public key. The files have the usual formats: X.509 certificates
+in PEM, and keys as `ssh-keygen -t ecdsa -b 384` writes them.
 """
 
 import ipaddress
@@ -19,21 +19,21 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
 
-YEARS = 10  # that certificates are valid
-HERE = ("localhost", "127.0.0.1")  # as what the operator's own commands know the server
+YEARS = 10  # of validity of a certificate
+HERE = ("localhost", "127.0.0.1")  # names by which the operator's own commands reach the server
 
 
 def make_authority(folder: Path, names: Sequence[str]) -> None:
-    """Make `ca.crt` and `ca.key`, and with them `server.crt` and `server.key` for these names.
+    """Make `ca.crt` and `ca.key`, and with them `server.crt` and `server.key`.
 
-    An authority that is there already is used again, so that a server can get a new certificate.
+    An existing authority is kept, so that a server can get a new certificate.
 
     Args:
-        folder: Where to put them; made if it is not there.
+        folder: Where the files go; made if it does not exist.
         names: Host names and IP addresses under which hospitals reach the server.
 
     Raises:
-        DeployError: A name is none, or the server has a certificate already.
+        DeployError: A name is not valid, or the server already has a certificate.
     """
     alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
     certificate, key = folder / "server.crt", folder / "server.key"
@@ -53,10 +53,10 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
 
 
 def make_key(folder: Path, hospital: str) -> None:
-    """Make a hospital's `<name>.key`, which never leaves it, and `<name>.pub`.
+    """Make a hospital's `<name>.key`, which never leaves the hospital, and its `<name>.pub`.
 
     Raises:
-        DeployError: The name cannot be used, or there is such a key already.
+        DeployError: The name is not valid, or the key already exists.
     """
     check_name(hospital)
     private, public = folder / f"{hospital}.key", folder / f"{hospital}.pub"
@@ -70,10 +70,10 @@ def make_key(folder: Path, hospital: str) -> None:
 
 
 def check_name(hospital: str) -> None:
-    """A hospital's name as the app takes it.
+    """Check that the app accepts a hospital's name.
 
     Raises:
-        DeployError: It is none.
+        DeployError: It does not.
     """
     if not re.fullmatch(r"[\w.-]+", hospital, re.ASCII) or hospital in ("global", "ensemble"):
         raise DeployError(
@@ -95,7 +95,7 @@ def _alternative(name: str) -> x509.GeneralName:
 
 
 def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The authority in a folder; a new one if there is none."""
+    """The certificate and key of the authority in a folder; made if they do not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists() and key.exists():
         private = serialization.load_pem_private_key(key.read_bytes(), None)
@@ -125,7 +125,7 @@ def _builder(
     public: ec.EllipticCurvePublicKey,
     issuer_key: ec.EllipticCurvePrivateKey,
 ) -> x509.CertificateBuilder:
-    """What both certificates have."""
+    """A certificate with the fields that those of authority and server share."""
     now = datetime.now(UTC)
     issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
     return (
@@ -157,13 +157,13 @@ def _must_be_new(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise DeployError(
-                f"{path} is there already and is not overwritten: who relies on it would be locked "
-                "out. Move it away, or choose another folder."
+                f"{path} already exists and is not overwritten, which would lock out everybody who "
+                "relies on it. Move it away, or choose another folder."
             )
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that is nobody else's to read from its first moment, and was not there."""
+    """Write a new file, which has its mode from the first moment."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -1,7 +1,8 @@
 """A consortium on one machine, in a new temporary folder: a server, three hospitals, a short run.
 
-Each command is the one that a person gives (docs/deployment.md). The last line is the folder of the
-results; the exit status is that of the run. Everything is ended at the end, also after Ctrl-C.
+Its commands are those that people would give (docs/deployment.md). The last line printed is the
+folder of the results; the exit status is that of the run. All processes are ended, also after
+Ctrl-C.
 """
 
 import signal
@@ -20,20 +21,20 @@ from sklearn.datasets import load_digits
 from deploy.errors import DeployError
 
 HOSPITALS = ("graz", "linz", "wien")
-IMAGES = 200  # of each hospital
+IMAGES = 200  # per hospital
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=2 train.epochs=1 min-hospitals=3 seed=1 "
     "hop-timeout=300"
 )
-START_UP = 60.0  # seconds that the server may take to be ready
+START_UP = 60.0  # seconds to wait until the server is ready
 DEPLOY = [sys.executable, "-m", "deploy"]
 
 
 def main() -> None:
-    """Start everything, do a run, end everything."""
+    """Start server and hospitals, do a run, end them."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
-    print(f"Everything is below {folder}; the server's log is superlink.log there.", flush=True)
+    print(f"All files are below {folder}; the server's log is superlink.log there.", flush=True)
     try:
         write_images(folder / "images")
         with server(folder) as address, hospitals(folder, address):
@@ -47,7 +48,7 @@ def main() -> None:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    """A server, with its files in `server` below a folder; yields its address for hospitals."""
+    """Run a server with its files in `folder`/server; yields its address for hospitals."""
     fleet, control = _free_ports(2)
     address = f"127.0.0.1:{fleet}"
     _deploy("authority", str(folder / "server"), "--server", "127.0.0.1")
@@ -61,7 +62,14 @@ def server(folder: Path) -> Iterator[str]:
 def hospitals(
     folder: Path, address: str, sealed: bool = True, more: Sequence[str] = ()
 ) -> Iterator[None]:
-    """The hospitals of the server below a folder, which they reach at an address."""
+    """Run the hospitals of the server in `folder`, each with its files in `folder`/<name>.
+
+    Args:
+        folder: That of `server`.
+        address: host:port of the server.
+        sealed: Whether they take part in sealed runs, or in open ones.
+        more: Further arguments of `python -m deploy supernode`.
+    """
     lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
     (folder / "members").write_text("".join(lines), encoding="utf-8")
     members = str(folder / "members") if sealed else "none"
@@ -80,7 +88,7 @@ def hospitals(
 
 
 def run(folder: Path, settings: str) -> Path:
-    """Do a run on the server below a folder, and return where its results are."""
+    """Do a run on the server in `folder`; returns the folder of its results."""
     run_config = f"{settings} output-dir='{folder}/runs'"
     _deploy("run", str(folder / "server"), "--run-config", run_config)
     (result,) = (folder / "runs").iterdir()
@@ -88,7 +96,7 @@ def run(folder: Path, settings: str) -> Path:
 
 
 def write_images(folder: Path) -> None:
-    """Write a folder of scikit-learn's digits for each hospital, with one for each class in it."""
+    """Write scikit-learn's digits as `folder`/<hospital>/<class>/<number>.png."""
     digits = load_digits()
     for number, (image, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         hospital, index = number % len(HOSPITALS), number // len(HOSPITALS)
@@ -99,7 +107,7 @@ def write_images(folder: Path) -> None:
 
 
 def _identity(hospital: str, store: Path) -> str:
-    """The line by which the others know a hospital."""
+    """A hospital's line for the file of members."""
     command = [sys.executable, "-m", "client_app", "identity", "--site", hospital]
     command += ["--store-dir", str(store)]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
@@ -113,7 +121,7 @@ def _deploy(*arguments: str) -> None:
 def started(
     folder: Path, *arguments: str, log: str = "superlink"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A command that is ended at the end, with its output in a file."""
+    """Run a command, with its output in `folder`/<log>.log; it is ended with the block."""
     with (folder / f"{log}.log").open("wb") as output:
         process = subprocess.Popen([*DEPLOY, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -138,7 +146,7 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
             if connection.connect_ex(("127.0.0.1", port)) == 0:
                 return
         time.sleep(0.2)
-    raise DeployError("The server has not started: superlink.log says why.")
+    raise DeployError("The server did not start: superlink.log says why.")
 
 
 if __name__ == "__main__":

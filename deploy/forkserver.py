@@ -1,9 +1,10 @@
-"""Begins Flower's ClientApp processes at once: copies of one that has imported Flower already.
+"""Forks Flower's ClientApp processes from one that has already imported Flower.
 
-A SuperNode has each message answered by a program, `flwr-clientapp`, which it finds on the PATH and
-which takes a second or two to import Flower. If the PATH begins with deploy/warm, it finds a few
-lines there that hand their arguments and output to this process. It forks, and the copy does what
-Flower's own program does. The installed program is all of Flower that this relies on.
+A SuperNode starts a program for each message, `flwr-clientapp`, which it finds on the PATH. That
+program takes a second or two to import Flower. If the PATH begins with deploy/warm, the SuperNode
+finds a short script there instead, which hands its arguments and its output to this process. This
+process forks, and the copy runs Flower's own program. Of Flower this relies on nothing but the
+installed program `flwr-clientapp`.
 """
 
 import os
@@ -16,12 +17,12 @@ from socket import AF_UNIX, recv_fds, socket
 from threading import Thread, get_ident
 
 PROGRAMS = Path(__file__).parent / "warm"
-ADDRESS = "FEDHANDOFF_FORKSERVER"  # environment variable: where the process listens
+ADDRESS = "FEDHANDOFF_FORKSERVER"  # environment variable: the path of its socket
 
 
 def serve(program: Callable[[], object]) -> None:
-    """Run the program in a copy of this process for each that asks, with its arguments."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how the copies have ended
+    """Run the program in a copy of this process for each caller, with the caller's arguments."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # copies are not waited for
     address = Path(os.environ[ADDRESS])
     address.unlink(missing_ok=True)
     with socket(AF_UNIX) as listener:
@@ -35,7 +36,7 @@ def serve(program: Callable[[], object]) -> None:
 
 
 def _run(program: Callable[[], object], caller: socket) -> None:
-    """Be the program, then end."""
+    """Run the program in this copy, send its exit status, and end."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     status = 1
     try:
@@ -59,9 +60,9 @@ def _run(program: Callable[[], object], caller: socket) -> None:
 
 
 def _heed(caller: socket, thread: int) -> None:
-    """Pass signals on to the thread that runs the program, and end with what has asked for it."""
+    """Pass the caller's signals to the thread that runs the program; end when the caller ends."""
     while number := caller.recv(1):
-        signal.pthread_kill(thread, number[0])  # else its system call would go on
+        signal.pthread_kill(thread, number[0])  # to interrupt its system call
     os._exit(1)
 
 

@@ -1,4 +1,4 @@
-"""A hospital's side: its SuperNode."""
+"""The hospital's commands: start its SuperNode."""
 
 import os
 import shutil
@@ -27,42 +27,42 @@ def start_supernode(
     """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
     Args:
-        folder: With `ca.crt` and the hospital's key; Flower's files go there, too.
+        folder: Has `ca.crt` and the hospital's key; Flower's files go there, too.
         server: host:port of the SuperLink.
-        hospital: Its name.
-        data_dir: Its images, or the manifest.
-        store_dir: Its store; None = the app's default.
-        members: The file of those whose parcels it opens, "first-use", or "none".
-        more: Of its node-config.
-        warm: Whether its ClientApp processes are begun by `deploy.forkserver`.
+        hospital: The hospital's name.
+        data_dir: The hospital's folder of images, or its manifest.
+        store_dir: The hospital's store; None = the app's default.
+        members: The file with the keys of all hospitals, "first-use", or "none".
+        more: Further keys of the node-config.
+        warm: Whether `deploy.forkserver` starts the ClientApp processes.
 
     Raises:
-        DeployError: A file is missing, the server is not the consortium's, or it turns the
-            hospital away for good.
+        DeployError: A file is missing, the server's certificate is not from the consortium's
+            authority, or the SuperNode does not stay up.
     """
     check_name(hospital)
     folder = folder.absolute()
     authority, key = folder / "ca.crt", folder / f"{hospital}.key"
     for path, source in (
-        (authority, "the server's operator has it"),
+        (authority, "get it from the server's operator"),
         (key, "make it with `python -m deploy key`"),
-        (data_dir, "--data-dir names the hospital's images"),
+        (data_dir, "give --data-dir the folder of the hospital's images"),
     ):
         if not path.exists():
-            raise DeployError(f"{path} is not there: {source}.")
+            raise DeployError(f"{path} does not exist: {source}.")
     if not shutil.which("ps"):  # for the watch
-        raise DeployError("There is no command ps: install it (on Linux the package procps).")
+        raise DeployError("The command ps is missing: install it (on Linux the package procps).")
     check_server(server, authority)
     config = node_config(hospital, data_dir, store_dir, members, more)
     hint = (
-        "If [code: 2004] stands above: the server does not know this hospital's key (its operator "
-        f"registers {hospital}.pub), or takes it for connected for a minute after a crash. Status "
-        "0: the key is no longer registered, or this machine's clock is wrong."
+        "If the log above shows [code: 2004], the server does not know this hospital's key: ask "
+        f"its operator to register {hospital}.pub. After a crash the server also answers so for a "
+        "minute. Status 0: the key is no longer registered, or this machine's clock is wrong."
     )
     program = command(server, authority, key, config, _free_port())
     forget_apps(folder / "flwr")
-    # What a resident process that is killed leaves behind goes with the folder. The names of its
-    # sockets may have a hundred letters: TMPDIR may be too long for them.
+    # Removed at the end, with what a killed resident process leaves behind. Not in the user's own
+    # TMPDIR: the path of a socket has at most about a hundred characters.
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
         work, environment = folder / "work", flower(folder / "flwr") | {"TMPDIR": private}
         programs = [Program(program, work, environment, hint, watched=True)]
@@ -75,7 +75,7 @@ def start_supernode(
 
 
 def command(server: str, authority: Path, key: Path, config: str, port: int) -> list[str]:
-    """The command line of the SuperNode, whose ClientApps talk to it on `port`."""
+    """The command line of the SuperNode, to which its ClientApps connect on `port`."""
     return [
         *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key), "--node-config", config),
@@ -86,10 +86,10 @@ def command(server: str, authority: Path, key: Path, config: str, port: int) -> 
 def node_config(
     hospital: str, data_dir: Path, store_dir: Path | None, members: str, more: str
 ) -> str:
-    """What the hospital tells its own SuperNode.
+    """The hospital's node-config, as Flower's command line takes it.
 
     Raises:
-        DeployError: There is no file of members, or a path cannot be written in a node-config.
+        DeployError: The file of members does not exist, or a path holds a quote.
     """
     paths = {"data-dir": data_dir} | ({"store-dir": store_dir} if store_dir else {})
     if members == "first-use":
@@ -98,12 +98,13 @@ def node_config(
         paths["members"] = Path(members).expanduser()
         if not paths["members"].is_file():
             raise DeployError(
-                f"--members is {members}: name a file with the line of each hospital, as `python "
-                "-m client_app identity` prints it there; or first-use, or none (docs/privacy.md)."
+                f"--members is {members}, which is no file: give a file with the line of each "
+                "hospital that `python -m client_app identity` prints there; or first-use, or none "
+                "(docs/privacy.md)."
             )
     for key, path in paths.items():
         if "'" in str(path):
-            raise DeployError(f"--{key} is {path}: Flower takes no path with a ' in it.")
+            raise DeployError(f"--{key} is {path}: Flower accepts no path with a ' in it.")
     parts = [f"{key}='{path.absolute()}'" for key, path in paths.items()]
     if "resident=" not in more:
         parts.append("resident=true")
@@ -111,12 +112,13 @@ def node_config(
 
 
 def check_server(server: str, authority: Path) -> None:
-    """Look whether the server is the one that the consortium's authority has vouched for.
+    """Check the server's certificate with that of the consortium's authority.
 
-    A server that does not answer is none of its business: the SuperNode waits for it.
+    A server that does not answer is not an error: the SuperNode retries.
 
     Raises:
-        DeployError: It is not, or `server` is no address.
+        DeployError: The certificate is not from that authority or not for this address, or `server`
+            is not host:port.
     """
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal():
@@ -132,16 +134,17 @@ def check_server(server: str, authority: Path) -> None:
             pass
     except ssl.SSLCertVerificationError as error:
         raise DeployError(
-            f"{server} is not the server that {authority} vouches for ({error.verify_message}). "
-            "Either ca.crt is not the one that its operator gives out, or the operator has to make "
-            f"a certificate for the name '{host}' (`python -m deploy authority`)."
+            f"The certificate of {server} cannot be verified with {authority} "
+            f"({error.verify_message}). Get ca.crt from the server's operator again, or ask for a "
+            f"certificate for the name '{host}' (`python -m deploy authority`)."
         ) from error
     except ssl.SSLError as error:
         raise DeployError(
-            f"What listens on {server} is not a SuperLink with TLS ({error.reason})."
+            f"What listens on {server} is not a SuperLink with TLS ({error.reason}): check the "
+            "port."
         ) from error
     except OSError as error:
-        print(f"{server} does not answer yet ({error}); the SuperNode waits for it.", flush=True)
+        print(f"{server} does not answer yet ({error}): the SuperNode retries.", flush=True)
 
 
 def _free_port() -> int:

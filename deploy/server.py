@@ -1,4 +1,4 @@
-"""The operator's side: the SuperLink, who may take part, and runs."""
+"""The operator's commands: start the SuperLink, register hospitals, start runs."""
 
 import json
 import subprocess
@@ -11,32 +11,32 @@ from deploy.errors import DeployError
 from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running
 
 APP = Path(__file__).parents[1]
-NAME = "fedhandoff"  # of the SuperLink in Flower's config.toml
+NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
 
 
 class NoSuperLinkError(DeployError):
-    """There is no SuperLink to ask."""
+    """No SuperLink answers."""
 
 
 def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None:
     """Run a SuperLink until SIGTERM or SIGINT.
 
-    What runs the ServerApp is a process of its own, so that a run survives the end of a SuperLink
-    that is started again. Commands (`register`, `run`) are taken from this machine alone.
+    The ServerApp runs in a process of its own, so that a run survives a restart of the SuperLink.
+    Commands (`register`, `run`) are accepted from this machine only.
 
     Args:
-        folder: Of `make_authority`; everything the server writes goes there, too.
-        fleet_address: host:port on which it listens for hospitals.
-        control_port: On which it listens for commands.
+        folder: That of `make_authority`; all that the server writes goes there, too.
+        fleet_address: host:port on which hospitals connect.
+        control_port: Port for commands.
 
     Raises:
-        DeployError: A certificate is missing, or it does not stay up.
+        DeployError: A certificate is missing, or the SuperLink does not stay up.
     """
     folder = folder.absolute()
     for file in ("ca.crt", "server.crt", "server.key"):
         if not (folder / file).exists():
             raise DeployError(
-                f"{folder / file} is not there: make it with `python -m deploy authority`."
+                f"{folder / file} does not exist: make it with `python -m deploy authority`."
             )
     address = f"127.0.0.1:{control_port}"
     (folder / "config.toml").write_text(
@@ -46,7 +46,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     )
     forget_apps(folder)
     superlink, superexec = commands(folder, fleet_address, control_port)
-    hint = f"Is something else listening on {fleet_address} or {address}?"
+    hint = f"Does another program listen on {fleet_address} or {address}?"
     environment = flower(folder)
     keep_running(
         Program(superlink, folder / "work", environment, hint),
@@ -55,7 +55,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
 
 
 def commands(folder: Path, fleet_address: str, control_port: int) -> tuple[list[str], list[str]]:
-    """The command lines of the SuperLink, and of what starts ServerApps for it."""
+    """The command lines of the SuperLink, and of the SuperExec that starts its ServerApps."""
     certificates = [
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "server.crt")),
@@ -75,22 +75,23 @@ def commands(folder: Path, fleet_address: str, control_port: int) -> tuple[list[
 
 
 def register(folder: Path, public_key: Path, hospital: str) -> None:
-    """Let the hospital with this key take part.
+    """Let the hospital with this public key take part.
 
     Raises:
-        DeployError: There is no such file, it is registered already, or there is no SuperLink.
+        DeployError: The file is missing or holds no such key, the key is already registered, or no
+            SuperLink answers.
     """
     check_name(hospital)
     if not public_key.is_file():
         raise DeployError(
-            f"There is no file {public_key}: give the .pub file that the hospital's "
-            "`python -m deploy key` has made."
+            f"{public_key} does not exist: give the .pub file that the hospital made with `python "
+            "-m deploy key`."
         )
     text = public_key.read_text(errors="replace")
     if not text.startswith("ecdsa-sha2-nistp"):
         raise DeployError(
-            f"{public_key} is no public key of a hospital, which starts with ecdsa-sha2-nistp384: "
-            "give the .pub file that the hospital's `python -m deploy key` has made."
+            f"{public_key} is not a hospital's public key, which starts with ecdsa-sha2-nistp384: "
+            "give the .pub file that the hospital made with `python -m deploy key`."
         )
     try:
         _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
@@ -98,22 +99,22 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
         if "already in use" not in str(error):
             raise
         raise DeployError(
-            f"The key in {public_key} is registered already. A hospital makes its own, and each "
-            "one another."
+            f"The key in {public_key} is already registered: each hospital needs a key of its own "
+            "(`python -m deploy key`)."
         ) from None
-    print(f"{hospital} is registered, and can start its SuperNode.")
+    print(f"{hospital} is registered and can start its SuperNode.")
 
 
 def run(folder: Path, run_config: str | None) -> None:
-    """Do one run of the app, show its log, and wait for its end.
+    """Start a run of the app, show its log, and wait for its end.
 
     Raises:
-        DeployError: There is no SuperLink, a setting is wrong, or the run has failed.
+        DeployError: No SuperLink answers, a setting is wrong, or the run has failed.
     """
     overrides = ["--run-config", run_config] if run_config else []
     number = str(_flwr(folder, "run", str(APP), NAME, *overrides)["run-id"])
     print(
-        f"Run {number}. Ctrl-C leaves it running; to stop it:\n"
+        f"Run {number}. It goes on after Ctrl-C; to stop it:\n"
         f"FLWR_HOME={folder.absolute()} uv run flwr stop {number} {NAME}",
         flush=True,
     )
@@ -123,14 +124,14 @@ def run(folder: Path, run_config: str | None) -> None:
 
 
 def _end_of(folder: Path, number: str) -> dict[str, str]:
-    """Show the log of a run until its end; what Flower says of it, which `flwr run` does not.
+    """Show the log of a run until its end; returns the run's state as `flwr ls` lists it.
 
     Raises:
-        NoSuperLinkError: The SuperLink has gone, and does not come back.
+        NoSuperLinkError: The SuperLink has ended, and has not been restarted.
     """
     seen = time.monotonic()
     while True:
-        # Ends with the run, or with the SuperLink.
+        # It ends with the run, or with the SuperLink.
         subprocess.run(["flwr", "log", number, NAME], env=flower(folder.absolute()), check=False)
         try:
             state: dict[str, str] = _flwr(folder, "ls", NAME, "--run-id", number)["runs"][0]
@@ -145,16 +146,16 @@ def _end_of(folder: Path, number: str) -> dict[str, str]:
 
 
 def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
-    """What one of Flower's commands answers.
+    """The JSON that one of Flower's commands prints.
 
     Raises:
-        NoSuperLinkError: There is none.
-        DeployError: It fails.
+        NoSuperLinkError: No SuperLink answers.
+        DeployError: The command fails.
     """
     if not (folder / "config.toml").exists():
         raise NoSuperLinkError(
-            f"{folder / 'config.toml'} is not there: start the SuperLink of this folder with "
-            "`python -m deploy superlink` first."
+            f"{folder / 'config.toml'} does not exist: start this folder's SuperLink first, with "
+            "`python -m deploy superlink`."
         )
     command, environment = ["flwr", *arguments, "--format", "json"], flower(folder.absolute())
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -167,7 +168,7 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
     message = answer["error-message"].strip()
     if "SuperLink is unavailable" in message:
         raise NoSuperLinkError(
-            f"There is no SuperLink at the address in {folder / 'config.toml'}: start it with "
-            "`python -m deploy superlink`, on this machine."
+            f"No SuperLink answers at the address in {folder / 'config.toml'}: start it on this "
+            "machine with `python -m deploy superlink`."
         )
     raise DeployError(message)

@@ -1,7 +1,6 @@
-"""Programs that have to stay up: started again when they die, ended as one.
+"""Keeps programs running: restarts those that end, and ends all of them together.
 
-A program is watched from outside: that it runs, not that it works. Of a SuperNode more can be told
-(`deploy.watch`).
+It sees that a program runs, not that it works. Of a SuperNode `deploy.watch` knows more.
 """
 
 import os
@@ -17,20 +16,20 @@ from pathlib import Path
 from deploy.errors import DeployError
 from deploy.watch import Watch
 
-STEADY = 30.0  # seconds after which a program counts as up
-PATIENCE = 120.0  # seconds of not staying up after which it is given up
-FIRST_PAUSE = 1.0  # seconds before another attempt; then twice as many, up to
+STEADY = 30.0  # seconds of running after which a program counts as up
+PATIENCE = 120.0  # seconds without counting as up after which a program is given up
+FIRST_PAUSE = 1.0  # seconds before the first restart; each next pause is twice as long, up to
 LONGEST_PAUSE = 10.0
-GRACE = 20.0  # seconds that a program may take to end by itself
+GRACE = 20.0  # seconds that a program has to end after SIGTERM
 
 
 def forget_apps(home: Path) -> None:
-    """Have Flower unpack apps anew: one that was interrupted at it never completes the app."""
+    """Have Flower unpack apps anew: it never completes an app whose unpacking was interrupted."""
     shutil.rmtree(home / "apps", ignore_errors=True)
 
 
 def flower(home: Path) -> dict[str, str]:
-    """The environment of a Flower program: this installation's, with its files in `home`."""
+    """The environment of a Flower program of this installation, with its files in `home`."""
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -42,10 +41,10 @@ def flower(home: Path) -> dict[str, str]:
 
 
 class Program:
-    """A program, its process, and how it has fared.
+    """A program that is restarted when its process ends.
 
     Attributes:
-        name: What it is called in what is printed.
+        name: Its name in the log.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class Program:
         *,
         watched: bool = False,
     ) -> None:
-        """Nothing is started yet.
+        """Starts nothing yet.
 
         Args:
-            command: Its first word is also its name.
-            folder: In which it runs; made if it is not there.
-            environment: Of its process.
-            hint: What to look at if it does not stay up.
-            watched: It is a SuperNode, and started again also when it is wedged.
+            command: The command line; its first word is the program's name.
+            folder: The working directory; made if it does not exist.
+            environment: The environment of the process.
+            hint: What a person should look at if the program does not stay up.
+            watched: Whether it is a SuperNode, which is also restarted when it is wedged.
         """
         self.name = command[0]
         self._command, self._folder, self._environment = command, folder, environment
@@ -77,10 +76,10 @@ class Program:
         self._pause = FIRST_PAUSE
 
     def look_after(self) -> None:
-        """Start the program if it does not run and its pause is over; end it if it is wedged.
+        """Start the program if it is not running and its pause is over; end it if it is wedged.
 
         Raises:
-            DeployError: It has not stayed up for too long.
+            DeployError: It has not counted as up for `PATIENCE` seconds.
         """
         now = time.monotonic()
         if self._process is None:
@@ -92,30 +91,30 @@ class Program:
                 self._failing_since, self._pause = now, FIRST_PAUSE
             if now - self._failing_since >= PATIENCE:
                 raise DeployError(
-                    f"{self.name} has not stayed up for {PATIENCE:.0f} seconds, and is given up. "
+                    f"{self.name} has kept ending for {PATIENCE:.0f} seconds and is given up. "
                     f"{self._hint}"
                 )
             _say(
-                f"{self.name} has ended after {now - self._started:.0f} s (status {status}) and is "
-                f"started again in {self._pause:.0f} s. {self._hint}"
+                f"{self.name} ended after {now - self._started:.0f} s (status {status}); it is "
+                f"restarted in {self._pause:.0f} s. {self._hint}"
             )
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
         elif self._watch and self._watch.wedged():
             _say(
-                f"{self.name} waits for an answer that no process works on any more, or would "
-                "send one too many, and is started again."
+                f"{self.name} waits for an answer that no process works on, or would send the "
+                "answer to an ignored message; it is restarted."
             )
             self.end()
             self.wait()
-            self._failing_since = time.monotonic()  # up to now it was up
+            self._failing_since = time.monotonic()  # until now it counted as up
 
     def end(self) -> None:
-        """Ask the program to end."""
+        """Send the program SIGTERM."""
         if self._process is not None:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for its end, and end what it leaves behind."""
+        """Wait for the program to end, then kill what is left of its process group."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
@@ -127,8 +126,8 @@ class Program:
             self._command,
             cwd=self._folder,
             env=self._environment,
-            start_new_session=True,  # a group of its own, which a Ctrl-C does not reach
-            umask=0o077,  # images and models are not for the other users of the machine
+            start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
+            umask=0o077,  # other users of the machine must not read images and models
             stdout=subprocess.PIPE if self._watched else None,
             stderr=subprocess.STDOUT if self._watched else None,
         )
@@ -136,7 +135,7 @@ class Program:
         self._started = time.monotonic()
 
     def _end_group(self) -> None:
-        """End all processes that the program has started: they outlive it, and hold a GPU."""
+        """Kill all processes that the program has started: they would live on, and hold a GPU."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -147,7 +146,7 @@ class Program:
 
 
 def keep_running(*programs: Program) -> None:
-    """Look after programs until SIGTERM or SIGINT, then end them, the last one first.
+    """Keep programs running until SIGTERM or SIGINT, then end them, the last one first.
 
     Raises:
         DeployError: One does not stay up; the others are ended, too.

@@ -1,12 +1,12 @@
-"""Whether a SuperNode is wedged: it waits for an answer that nobody works on.
+"""Finds out whether a SuperNode is wedged: it waits for an answer that no process works on.
 
-flower-supernode has each message answered by a process, flwr-clientapp, and waits for the answer
-without limit. If the process has gone without one (it was ended with SIGTERM, or died while it
-handed the answer over), the SuperNode stays up and connected, and never takes a message again.
-What it has written says what it owes, and the processes of its group whether anyone works on it.
+flower-supernode starts a process for each message, flwr-clientapp, and waits for the answer without
+limit. If the process ends without an answer (by SIGTERM, or while it hands the answer over), the
+SuperNode stays up and connected, and never accepts a message again. Its output shows whether it
+owes an answer. The processes of its group show whether one works on it.
 
-A message of a run that has ended meanwhile it ignores, and may have it answered all the same: that
-answer goes out in the place of the next one, that one in the place of the one after, and so on.
+A SuperNode ignores a message whose run has ended, but may still have it answered. It then sends
+that answer in place of the next one, and every later answer one message late.
 """
 
 import subprocess
@@ -17,36 +17,36 @@ from math import inf
 from threading import Thread
 from typing import IO
 
-# How many seconds a SuperNode may go without such a process after it has written this.
+# Seconds that a SuperNode may be without a flwr-clientapp after it has written this.
 PATIENCE = {
-    b"Received successfully": 90.0,  # if the process was killed, it notices by itself after 60
-    b"Sending: ": 900.0,  # the process has done its part; a large answer takes long on a slow line
-    b"Ignoring message": 0.0,  # it is idle; before it receives another one
+    b"Received successfully": 90.0,  # it notices a killed process by itself after 60
+    b"Sending: ": 900.0,  # its process has ended; a large answer takes long on a slow line
+    b"Ignoring message": 0.0,  # before it receives another one
     b"Sent successfully": inf,
     b"Failed to send": inf,
     b"Ignoring reply": inf,
 }
-LOOK = 5.0  # seconds between two looks at the processes
+LOOK = 5.0  # seconds between two lists of processes
 
 
 class Watch:
-    """Passes the output of a SuperNode on, and remembers what the SuperNode owes."""
+    """Passes on the output of a SuperNode, and remembers whether the SuperNode owes an answer."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        """Begin to read.
+        """Starts to read the output.
 
         Args:
-            process: Leads a process group, and writes to a pipe, as do those it starts.
+            process: The SuperNode. It leads a process group; its output goes to a pipe.
         """
         self._group = process.pid
         self._patience = inf
         self._since = self._next_look = 0.0
-        # A daemon: what has left the group may hold the pipe open for ever.
+        # A daemon: a process that has left the group may hold the pipe open for ever.
         self._reader = Thread(target=self._read, args=(process.stdout,), daemon=True)
         self._reader.start()
 
     def wedged(self) -> bool:
-        """Whether the SuperNode will not answer, or not in time, until it is started again."""
+        """Whether the SuperNode has to be restarted before it answers, or answers in time."""
         now = time.monotonic()
         if self._patience == inf or now < self._next_look:
             return False
@@ -56,13 +56,13 @@ class Watch:
         return now - self._since >= self._patience
 
     def close(self) -> None:
-        """Pass on what a SuperNode that has ended still had to say."""
+        """Pass on the rest of the output of a SuperNode that has ended."""
         self._reader.join(timeout=1)
 
     def _read(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
-                # Read on if nobody reads what is passed on: a full pipe would stop the SuperNode.
+                # Read on even if the output cannot be passed on: a full pipe stops the SuperNode.
                 with suppress(OSError):
                     sys.stdout.buffer.write(line)
                     sys.stdout.buffer.flush()
@@ -74,7 +74,7 @@ class Watch:
 def _clientapp_in(group: int) -> bool:
     """Whether a flwr-clientapp runs in the process group.
 
-    One that has ended, but has not been collected, is listed without its path.
+    `ps` lists one that has ended, but was not waited for, without its path.
     """
     command = ["ps", "-A", "-ww", "-o", "pgid=", "-o", "args="]
     listed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout

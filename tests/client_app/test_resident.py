@@ -77,6 +77,10 @@ def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
     first = parcel_of(answers[0])
     assert parcel_of(answers[1]) == first
     (process,) = residents(tmp_path)
+    # What the two processes unpickle can be written by this user alone.
+    (file,) = (tmp_path / "resident").iterdir()
+    for folder in (file.parent, Path(file.read_text()).parent):
+        assert folder.stat().st_mode & 0o777 == 0o700
     visits = [ask("train", first, lives=lives, epochs=2) for lives in (False, True)]
     assert visits[0].content["manifest"] == visits[1].content["manifest"]  # with the hashes
     assert visits[0].content["metrics"]["train-loss"] == visits[1].content["metrics"]["train-loss"]

@@ -142,6 +142,17 @@ def test_of_two_processes_that_make_an_identity_one_wins(tmp_path, monkeypatch):
     assert {file.name for file in tmp_path.iterdir()} == {"identity", "other"}
 
 
+def test_keys_that_cannot_be_kept_leave_no_draft(tmp_path, monkeypatch):
+    def without_links(draft, place):
+        assert draft.stat().st_mode & 0o777 == 0o600
+        raise PermissionError  # as on some file systems
+
+    monkeypatch.setattr(os, "link", without_links)
+    with pytest.raises(PermissionError):
+        Identity.of("graz", tmp_path / "identity")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("end", [0, 3, 4, 100, 900, -1])
 def test_a_part_of_a_parcel_is_refused(end, seals):
     sealed = seals["linz"].close(parcel())

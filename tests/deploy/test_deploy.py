@@ -66,9 +66,9 @@ def test_private_keys_are_private(folder):
 def test_nothing_is_overwritten(folder):
     make_key(folder, "graz")
     before = {path: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(DeployError, match=r"server\.crt is there already"):
+    with pytest.raises(DeployError, match=r"server\.crt already exists"):
         make_authority(folder, ["other.example.org"])
-    with pytest.raises(DeployError, match=r"graz\.key is there already"):
+    with pytest.raises(DeployError, match=r"graz\.key already exists"):
         make_key(folder, "graz")
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
@@ -76,7 +76,7 @@ def test_nothing_is_overwritten(folder):
 def test_half_an_authority_is_not_replaced(folder):
     for name in ("server.crt", "server.key", "ca.key"):
         (folder / name).unlink()
-    with pytest.raises(DeployError, match=r"ca\.crt is there already"):
+    with pytest.raises(DeployError, match=r"ca\.crt already exists"):
         make_authority(folder, ["fl.example.org"])
     assert [path.name for path in folder.iterdir()] == ["ca.crt"]
 
@@ -142,9 +142,9 @@ def test_a_node_config_is_one_that_flower_reads():
     }
     text = node_config("graz", Path("/data"), None, "none", "resident=false")
     assert parse_config_args([text])["resident"] is False
-    with pytest.raises(DeployError, match="takes no path with a '"):
+    with pytest.raises(DeployError, match="accepts no path with a '"):
         node_config("graz", Path("/data/o'neill"), None, "none", "")
-    with pytest.raises(DeployError, match="--members is /gone: name a file"):
+    with pytest.raises(DeployError, match="--members is /gone, which is no file: give a file"):
         node_config("graz", Path("/data"), None, "/gone", "")
 
 
@@ -171,17 +171,17 @@ def test_apps_are_unpacked_anew(tmp_path):
 
 
 def test_a_hospital_is_told_what_is_missing(folder, tmp_path, monkeypatch):
-    with pytest.raises(DeployError, match=r"graz\.key is not there: make it with"):
+    with pytest.raises(DeployError, match=r"graz\.key does not exist: make it with"):
         start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
     make_key(folder, "graz")
-    with pytest.raises(DeployError, match=r"gone is not there: --data-dir"):
+    with pytest.raises(DeployError, match=r"gone does not exist: give --data-dir"):
         start_supernode(
             folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "", False
         )
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
         start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "", False)
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(DeployError, match="There is no command ps"):
+    with pytest.raises(DeployError, match="The command ps is missing"):
         start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
 
 
@@ -211,7 +211,7 @@ def test_a_server_is_known_by_its_authority_and_its_name(folder, listening, tmp_
     check_server(f"127.0.0.1:{listening}", folder / "ca.crt")
     assert capsys.readouterr().out == ""
     make_authority(tmp_path / "other", ["127.0.0.1"])
-    with pytest.raises(DeployError, match=r"is not the server that .* vouches for \(unable to get"):
+    with pytest.raises(DeployError, match=r"cannot be verified with .* \(unable to get"):
         check_server(f"127.0.0.1:{listening}", tmp_path / "other" / "ca.crt")
     with pytest.raises(DeployError, match=r"not valid for '127.0.0.2'"):
         check_server(f"127.0.0.2:{listening}", folder / "ca.crt")
@@ -223,12 +223,12 @@ def test_a_server_that_does_not_answer_is_waited_for(folder, capsys):
 
 
 def test_a_key_that_is_no_file_or_no_key_is_not_registered(folder):
-    with pytest.raises(DeployError, match="There is no file"):
+    with pytest.raises(DeployError, match=r"\.pub does not exist"):
         server.register(folder, folder / "graz.pub", "graz")
-    with pytest.raises(DeployError, match="is no public key of a hospital"):
+    with pytest.raises(DeployError, match="is not a hospital's public key"):
         server.register(folder, folder / "ca.crt", "graz")
     make_key(folder, "graz")
-    with pytest.raises(DeployError, match=r"config\.toml is not there: start the SuperLink"):
+    with pytest.raises(DeployError, match=r"config\.toml does not exist: start this folder's"):
         server.register(folder, folder / "graz.pub", "graz")
 
 
@@ -263,8 +263,8 @@ GONE = failing("Connection to the SuperLink is unavailable. Please check")
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (failing("Public key already in use."), "is registered already"),
-        (GONE, "There is no SuperLink"),
+        (failing("Public key already in use."), "is already registered"),
+        (GONE, "No SuperLink answers"),
         (failing("something else"), "^something else$"),
         ("no JSON", "^no JSON$"),
     ],
@@ -297,7 +297,7 @@ def test_a_run_that_failed_is_an_error(folder, flwr):
 def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monkeypatch):
     monkeypatch.setattr(server, "PATIENCE", 0)
     flwr(of_run("pending"), GONE)
-    with pytest.raises(DeployError, match="There is no SuperLink"):
+    with pytest.raises(DeployError, match="No SuperLink answers"):
         server.run(folder, None)
 
 
@@ -355,10 +355,10 @@ def alive(process):
 def test_a_program_that_never_stays_up_is_given_up(quick, script, tmp_path, capsys):
     """Started after 0, 0.1, 0.3, 0.7, 1.1 and 1.5 seconds: pauses grow to 0.4, patience is 1.5."""
     program = script("exit 3", "Look at the key.")
-    with pytest.raises(DeployError, match=r"has not stayed up for .* given up\. Look at the key"):
+    with pytest.raises(DeployError, match=r"has kept ending for .* given up\. Look at the key"):
         wait_until(lambda: False, program.look_after)
     assert 4 <= len(starts(tmp_path)) <= 6
-    assert "(status 3) and is started again" in capsys.readouterr().out
+    assert "(status 3); it is restarted" in capsys.readouterr().out
 
 
 def test_a_program_that_was_up_is_started_again_for_ever(quick, script, tmp_path):
