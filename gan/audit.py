@@ -23,6 +23,8 @@ import torch
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
+from gan.pixel_range import from_bytes
+
 BLOCK, BLOCK_VALUES = 2048, 2**28  # most images and float32 values of a block of vectors: 1 GiB
 KEPT_VALUES = 2**29  # vectors of a set of images that are kept: up to 2 GiB
 NAMED = 10  # refused images that a reason names
@@ -97,7 +99,7 @@ def pixels(images: Tensor) -> Tensor:
 
 def perceptual(images: Tensor, features: Callable[[Tensor], Tensor]) -> Tensor:
     """Vectors of uint8 images whose squared distance is the perceptual one."""
-    return features(images.float() / 127.5 - 1)
+    return features(from_bytes(images))
 
 
 class Auditor:
@@ -157,7 +159,7 @@ class Auditor:
             for each in (training, unseen)
         ]
 
-    def too_near(self, images: Tensor) -> Tensor:
+    def refuses(self, images: Tensor) -> Tensor:
         """Which of the images [N, C, H, W] uint8 are to be dropped from a buffer, bool [N]."""
         return self._too_near(images, self._distances(self._embed(images)))
 

@@ -1,6 +1,6 @@
 """What a generator knows of single images: the nearest image it can make to each of them.
 
-FedER, arXiv:2206.13803, section IV.D, figures 3 and 4: every training image is projected into the
+FedER, arXiv:2206.10048, section IV.D, figures 3 and 4: every training image is projected into the
 latent space W of a GAN trained without and one trained with the privacy loss, both from the same w.
 The greater the distances between images and projections, the less the generator has kept of them.
 
@@ -30,6 +30,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from torchvision.utils import make_grid, save_image
+
+from strategies.protocol.files import replacing
 
 NOISE_ADDED = 0.05  # to w, at the start, as a share of the scale of W
 NOISE_WEIGHT = 1e5  # of the noise regularisation
@@ -236,7 +238,8 @@ def measure_privacy(
         for name, generator in (("plain", plain), ("private", private))
     }
     distances = {name: each.distances.tolist() for name, each in found.items()}
-    (folder / "projections.json").write_text(json.dumps({"metric": metric.name, **distances}))
+    with replacing(folder / "projections.json") as draft:
+        draft.write_text(json.dumps({"metric": metric.name, **distances}))
     _histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
     shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
     rows = torch.cat([each[shown].cpu() for each in (images, *(p.images for p in found.values()))])

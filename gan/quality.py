@@ -16,6 +16,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from gan.perceptual import PairwiseLPIPS, weights_file
+from gan.pixel_range import from_bytes, to_bytes
 
 BATCH = 32  # images that go through a network at once
 STEPS = 300  # the classifier's training: a few seconds on one core for small images
@@ -100,8 +101,7 @@ class Inception(Extractor):
 
     def features(self, images: Tensor) -> Tensor:
         """Features [N, 2048] of images [N, C, H, W] in [-1, 1], C = 1 or 3."""
-        pixels = images.add(1).mul(127.5).round().byte()
-        features: Tensor = self.network(pixels.expand(-1, 3, -1, -1))[0]
+        features: Tensor = self.network(to_bytes(images).expand(-1, 3, -1, -1))[0]
         return features
 
 
@@ -133,7 +133,7 @@ class Frechet:
     @torch.no_grad()
     def _update(self, images: Tensor, real: bool) -> None:
         for batch in images.split(BATCH):
-            self._metric.update(batch, real=real)
+            self._metric.update(batch.to(self._metric.device), real=real)
 
 
 class _Features(nn.Module):
@@ -145,7 +145,7 @@ class _Features(nn.Module):
         self.num_features = extractor.num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.extractor.features(_normalise(images)).double()
+        return self.extractor.features(from_bytes(images)).double()
 
 
 def frechet(
@@ -202,7 +202,7 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
         for _ in range(STEPS):
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
             optimizer.zero_grad()
-            cross_entropy(model(_normalise(images[batch])), labels[batch]).backward()
+            cross_entropy(model(from_bytes(images[batch])), labels[batch]).backward()
             optimizer.step()
     return model.requires_grad_(False).eval()
 
@@ -226,17 +226,12 @@ def within_class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPI
             continue
         # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is ever formed, and no more than a
         # batch of features is held. From the first image, and in float64, nothing cancels.
-        origin = distance.features(_normalise(own[:1])).double()
+        origin = distance.features(from_bytes(own[:1])).double()
         total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
         for batch in own.split(BATCH):
-            features = distance.features(_normalise(batch)) - origin  # [n, F]
+            features = distance.features(from_bytes(batch)) - origin  # [n, F]
             total += features.sum(dim=0)
             squares += features.square().sum(dim=0)
         pairs = len(own) * (len(own) - 1) / 2
         means.append((len(own) * squares.sum() - total.square().sum()).item() / pairs)
     return sum(means) / len(means) if means else math.nan
-
-
-def _normalise(images: Tensor) -> Tensor:
-    """Bring uint8 images to [-1, 1], as float32."""
-    return images.float().div_(127.5).sub_(1.0)
