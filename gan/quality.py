@@ -43,8 +43,8 @@ class Extractor(nn.Module, ABC):
 class Classifier(Extractor):
     """Three convolutions, each of which halves the image, and a linear layer.
 
-    As a feature extractor it stands in for the Inception network where that is not to be had: it
-    knows the hospital's own images and nothing else.
+    As a feature extractor it replaces the Inception network where that is not available. It is
+    trained on the hospital's own images alone.
     """
 
     name = "frechet-classifier"
@@ -81,7 +81,7 @@ class Inception(Extractor):
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds something else.
+        ValueError: The file does not hold these weights.
     """
 
     name = "fid"
@@ -93,11 +93,11 @@ class Inception(Extractor):
         if not weights.is_file():
             raise FileNotFoundError(f"There is no file {weights}. Expected: {expected}.")
         try:
-            # torch-fidelity would unpickle anything: nothing but weights gets past this line.
+            # torch-fidelity would unpickle anything: this line refuses all but weights.
             torch.load(weights, map_location="cpu", weights_only=True)
             self.network = FeatureExtractorInceptionV3("inception", ["2048"], str(weights))
         except Exception as error:  # torch has no class for what can be wrong with a file
-            raise ValueError(f"{weights} is not what is expected: {expected}.") from error
+            raise ValueError(f"{weights} does not hold {expected}.") from error
 
     def features(self, images: Tensor) -> Tensor:
         """Features [N, 2048] of images [N, C, H, W] in [-1, 1], C = 1 or 3."""
@@ -106,7 +106,7 @@ class Inception(Extractor):
 
 
 class Frechet:
-    """Fréchet distance of synthetic images from the real ones, whose statistics are taken once.
+    """Fréchet distance of synthetic images from real ones, whose statistics are computed once.
 
     Args:
         real: The real images, uint8 [N, C, H, W], N > 1.
@@ -137,7 +137,7 @@ class Frechet:
 
 
 class _Features(nn.Module):
-    """An extractor the way torchmetrics calls it; float64, as its covariances are."""
+    """An extractor as torchmetrics calls it: bytes in, float64 out."""
 
     def __init__(self, extractor: Extractor):
         super().__init__()
@@ -157,7 +157,7 @@ def frechet(
     inception_weights: str,
     seed: int,
 ) -> Frechet:
-    """The FID where it is wanted and can be had, else a distance by the hospital's own classifier.
+    """The FID if it is wanted and available, else a distance by the hospital's own classifier.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
@@ -169,7 +169,7 @@ def frechet(
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.
-        ValueError: The file holds something else.
+        ValueError: The file does not hold the network.
     """
     extractor: Extractor
     weights = None
@@ -187,7 +187,7 @@ def frechet(
 
 
 def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
-    """Train a small classifier, with as many steps whatever the number of images.
+    """Train a small classifier in a fixed number of steps.
 
     Args:
         images: uint8 [N, C, H, W].
@@ -224,8 +224,8 @@ def within_class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPI
         own = images[labels == label]
         if len(own) < 2:
             continue
-        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is ever formed, and no more than a
-        # batch of features is held. From the first image, and in float64, nothing cancels.
+        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is formed, and one batch of
+        # features held. Relative to the first image, and in float64, no digits are lost.
         origin = distance.features(from_bytes(own[:1])).double()
         total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
         for batch in own.split(BATCH):

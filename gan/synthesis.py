@@ -29,7 +29,7 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
         generator: On any device; the images come back to the labels'.
         labels: Class of each image, int64 [n].
         seed: Decides on latents and noise.
-        batch: Images that are made at once; it changes the noise.
+        batch: Images that are made at once; another number draws other noise.
     """
     device = next(generator.parameters()).device
     with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -5,7 +5,7 @@ from gan.audit import Auditor
 
 
 def nearest_record(job: Job) -> Auditor:
-    """The audit of a hospital's buffer; its scale are the hospital's own test images.
+    """The audit of a hospital's buffer; the hospital's own test images set its scale.
 
     Raises:
         ReleaseError: No test image is left to compare with.

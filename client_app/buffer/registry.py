@@ -45,7 +45,7 @@ AUDITS: dict[str, Callable[[Job], Audit]] = {"nearest-record": nearest_record}
 
 
 def named(kind: str, registry: Mapping[str, MakerT], name: str) -> MakerT:
-    """Look a sampler or an audit up.
+    """Look up a sampler or an audit.
 
     Raises:
         SettingsError: There is none of that name; lists those there are.
