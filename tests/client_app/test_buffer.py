@@ -18,6 +18,7 @@ from client_app.buffer.measures import declared
 from client_app.buffer.registry import AUDITS, SAMPLERS, named
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from gan.presets import PRESETS
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
 from learning.samples import Samples
@@ -29,9 +30,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def _quick_classifier(monkeypatch):
-    """The network of the Fréchet distance, which no test here looks at."""
+def _small_networks(monkeypatch):
+    """No test here looks at what they have learnt."""
     monkeypatch.setattr("gan.quality.STEPS", 10)
+    small = replace(PRESETS["tiny"], channels=(8, 6, 4), batch_size=8, fid_images=32)
+    monkeypatch.setitem(PRESETS, "tiny", small)
 
 
 @pytest.fixture
