@@ -27,7 +27,7 @@ class Progress:
     Attributes:
         phase: 1 without, 2 with the privacy term.
         iteration: Steps of this phase.
-        iterations_per_second: Since the last check, with that check's picture and files.
+        iterations_per_second: Since the last check, with the time that checks take.
         frechet: Distance of the averaged generator's images from the real ones.
         ada_p: Probability of augmentation.
         privacy_distance: Mean distance of synthetic from real images; None in phase 1.
