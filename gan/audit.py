@@ -1,13 +1,13 @@
-"""The release check: no buffer of synthetic images leaves a hospital that has not passed it.
+"""The release check: no buffer of synthetic images leaves a hospital without passing it.
 
-Besides the form of a buffer it checks the distance to the closest record (DCR): how near each
-synthetic image is to a training image, in pixels and in perceptual distance. What is too near is
-told by images of the hospital that the generator has not seen: a synthetic image that is nearer to
-a training image than the nearest few of these, the `quantile`, is refused, and so is any copy.
+It checks the form of a buffer and the distance to the closest record (DCR): how near each synthetic
+image is to a training image, in pixels and in perceptual distance. Held-out images, which the
+generator has not seen, set the scale: the threshold is a `quantile` of their distances to the
+training images. A synthetic image below the threshold is refused, and so is any copy.
 
-Texts and figures of a verdict may leave the hospital: they name synthetic images, never real ones.
-It is a check of similarity, not a proof of privacy, and says nothing of what a buffer tells as a
-whole.
+The texts and figures of a verdict may leave the hospital: they name synthetic images, never real
+ones. The check compares single images. It is no proof of privacy, and says nothing about what a
+buffer reveals as a whole.
 
 N, M images, C channels, H x W pixels, F features.
 """
@@ -23,27 +23,41 @@ import torch
 from torch import Tensor
 from torchvision.utils import make_grid, save_image
 
-BLOCK, BLOCK_VALUES = 2048, 2**28  # most images and float32 values of a block of vectors: 1 GiB
-KEPT_VALUES = 2**29  # vectors of a set of images that are kept: up to 2 GiB
+from gan.pixel_range import from_bytes
+
+BLOCK, BLOCK_VALUES = 2048, 2**28  # most images, and float32 values (1 GiB), in a block of vectors
+KEPT_VALUES = 2**29  # most float32 values (2 GiB) of a set of vectors that is kept
 NAMED = 10  # refused images that a reason names
-PAIRS, COLUMNS, PIXELS = 60, 6, 96  # pairs, pairs in a row, least pixels of an image's side
+PAIRS, COLUMNS, PIXELS = 60, 6, 96  # pairs, pairs in a row, smallest side of an image in pixels
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a buffer may leave, why not, and what was measured."""
+    """Whether a buffer may leave.
+
+    Attributes:
+        passed: It may.
+        reasons: Why not.
+        figures: What was measured.
+        refused: Indices of the synthetic images that are too near.
+    """
 
     passed: bool
     reasons: tuple[str, ...]
     figures: dict[str, float]
-    refused: tuple[int, ...]  # indices of synthetic images
+    refused: tuple[int, ...]
 
 
 class Vectors:
-    """The vectors of images, block after block; computed once if they are small enough to keep."""
+    """The vectors of images in blocks; they are kept if they are few enough."""
 
     def __init__(self, images: Tensor, embed: Callable[[Tensor], Tensor]) -> None:
-        """Images [N, C, H, W], at least one, and what maps them to vectors [N, F]."""
+        """Prepare the vectors of images.
+
+        Args:
+            images: [N, C, H, W], at least one.
+            embed: Maps images [n, C, H, W] to vectors [n, F].
+        """
         self.images, self.embed = images, embed
         values = self._vectors(images[:1]).numel()
         self.block = max(1, min(BLOCK, BLOCK_VALUES // values))
@@ -67,9 +81,9 @@ class Vectors:
 def nearest(x: Vectors, y: Vectors) -> tuple[Tensor, Tensor]:
     """The squared distance [N] of every x to the nearest y, and its index [N].
 
-    Takes the memory of four blocks, and of what is kept. Computes the vectors of x once and those
-    of y, unless they are kept, once per block of x: for 512 x 20,000 images of 256 x 256 pixels and
-    the 8 million features of LPIPS a VGG16 goes 16 times over the 20,000.
+    It needs memory for four blocks and for what is kept. The vectors of x are computed once. Those
+    of y are computed once per block of x, unless they are kept: for 512 x 20,000 images of
+    256 x 256 pixels and the 8 million features of LPIPS, a VGG16 sees the 20,000 images 16 times.
     """
     distances, indices = [], []
     for some in x:
@@ -77,8 +91,8 @@ def nearest(x: Vectors, y: Vectors) -> tuple[Tensor, Tensor]:
         found = torch.zeros(len(some), dtype=torch.int64, device=some.device)
         first = 0
         for others in y:
-            # ‖x − y‖² less ‖x‖², which all y share. It is exact enough to choose by, but not to
-            # tell small distances from zero.
+            # ‖x − y‖² less ‖x‖², which all y share: exact enough to find the nearest, but not to
+            # tell a small distance from zero.
             index = (others.square().sum(dim=1) - 2 * some @ others.T).argmin(dim=1)
             exact = (some - others[index]).square_().sum(dim=1)
             better = exact < best
@@ -97,7 +111,7 @@ def pixels(images: Tensor) -> Tensor:
 
 def perceptual(images: Tensor, features: Callable[[Tensor], Tensor]) -> Tensor:
     """Vectors of uint8 images whose squared distance is the perceptual one."""
-    return features(images.float() / 127.5 - 1)
+    return features(from_bytes(images))
 
 
 class Auditor:
@@ -113,36 +127,39 @@ class Auditor:
         features: Callable[[Tensor], Tensor],
         quantile: float,
     ) -> None:
-        """Measure how near images come to the training images that the generator has not seen.
+        """Set the thresholds: how near held-out images come to the training images.
 
-        Held-out images that are copies of a training image are left out: they would tell that
-        copies are nothing unusual. Of fewer than 1 / quantile others the threshold is their
-        smallest distance; the fewer they are, the more is refused (of new images of the same
-        distribution one in M + 1), which is the safe side.
+        Held-out images that are copies of a training image are left out: they would pull the
+        threshold to zero. With fewer than 1 / quantile others the threshold is their smallest
+        distance. The fewer there are, the more is refused, which is the safe side: one in M + 1
+        new images of the same distribution.
 
         Args:
             training: The images [N, C, H, W] uint8 that the generator was trained on.
             held_out: Images [M, C, H, W] uint8 of the same hospital that it was not trained on.
-            wanted: Labels int64 [.] in which every class occurs that a buffer must show.
+            wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
             features: Maps images in [-1, 1] to [N, F]; the perceptual distance is the squared norm
                 of the difference. On the images' device.
-            quantile: Share of the held-out images that are too near themselves, in [0, 1].
+            quantile: Share of the held-out images that are below the threshold, in [0, 1].
 
         Raises:
-            ValueError: No held-out image is left to compare with.
+            ValueError: All held-out images are copies of training images.
         """
         self.training, self.classes, self.quantile = training, classes, quantile
         self.wanted = wanted.unique().tolist()
         self.hashes = set(map(_hash, training))
         unseen = held_out[~self._copied(held_out)]
         if not len(unseen):
-            raise ValueError("Every held-out image is a copy of a training image.")
+            raise ValueError(
+                "Every held-out image is a copy of a training image: there is no other to compare "
+                "with."
+            )
         self.embeddings: dict[str, Callable[[Tensor], Tensor]]
         self.embeddings = {"pixels": pixels, "perceptual": partial(perceptual, features=features)}
         self.vectors = {name: Vectors(training, each) for name, each in self.embeddings.items()}
         self.unseen = self._distances(self._embed(unseen))
-        # An order statistic, not interpolated: distances that were really measured.
+        # Not interpolated: the thresholds are distances that were measured.
         self.thresholds = {
             name: each.quantile(quantile, interpolation="lower").item()
             for name, each in self.unseen.items()
@@ -157,19 +174,19 @@ class Auditor:
             for each in (training, unseen)
         ]
 
-    def too_near(self, images: Tensor) -> Tensor:
-        """Which of the images [N, C, H, W] uint8 are to be dropped from a buffer, bool [N]."""
+    def refuses(self, images: Tensor) -> Tensor:
+        """Which of the images [N, C, H, W] uint8 may not be in a buffer, bool [N]."""
         return self._too_near(images, self._distances(self._embed(images)))
 
     def check(self, images: Tensor, labels: Tensor) -> Verdict:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
-        The figures, for the metrics m `pixels` (root mean square difference as a share of the full
-        range) and `perceptual`: `release-threshold-m`, `release-nearest-m`, `release-median-m`,
-        `held-out-nearest-m`, `held-out-median-m`; the share `release-refused`; and
-        `release-nearer-to-training`, the share of images whose perceptually nearest real image is a
-        training rather than a held-out one, of as many of each: 0.5 if nothing was memorised.
-        There are none if the buffer's form is wrong.
+        The figures for each metric m, `pixels` (root mean square difference as a share of the full
+        range) and `perceptual`, are `release-threshold-m`, `release-nearest-m`, `release-median-m`,
+        `held-out-nearest-m` and `held-out-median-m`. `release-refused` is the share of images that
+        are too near. `release-nearer-to-training` is the share of images whose perceptually nearest
+        real image, among as many training as held-out ones, is a training image: 0.5 if nothing was
+        memorised. A buffer of the wrong form has no figures.
         """
         reasons = list(self._faults(images, labels))
         if reasons:
@@ -248,7 +265,7 @@ class Auditor:
 def save_nearest(
     path: Path, images: Tensor, others: Tensor, features: Callable[[Tensor], Tensor]
 ) -> None:
-    """Draw pairs of an image and, on its right, the perceptually nearest other; nearest first.
+    """Draw images, each with the perceptually nearest other on its right; nearest pairs first.
 
     The images [N, C, H, W] uint8 are synthetic and the others [M, C, H, W] the training images, or
     the other way round. The picture shows real images: it is for the hospital's own eyes.

@@ -1,8 +1,8 @@
-"""Adaptive discriminator augmentation, so that few images are not simply learned by heart.
+"""Adaptive discriminator augmentation, so that the discriminator does not memorise few images.
 
 Paper: StyleGAN2-ADA (Karras et al. 2020, arXiv:2006.06676), section 3 and appendix B. The
-discriminator sees only images that were moved and recoloured at random, real and synthetic alike;
-as long as each change happens with a probability below 1, the generator learns the unchanged ones.
+discriminator sees only images that were moved and recoloured at random, real and synthetic alike.
+As long as each change has a probability below 1, the generator still learns unchanged images.
 
 Shapes: `N` images, `C` channels, `H, W` pixels.
 """
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class Controller:
-    """Finds the probability of augmentation that stops the discriminator from overfitting.
+    """Adapts the probability of augmentation to how much the discriminator overfits.
 
     Attributes:
         p: Probability with which each change is made.
@@ -28,15 +28,15 @@ class Controller:
         """Start at p = 0.
 
         Args:
-            target: Overfitting to aim at, a mean sign.
-            images: Real images in which p can rise from 0 to 1.
+            target: Mean sign of the logits of real images to aim at.
+            images: Real images that p takes to rise from 0 to 1.
         """
         self.target, self.images = target, images
         self.p = 0.0
         self.signs: list[Tensor] = []
 
     def observe(self, logits: Tensor) -> None:
-        """Take note of the logits [N] of real images; every `EVERY`-th time p changes."""
+        """Note the logits [N] of real images; p changes at every `EVERY`-th call."""
         self.signs.append(logits.detach().sign())
         if len(self.signs) < self.EVERY:
             return
@@ -56,11 +56,11 @@ class Controller:
 
 
 def augment(images: Tensor, p: float, mirror: bool) -> Tensor:
-    """Change [N, C, H, W] in [-1, 1] at random, differentiably.
+    """Change images [N, C, H, W] in [-1, 1] at random, differentiably.
 
     Args:
         images: One or three channels.
-        p: Probability of each change; 0 = none, images are returned as they are.
+        p: Probability of each change; 0 = images stay as they are.
         mirror: Whether images may be mirrored.
     """
     return _recolour(_move(images, p, mirror), p) if p > 0 else images
@@ -114,7 +114,7 @@ def _recolour(images: Tensor, p: float) -> Tensor:
 
 
 def _sometimes(p: float, changed: Tensor, same: Tensor) -> Tensor:
-    """Of [N, ., .], the matrices in `changed` with probability p, else those in `same`."""
+    """Each of N matrices from `changed` [N, ., .] with probability p, else from `same`."""
     drawn = torch.rand(len(changed), 1, 1, device=changed.device) < p
     return torch.where(drawn, changed, same)
 

@@ -16,7 +16,7 @@ GAIN = math.sqrt(2)  # makes up for the variance that the rectifier takes away
 class Linear(nn.Module):
     """A linear layer with equalised learning rate (Karras et al. 2018, section 4.1).
 
-    Weights are unit Gaussians and are scaled when used, so that Adam moves all at the same speed.
+    Weights start as unit Gaussians and are scaled when used: Adam moves all at the same speed.
 
     Args:
         inputs: Size of the input.
@@ -45,7 +45,7 @@ class Linear(nn.Module):
 
 
 class Conv2d(nn.Module):
-    """A convolution with equalised learning rate, that keeps or halves the size of the image."""
+    """A convolution with equalised learning rate; it keeps or halves the size of the image."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, gain: float = GAIN, down: bool = False
@@ -69,8 +69,8 @@ class Conv2d(nn.Module):
 class ModulatedConv2d(nn.Module):
     """A convolution whose input channels each image scales by its own style.
 
-    The scaling is moved from the weights to the input, the demodulation to the output: the same
-    numbers, with weights that all images of a batch share.
+    The paper scales and demodulates the weights. Here the input is scaled and the output
+    demodulated: the numbers are the same, and all images of a batch share the weights.
     """
 
     def __init__(
@@ -125,11 +125,11 @@ class StyledConv(nn.Module):
 class MinibatchStd(nn.Module):
     """Tells the discriminator how much the images differ (Karras et al. 2018, section 3).
 
-    One more channel: the standard deviation over the images of a group, averaged over channels and
-    pixels. It is what makes a generator that repeats itself easy to catch.
+    It adds a channel: the standard deviation over the images of a group, averaged over channels and
+    pixels. A generator that repeats itself is then easy to detect.
     """
 
-    GROUP = 4  # images that are compared; fewer where the batch is no multiple of it
+    GROUP = 4  # images that are compared; fewer if the batch is no multiple of it
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, C, H, W] to [N, C + 1, H, W]."""

@@ -55,7 +55,7 @@ def path_loss(lengths: Tensor, mean: Tensor) -> Tensor:
 
 
 def privacy(distances: Tensor, reduction: Reduction) -> Tensor:
-    """Distance of synthetic from real images, which the generator is to enlarge.
+    """The distance of synthetic from real images, which the generator increases.
 
     Args:
         distances: Of each real from each synthetic image, [b, b].

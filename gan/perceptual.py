@@ -48,14 +48,14 @@ class PairwiseLPIPS(nn.Module):
 
     Args:
         net: The network whose features are compared.
-        weights: A file with the state dict of torchvision's network; "untrained" for a network
-            that never saw an image; None for torchvision's ImageNet weights, from torch's cache or
-            else its server, and if neither has them an untrained network, with a warning.
+        weights: A file with the state dict of torchvision's network; "untrained" for random
+            weights; None for torchvision's ImageNet weights, from torch's cache or its server. If
+            neither has them the network is untrained, with a warning.
         seed: Decides on the weights of an untrained network.
 
     Raises:
         FileNotFoundError: There is no file `weights`.
-        ValueError: The file holds something else.
+        ValueError: The file does not hold these weights.
     """
 
     mean: Tensor
@@ -96,8 +96,8 @@ class PairwiseLPIPS(nn.Module):
         taps = []
         for index, tap in enumerate(self._taps(images)):
             tap = tap.permute(0, 2, 3, 1)  # [N, height, width, channels]
-            # Unit length over the channels, and the weights of Zhang et al. 2018, Eq. 1, drawn
-            # into the square together with its mean over the pixels.
+            # Unit length over the channels. The weights of Zhang et al. 2018, Eq. 1, and the mean
+            # over the pixels are moved into the square.
             length = torch.linalg.vector_norm(tap, dim=3, keepdim=True)  # gradient 0 at 0
             scale = self.get_buffer(f"scale{index}") / math.sqrt(tap.shape[1] * tap.shape[2])
             taps.append((tap / (length + EPSILON) * scale).flatten(1))
@@ -113,8 +113,8 @@ class PairwiseLPIPS(nn.Module):
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """LPIPS [N, M] of images with `PairwiseLPIPS.features` [N, F] and [M, F]."""
-    # Zhang et al. 2018, Eq. 1, with ‖a - b‖² = ‖a‖² + ‖b‖² - 2ab, summed over the layers. Less
-    # cancels when a and b are short, so they are taken from the centre.
+    # Zhang et al. 2018, Eq. 1, with ‖a - b‖² = ‖a‖² + ‖b‖² - 2ab, summed over the layers. Short
+    # vectors lose fewer digits to cancellation, so both are taken relative to the centre.
     centre = y.detach().mean(dim=0)
     x, y = x - centre, y - centre
     lengths = x.square().sum(dim=1)[:, None] + y.square().sum(dim=1)
@@ -122,7 +122,7 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def weights_file(url: str) -> Path | None:
-    """The file of an address, from torch's cache or downloaded to it; None if there is neither."""
+    """The file at an address: from torch's cache, or downloaded into it; None if neither works."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     if not path.exists():
         try:
@@ -132,8 +132,8 @@ def weights_file(url: str) -> Path | None:
             torch.hub.download_url_to_file(url, str(path), digest, progress=False)
         except (OSError, RuntimeError) as error:
             logging.getLogger(__name__).warning(
-                "No %s: it is not in torch's cache, and %s cannot be fetched (%s). A network "
-                "without these weights takes its place, under another name.",
+                "No %s: it is not in torch's cache, and %s cannot be fetched (%s). Another network "
+                "is used instead, and the distance has another name.",
                 *(path, url, error),
             )
             return None
@@ -159,7 +159,7 @@ def _load(layers: nn.Module, path: Path, model: str) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
         layers.load_state_dict({name: state[f"features.{name}"] for name in layers.state_dict()})
     except Exception as error:  # torch has no class for what can be wrong with a file
-        raise ValueError(f"{path} is not what is expected: {expected}.") from error
+        raise ValueError(f"{path} is not {expected}.") from error
 
 
 def _channel_weights(net: Net) -> Iterator[Tensor]:

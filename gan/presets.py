@@ -1,7 +1,7 @@
 """Sizes and schedules of the generative model, one row per kind of images.
 
 Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), StyleGAN2-ADA (Karras et al. 2020,
-arXiv:2006.06676), FedER (Pennisi et al. 2023, sections III.B and IV.B).
+arXiv:2006.06676), FedER (Pennisi et al. 2023, arXiv:2206.10048, sections III.B and IV.B).
 """
 
 import math
@@ -11,9 +11,9 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Preset:
-    """Everything that a training of the generative model depends on, but the images and the seed.
+    """All that a training depends on, except the images, the privacy term and the seed.
 
-    Iterations of phase 1 and of phase 2 are counted apart.
+    Each phase counts its iterations from 1.
     """
 
     channels: tuple[int, ...]  # feature maps at 4, 8, 16, ... pixels, up to `resolution`
@@ -22,20 +22,20 @@ class Preset:
     batch_size: int  # real images a step, and as many synthetic ones
     learning_rate: float  # of both networks, which are kept in balance by equalised weights
     r1_gamma: float  # weight of the gradient penalty; larger is steadier and blurrier
-    r1_every: int  # iterations from one gradient penalty to the next, which costs a double backward
+    r1_every: int  # iterations between gradient penalties, which cost a double backward
     path_weight: float  # weight of path length regularisation, for smooth latents; 0 = none
-    path_every: int  # iterations from one path length regularisation to the next; 0 = never
+    path_every: int  # iterations between path length regularisations; 0 = never
     style_mixing: float  # share of images made from two latents, so that layers are independent
     ema_images: int  # half-life of the averaged generator, in images
     ada_target: float  # mean sign of the discriminator on real images above which it overfits
     ada_images: int  # images in which the augmentation probability can rise from 0 to 1
-    mirror: bool  # whether a mirrored image is a possible one; a mirrored digit is not
+    mirror: bool  # whether mirrored images are plausible; mirrored digits are not
     iterations: int  # most iterations of phase 1
     patience: int  # iterations without a better Fréchet distance that end phase 1
     privacy_iterations: int  # most iterations of phase 2
     privacy_scale: float  # on α: untrained distances are some tens of times smaller than LPIPS
-    check_every: int  # iterations between Fréchet distances, and checkpoints; a fifth in phase 2
-    fid_images: int  # synthetic images that a Fréchet distance is measured on
+    check_every: int  # iterations between checks and checkpoints; a fifth of that in phase 2
+    fid_images: int  # synthetic images behind a Fréchet distance
     pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
     perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's
 
@@ -45,7 +45,7 @@ class Preset:
         return int(4 << (len(self.channels) - 1))
 
     def fitted(self, size: int) -> "Preset":
-        """The preset for images of `size` pixels, at a resolution no finer than they need."""
+        """The preset for images of `size` pixels, at the lowest resolution that holds them."""
         levels = max(2, math.ceil(math.log2(size / 4)) + 1)
         return replace(self, channels=self.channels[:levels])
 
@@ -77,9 +77,9 @@ _XRAY = Preset(
 )
 
 PRESETS: dict[str, Preset] = {
-    # 16 x 16 or less: digits in half a minute on one CPU core, so fast and steep rather than fine.
-    # What makes digits of a class differ is above all a small latent: of 64 numbers, so short a
-    # time is too little to give each a meaning.
+    # 16 x 16 or less: digits in half a minute on one CPU core, at a high learning rate. A small
+    # latent is what makes digits of a class differ: so short a training gives no meaning to each
+    # of 64 numbers.
     "tiny": Preset(
         channels=(48, 32, 16),
         latent=12,

@@ -1,17 +1,16 @@
-"""What a generator knows of single images: the nearest image it can make to each of them.
+"""What a generator knows about single images: the nearest image that it can make of each.
 
-FedER, arXiv:2206.13803, section IV.D, figures 3 and 4: every training image is projected into the
+FedER, arXiv:2206.10048, section IV.D, figures 3 and 4: every training image is projected into the
 latent space W of a GAN trained without and one trained with the privacy loss, both from the same w.
-The greater the distances between images and projections, the less the generator has kept of them.
+The larger the distance of an image from its projection, the less the generator has kept of it.
 
 The projection is that of StyleGAN2, arXiv:1912.04958, section 5.3 and appendix D, written from the
 paper. Differences:
 
-1. All images share the initial noise maps and the noise that is added to w at a step. They stay
-   independent of one another, so that any batch gives the same result, and two generators are
-   compared under equal conditions.
-2. w and the noise of the last step are evaluated once more, without noise added to w.
-3. The mean w is that of the classes as they occur in the data; the paper's GANs have no classes.
+1. All images share the initial noise maps and the noise that is added to w at a step. So the
+   result of an image does not depend on its batch, and both generators face the same conditions.
+2. The image of the last step is rendered once more, without noise added to w.
+3. The mean w is taken over the classes as they occur in the data; the paper's GANs have none.
 4. Images are compared at their own size. The paper shrinks those above 256 x 256.
 
 N images, C channels, R x R pixels; D latents; F features.
@@ -31,13 +30,15 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 from torchvision.utils import make_grid, save_image
 
-NOISE_ADDED = 0.05  # to w, at the start, as a share of the scale of W
+from strategies.protocol.files import replacing
+
+NOISE_ADDED = 0.05  # noise that is added to w at the start, as a share of the scale of W
 NOISE_WEIGHT = 1e5  # of the noise regularisation
-SHOWN, PIXELS = 8, 96  # images in projections.png, least pixels of their sides
+SHOWN, PIXELS = 8, 96  # images in projections.png, smallest side of them in pixels
 
 
 class Generator(Protocol):
-    """What is needed of a generator."""
+    """The part of a generator that a projection needs."""
 
     @property
     def latent(self) -> int:
@@ -59,7 +60,7 @@ class Metric(Protocol):
 
     @property
     def name(self) -> str:
-        """What its values are called."""
+        """Name of the distance in reports."""
 
     def features(self, images: Tensor) -> Tensor:
         """The features [N, F] of images [N, C, R, R] in [-1, 1]."""
@@ -69,8 +70,8 @@ class Metric(Protocol):
 class Start:
     """Where projections start."""
 
-    w: Tensor  # [D], the mean of W
-    scale: float  # root mean square distance of W from its mean
+    w: Tensor  # [D], the mean of all w
+    scale: float  # root mean square distance of w from the mean
 
 
 @dataclass(frozen=True)
@@ -105,14 +106,14 @@ def project(
     learning_rate: float = 0.1,
     batch: int = 32,
 ) -> Projection:
-    """Find for each image the w and the noise maps that give the most similar one.
+    """Find the w and the noise maps whose image is most similar, for each of N images.
 
     Args:
         generator: On the images' device.
         images: [N, C, R, R] in [-1, 1].
-        start: Where all of them start.
+        start: Where all projections start.
         features: Maps images to [N, F]; the distance is the squared norm of the difference.
-        seed: Of the initial noise maps and the noise added to w; torch's own stays untouched.
+        seed: Decides on all noise; torch's global generators do not change.
         deadline: When to give up, in the time of `time.monotonic`.
         steps: Of Adam, per batch.
         learning_rate: The highest, after the ramp up and before the ramp down.
@@ -162,15 +163,15 @@ def project(
 
 
 def ramp(at: float) -> float:
-    """The learning rate at a point [0, 1) of the way: linear up over 5 %, cosine down over 25 %."""
+    """Factor on the learning rate after a share [0, 1) of the steps: up 5 % linearly, down 25 %."""
     return min(1.0, at / 0.05) * (0.5 - 0.5 * math.cos(math.pi * min(1.0, (1 - at) / 0.25)))
 
 
 def roughness(noise: Sequence[Tensor]) -> Tensor:
-    """How far noise maps [N, 1, h, w] are from white noise, so that no image hides in them.
+    """How far noise maps [N, 1, h, w] are from white noise; it keeps images from hiding in them.
 
-    The sum over maps, and over their halvings down to 8 x 8, of the squared correlation of a map
-    with itself moved by a pixel, in x and in y (appendix D, L_ij).
+    The squared correlation of a map with itself moved by a pixel, in x and in y, summed over all
+    maps and over their halvings down to 8 x 8 (appendix D, L_ij).
     """
     total = torch.zeros((), device=noise[0].device)
     for each in noise:
@@ -200,16 +201,16 @@ def measure_privacy(
     """Project images with a generator trained without and one trained with the privacy loss.
 
     Writes `privacy.png` (figure 3), `projections.png` (figure 4; rows: real, plain, private) and
-    `projections.json`, the distances. The pictures show real images: they are for the hospital.
+    `projections.json`, the distances. `projections.png` shows real images: it stays here.
 
     Args:
         plain: The generator after the first phase, without the privacy loss.
         private: The generator after the second phase, with it.
         images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
-        start: Of both generators, for fairness (IV.D): `mean_w` of the plain one.
+        start: Of both generators (IV.D): `mean_w` of the plain one.
         metric: The distance to minimise and to report.
         folder: Where to write; it exists.
-        seed: As in `project`, as are the arguments below.
+        seed: As in `project`, like the arguments below.
         deadline: When to give up, in the time of `time.monotonic`.
         steps: Of Adam, per batch.
         learning_rate: The highest.
@@ -236,7 +237,8 @@ def measure_privacy(
         for name, generator in (("plain", plain), ("private", private))
     }
     distances = {name: each.distances.tolist() for name, each in found.items()}
-    (folder / "projections.json").write_text(json.dumps({"metric": metric.name, **distances}))
+    with replacing(folder / "projections.json") as draft:
+        draft.write_text(json.dumps({"metric": metric.name, **distances}))
     _histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
     shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
     rows = torch.cat([each[shown].cpu() for each in (images, *(p.images for p in found.values()))])

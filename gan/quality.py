@@ -16,6 +16,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 from torchmetrics.image.fid import FrechetInceptionDistance
 
 from gan.perceptual import PairwiseLPIPS, weights_file
+from gan.pixel_range import from_bytes, to_bytes
 
 BATCH = 32  # images that go through a network at once
 STEPS = 300  # the classifier's training: a few seconds on one core for small images
@@ -42,8 +43,8 @@ class Extractor(nn.Module, ABC):
 class Classifier(Extractor):
     """Three convolutions, each of which halves the image, and a linear layer.
 
-    As a feature extractor it stands in for the Inception network where that is not to be had: it
-    knows the hospital's own images and nothing else.
+    As a feature extractor it replaces the Inception network where that is not available. It is
+    trained on the hospital's own images alone.
     """
 
     name = "frechet-classifier"
@@ -80,7 +81,7 @@ class Inception(Extractor):
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file holds something else.
+        ValueError: The file does not hold these weights.
     """
 
     name = "fid"
@@ -92,21 +93,20 @@ class Inception(Extractor):
         if not weights.is_file():
             raise FileNotFoundError(f"There is no file {weights}. Expected: {expected}.")
         try:
-            # torch-fidelity would unpickle anything: nothing but weights gets past this line.
+            # torch-fidelity would unpickle anything: this line refuses all but weights.
             torch.load(weights, map_location="cpu", weights_only=True)
             self.network = FeatureExtractorInceptionV3("inception", ["2048"], str(weights))
         except Exception as error:  # torch has no class for what can be wrong with a file
-            raise ValueError(f"{weights} is not what is expected: {expected}.") from error
+            raise ValueError(f"{weights} does not hold {expected}.") from error
 
     def features(self, images: Tensor) -> Tensor:
         """Features [N, 2048] of images [N, C, H, W] in [-1, 1], C = 1 or 3."""
-        pixels = images.add(1).mul(127.5).round().byte()
-        features: Tensor = self.network(pixels.expand(-1, 3, -1, -1))[0]
+        features: Tensor = self.network(to_bytes(images).expand(-1, 3, -1, -1))[0]
         return features
 
 
 class Frechet:
-    """Fréchet distance of synthetic images from the real ones, whose statistics are taken once.
+    """Fréchet distance of synthetic images from real ones, whose statistics are computed once.
 
     Args:
         real: The real images, uint8 [N, C, H, W], N > 1.
@@ -133,11 +133,11 @@ class Frechet:
     @torch.no_grad()
     def _update(self, images: Tensor, real: bool) -> None:
         for batch in images.split(BATCH):
-            self._metric.update(batch, real=real)
+            self._metric.update(batch.to(self._metric.device), real=real)
 
 
 class _Features(nn.Module):
-    """An extractor the way torchmetrics calls it; float64, as its covariances are."""
+    """An extractor as torchmetrics calls it: bytes in, float64 out."""
 
     def __init__(self, extractor: Extractor):
         super().__init__()
@@ -145,7 +145,7 @@ class _Features(nn.Module):
         self.num_features = extractor.num_features
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.extractor.features(_normalise(images)).double()
+        return self.extractor.features(from_bytes(images)).double()
 
 
 def frechet(
@@ -157,7 +157,7 @@ def frechet(
     inception_weights: str,
     seed: int,
 ) -> Frechet:
-    """The FID where it is wanted and can be had, else a distance by the hospital's own classifier.
+    """The FID if it is wanted and available, else a distance by the hospital's own classifier.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
@@ -169,7 +169,7 @@ def frechet(
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.
-        ValueError: The file holds something else.
+        ValueError: The file does not hold the network.
     """
     extractor: Extractor
     weights = None
@@ -187,7 +187,7 @@ def frechet(
 
 
 def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
-    """Train a small classifier, with as many steps whatever the number of images.
+    """Train a small classifier in a fixed number of steps.
 
     Args:
         images: uint8 [N, C, H, W].
@@ -202,7 +202,7 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
         for _ in range(STEPS):
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
             optimizer.zero_grad()
-            cross_entropy(model(_normalise(images[batch])), labels[batch]).backward()
+            cross_entropy(model(from_bytes(images[batch])), labels[batch]).backward()
             optimizer.step()
     return model.requires_grad_(False).eval()
 
@@ -224,19 +224,14 @@ def within_class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPI
         own = images[labels == label]
         if len(own) < 2:
             continue
-        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is ever formed, and no more than a
-        # batch of features is held. From the first image, and in float64, nothing cancels.
-        origin = distance.features(_normalise(own[:1])).double()
+        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is formed, and one batch of
+        # features held. Relative to the first image, and in float64, no digits are lost.
+        origin = distance.features(from_bytes(own[:1])).double()
         total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
         for batch in own.split(BATCH):
-            features = distance.features(_normalise(batch)) - origin  # [n, F]
+            features = distance.features(from_bytes(batch)) - origin  # [n, F]
             total += features.sum(dim=0)
             squares += features.square().sum(dim=0)
         pairs = len(own) * (len(own) - 1) / 2
         means.append((len(own) * squares.sum() - total.square().sum()).item() / pairs)
     return sum(means) / len(means) if means else math.nan
-
-
-def _normalise(images: Tensor) -> Tensor:
-    """Bring uint8 images to [-1, 1], as float32."""
-    return images.float().div_(127.5).sub_(1.0)

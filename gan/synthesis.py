@@ -10,6 +10,7 @@ from torch import Tensor
 from torchvision.utils import save_image
 
 from gan.networks import Generator
+from gan.pixel_range import to_bytes
 
 SHOWN = 32  # pixels a side that smaller images are enlarged to in a picture
 
@@ -28,7 +29,7 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
         generator: On any device; the images come back to the labels'.
         labels: Class of each image, int64 [n].
         seed: Decides on latents and noise.
-        batch: Images that are made at once; it changes the noise.
+        batch: Images that are made at once; another number draws other noise.
     """
     device = next(generator.parameters()).device
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -39,11 +40,6 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
             for c, part in zip(labels.split(batch), z.split(batch), strict=True)
         ]
     return torch.cat(made)
-
-
-def to_bytes(images: Tensor) -> Tensor:
-    """Bring images in about [-1, 1] to uint8."""
-    return (images * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
 def save_grid(path: Path, images: Tensor, columns: int = 16) -> None:

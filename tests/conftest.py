@@ -15,7 +15,7 @@ def _quick_buffers(monkeypatch):
     import torch  # here, because it takes seconds, and most tests do without
 
     from client_app import buffer
-    from client_app.buffer import Buffer
+    from client_app.buffer.release import Release
     from learning.samples import Samples
 
     def blend(hospital, size, deadline):
@@ -27,6 +27,6 @@ def _quick_buffers(monkeypatch):
             for _ in range(2)
         ]
         images = (train.images[pick[0]].float() + train.images[pick[1]].float()) / 2
-        return Buffer(Samples(images.byte(), labels), {"release-passed": 1.0})
+        return Release(Samples(images.byte(), labels), {"release-passed": 1.0})
 
     monkeypatch.setattr(buffer, "make_buffer", blend)

@@ -12,7 +12,7 @@ OURS = {"client_app", "gan", "learning", "server_app", "strategies"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
-        *("numpy", "sklearn", "matplotlib"),
+        *("numpy", "sklearn", "matplotlib", "strategies.protocol.files"),
     },
     "strategies": {"flwr", "numpy"},
     "learning": {"torch", "torchvision", "numpy", "flwr", "PIL", "strategies.protocol"},

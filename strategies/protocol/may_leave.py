@@ -69,13 +69,18 @@ METRICS = frozenset(
         # perceptual.
         "release-passed",
         "release-discarded",
+        "release-refused",
         "release-nearer-to-training",
         *(
             f"{figure}-{distance}"
             for figure in ("release-threshold", "release-nearest", "release-median")
             for distance in ("pixels", *DISTANCES)
         ),
-        *(f"held-out-median-{distance}" for distance in ("pixels", *DISTANCES)),
+        *(
+            f"{figure}-{distance}"
+            for figure in ("held-out-nearest", "held-out-median")
+            for distance in ("pixels", *DISTANCES)
+        ),
         # Mean distance of two images of one class; of real images to their projections.
         *(f"diversity-{kind}-{d}" for kind in ("real", "synthetic") for d in DISTANCES),
         *(f"projection-{kind}-{d}" for kind in ("plain", "private") for d in DISTANCES),

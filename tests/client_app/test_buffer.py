@@ -1,22 +1,40 @@
 """Real GANs of a few steps: what they render is noise, and all around it is as in a real run."""
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from client_app import buffer
 from client_app.buffer import make_buffer
+from client_app.buffer.measures import declared
+from client_app.buffer.registry import AUDITS, SAMPLERS, named
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from gan.presets import PRESETS
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
 from learning.samples import Samples
-from strategies.protocol.may_leave import METRICS
+from strategies.protocol.may_leave import METRICS, UndeclaredError
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _small_networks(monkeypatch):
+    """No test here looks at what they have learnt."""
+    monkeypatch.setattr("gan.quality.STEPS", 10)
+    small = replace(PRESETS["tiny"], channels=(8, 6, 4), batch_size=8, fid_images=32)
+    monkeypatch.setitem(PRESETS, "tiny", small)
 
 
 @pytest.fixture
@@ -27,7 +45,6 @@ def hospital(tmp_path):
         config = run_config(
             **{
                 "partition": "iid",
-                "feder__buffer_size": 20,
                 "gan__iterations": 2,
                 "release__min_class_images": 2,
                 **overrides,
@@ -43,22 +60,24 @@ def soon():
 
 
 def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
-    made = make_buffer(hospital(), soon())
+    made = make_buffer(hospital(), 20, soon())
     assert made.samples.images.shape == (20, 1, 8, 8)
     assert made.samples.images.dtype == torch.uint8
     assert torch.bincount(made.samples.labels).tolist() == [2] * 10
     assert made.figures.keys() <= METRICS
     assert made.figures["release-passed"] == 1.0
+    assert made.figures["release-refused"] == 0.0
     assert made.figures.keys() >= {
         *("gan-iterations", "frechet-classifier", "release-nearest-pixels"),
         *("diversity-synthetic-untrained-squeeze", "release-threshold-untrained-squeeze"),
+        *("held-out-nearest-pixels", "held-out-nearest-untrained-squeeze"),
     }
 
 
 def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
-    first = make_buffer(hospital(), soon())
-    monkeypatch.setattr(buffer, "train_gan", None)  # to call it would fail
-    again = make_buffer(hospital(num_server_rounds=3, strategy="centralized"), soon())
+    first = make_buffer(hospital(), 20, soon())
+    monkeypatch.setattr("client_app.buffer.gan_sampler.train_gan", None)  # to call it would fail
+    again = make_buffer(hospital(num_server_rounds=3, strategy="centralized"), 20, soon())
     assert torch.equal(first.samples.images, again.samples.images)
     assert first.figures == again.figures
 
@@ -67,15 +86,27 @@ def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
     "change", [{"seed": 1}, {"gan__privacy_weight": 0.5}, {"gan__iterations": 3}]
 )
 def test_what_a_gan_depends_on_trains_another(hospital, change):
-    make_buffer(hospital(), soon())
-    make_buffer(hospital(**change), soon())
+    make_buffer(hospital(), 20, soon())
+    make_buffer(hospital(**change), 20, soon())
     assert len(list((hospital().store.folder / "gan").iterdir())) == 2
+
+
+def test_another_image_of_a_rare_class_asks_for_another_audit(hospital):
+    """The GAN does not learn from it, and yet no synthetic image may be near to it."""
+    place = hospital(release__min_class_images=6)
+    train = place.data.train
+    make_buffer(place, 20, soon())
+    rare = (torch.bincount(train.labels) < 6).nonzero()[0]
+    more = Samples(train.images, train.labels.clone())
+    more.pixels[(train.labels == rare).nonzero()[0]] = 0
+    make_buffer(replace(place, data=replace(place.data, train=more)), 20, soon())
+    assert len(list(place.store.folder.rglob("*.npz"))) == 2
 
 
 def test_classes_of_few_images_are_left_out(hospital):
     counts = torch.bincount(hospital().data.train.labels)
     fewest = int(counts.sort().values[5])
-    made = make_buffer(hospital(release__min_class_images=fewest), soon())
+    made = make_buffer(hospital(release__min_class_images=fewest), 20, soon())
     frequent = (counts >= fewest).nonzero().flatten()
     assert len(frequent) < 10
     assert made.samples.labels.unique().tolist() == frequent.tolist()
@@ -83,19 +114,19 @@ def test_classes_of_few_images_are_left_out(hospital):
 
 def test_without_any_frequent_class_nothing_leaves(hospital):
     with pytest.raises(ReleaseError, match=r"No class has release\.min-class-images images"):
-        make_buffer(hospital(release__min_class_images=1000), soon())
+        make_buffer(hospital(release__min_class_images=1000), 20, soon())
 
 
 def test_another_size_is_another_buffer_of_the_same_gan(hospital, monkeypatch):
-    make_buffer(hospital(), soon())
-    assert len(make_buffer(hospital(feder__buffer_size=10), soon()).samples) == 10
+    make_buffer(hospital(), 20, soon())
+    assert len(make_buffer(hospital(), 10, soon()).samples) == 10
     assert len(list((hospital().store.folder / "gan").iterdir())) == 1
 
 
 def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkeypatch):
     quick = partial(measure_privacy, steps=3)
-    monkeypatch.setattr(buffer, "measure_privacy", quick)
-    make_buffer(hospital(gan__projections=4), soon())
+    monkeypatch.setattr("client_app.buffer.gan_sampler.measure_privacy", quick)
+    make_buffer(hospital(gan__projections=4), 20, soon())
     (folder,) = (hospital().store.folder / "gan").iterdir()
     assert {path.name for path in folder.glob("*.png")} >= {
         *("buffer.png", "nearest-to-real.png", "privacy.png", "projections.png"),
@@ -115,30 +146,58 @@ def copying(hospital, monkeypatch, share=1.0):
         ]
         return images
 
-    monkeypatch.setattr(buffer, "render", render)
+    monkeypatch.setattr("client_app.buffer.gan_sampler.render", render)
     return hospital
 
 
 def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch):
     """The error names synthetic images and why, and nothing is kept as releasable."""
     with pytest.raises(ReleaseError, match=r"'hospital-00' may not leave it. .* 0 \(a copy\)"):
-        make_buffer(copying(hospital(), monkeypatch), soon())
+        make_buffer(copying(hospital(), monkeypatch), 20, soon())
     assert list(hospital().store.folder.rglob("*.npz")) == []
 
 
 def test_a_refusal_names_what_measured_the_distance(hospital, monkeypatch):
     """Training images, one grey level lighter."""
     train = hospital().data.train.images.clamp(max=254) + 1
-    monkeypatch.setattr(buffer, "render", lambda generator, labels, seed: train[: len(labels)])
+    monkeypatch.setattr(
+        "client_app.buffer.gan_sampler.render", lambda generator, labels, seed: train[: len(labels)]
+    )
     with pytest.raises(ReleaseError, match=r"pixels 0\.\d+ < .*untrained-squeeze .* < 0\.\d+"):
-        make_buffer(hospital(), soon())
+        make_buffer(hospital(), 20, soon())
 
 
 def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
-    made = make_buffer(copying(hospital(release__quantile=0.0), monkeypatch, 0.3), soon())
+    made = make_buffer(copying(hospital(release__quantile=0.0), monkeypatch, 0.3), 20, soon())
     assert 0 < made.figures["release-discarded"] <= 0.5
     train = {image.numpy().tobytes() for image in hospital().data.train.images}
     assert not train & {image.numpy().tobytes() for image in made.samples.images}
+
+
+def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch):
+    monkeypatch.setattr(buffer, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
+    with pytest.raises(UndeclaredError, match="'diversty-untrained-squeeze' is not declared"):
+        make_buffer(hospital(), 20, soon())
+
+
+def test_a_figure_is_named_after_what_measured_the_distance():
+    job: Any = SimpleNamespace(distance=SimpleNamespace(name="lpips-vgg"))
+    figures = {"release-nearest-perceptual": 0.1, "release-nearest-pixels": 0.2}
+    assert declared(figures, job) == {
+        "release-nearest-lpips-vgg": 0.1,
+        "release-nearest-pixels": 0.2,
+    }
+
+
+@pytest.mark.parametrize(("kind", "registry"), [("sampler", SAMPLERS), ("audit", AUDITS)])
+def test_an_unknown_sampler_or_audit_is_refused_with_the_known_ones(kind, registry):
+    with pytest.raises(SettingsError, match=f"no {kind} 'gam'; choose one of {min(registry)}"):
+        named(kind, registry, "gam")
+
+
+def test_a_preset_is_checked_without_torch():
+    code = "import client_app.presets, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -154,13 +213,13 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
 )
 def test_what_cannot_work_is_refused_before_any_training(hospital, overrides, words):
     with pytest.raises(SettingsError, match=words):
-        make_buffer(hospital(**overrides), soon())
+        make_buffer(hospital(**overrides), 20, soon())
 
 
 def test_a_deadline_is_kept_and_the_gan_goes_on_afterwards(hospital):
     with pytest.raises(DeadlineError, match="prepare-timeout"):
-        make_buffer(hospital(), time.monotonic() - 1)
-    assert len(make_buffer(hospital(), soon()).samples) == 20
+        make_buffer(hospital(), 20, time.monotonic() - 1)
+    assert len(make_buffer(hospital(), 20, soon()).samples) == 20
 
 
 def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
@@ -169,4 +228,4 @@ def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
         Samples(part.images.repeat(1, 1, 2, 3), part.labels) for part in (held.train, held.test)
     )
     place = replace(hospital(), data=replace(held, train=wide, test=tested))
-    assert make_buffer(place, soon()).samples.images.shape == (20, 1, 16, 24)
+    assert make_buffer(place, 20, soon()).samples.images.shape == (20, 1, 16, 24)

@@ -59,7 +59,7 @@ def test_thresholds_and_figures_by_hand():
     """
     judge = dot_auditor((10, 30, 60, 150), 0.4)
     images = dots(29, 200, 30, 100)
-    assert judge.too_near(images).tolist() == [True, True, False, False]
+    assert judge.refuses(images).tolist() == [True, True, False, False]
     verdict = judge.check(images, torch.zeros(4, dtype=torch.int64))
     assert not verdict.passed
     assert verdict.refused == (0, 1)
@@ -114,7 +114,7 @@ def test_noisy_copies_are_refused():
 def test_fresh_draws_pass_but_for_a_few_which_can_be_dropped():
     judge = auditor()
     images, labels = draw(200, seed=5)
-    too_near = judge.too_near(images)
+    too_near = judge.refuses(images)
     assert too_near.float().mean() < 0.04  # two metrics, each at 1 %
     verdict = judge.check(images, labels)
     assert verdict.refused == tuple(too_near.nonzero().flatten().tolist())
@@ -140,7 +140,7 @@ def test_few_held_out_images_give_their_minimum():
 def test_constant_images_are_judged_like_others():
     """All training pixels are 0: what differs by as much as a held-out image does passes."""
     judge = dot_auditor((5,), 0, training=(0, 0))
-    assert judge.too_near(dots(0, 4, 5)).tolist() == [True, True, False]
+    assert judge.refuses(dots(0, 4, 5)).tolist() == [True, True, False]
 
 
 def test_what_is_near_in_one_metric_only_is_refused():

@@ -8,6 +8,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 
 from gan import quality
 from gan.perceptual import PairwiseLPIPS
+from gan.pixel_range import from_bytes
 from gan.quality import (
     Classifier,
     Frechet,
@@ -88,7 +89,7 @@ def test_the_classifier_learns_and_tells_noise_from_digits(digits, caplog):
     assert not caplog.records
     model = train_classifier(images[:700], labels[:700], 10, seed=0)
     with torch.no_grad():
-        right = model(quality._normalise(images[700:])).argmax(dim=1) == labels[700:]
+        right = model(from_bytes(images[700:])).argmax(dim=1) == labels[700:]
     assert right.float().mean() > 0.85
     assert distance(images[700:]) < 0.2 * distance(noise(200, 1, 8, 8))
 
@@ -128,7 +129,7 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
         == "fid"
     )
     network = Inception(path)
-    grey = quality._normalise(images[:2])
+    grey = from_bytes(images[:2])
     features = network.features(grey)
     assert features.shape == (2, Inception.num_features)
     assert torch.equal(features, network.features(grey.expand(-1, 3, -1, -1)))
@@ -150,7 +151,7 @@ def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):
     distance = PairwiseLPIPS("squeeze", "untrained")
     images, labels = noise(8, 1, 20, 20), torch.tensor([0, 0, 1, 0, 1, 0, 2, 0])
     with torch.no_grad():
-        matrix = distance(quality._normalise(images), quality._normalise(images))
+        matrix = distance(from_bytes(images), from_bytes(images))
     zeros = [matrix[i, j].item() for i in (0, 1, 3, 5, 7) for j in (0, 1, 3, 5, 7) if i < j]
     expected = (sum(zeros) / 10 + matrix[2, 4].item()) / 2  # the one image of class 2 has no pair
     assert within_class_diversity(images, labels, distance) == pytest.approx(expected, abs=1e-6)

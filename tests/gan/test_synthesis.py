@@ -2,7 +2,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from gan.networks import Generator
-from gan.synthesis import balanced_labels, render, save_grid, to_bytes
+from gan.synthesis import balanced_labels, render, save_grid
 
 
 def test_same_images_at_every_call(micro):
@@ -20,11 +20,6 @@ def test_same_images_at_every_call(micro):
 def test_balanced_labels_take_present_classes_in_turn():
     assert balanced_labels(5, torch.tensor([7, 2, 2, 2, 7])).tolist() == [2, 7, 2, 7, 2]
     assert balanced_labels(2, torch.arange(4)).tolist() == [0, 1]
-
-
-def test_bytes():
-    images = torch.tensor([-1.5, -1.0, 0.0, 1.0, 1.5])
-    assert to_bytes(images).tolist() == [0, 0, 128, 255, 255]
 
 
 def test_a_picture_of_many_images(tmp_path):

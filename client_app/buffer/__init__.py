@@ -1,0 +1,120 @@
+"""A hospital's buffer: synthetic images that stand for its own, made before the first hop.
+
+    train -> render -> audit -> measure -> draw
+
+A sampler learns from the hospital's training images and renders. An audit discards what is too
+near to one of them, and checks what is left as a whole before it may leave. Both are looked up in
+client_app/buffer/registry.py. A GAN is trained once: it is kept in the hospital's store under a
+hash of all that it depends on, goes on where it was if it was interrupted, and serves later runs.
+
+    <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
+    <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
+    <store>/gan/<hash>/buffer.png     the same to look at
+    <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
+    <store>/gan/<hash>/nearest-to-real.png         real images, each with the nearest synthetic one
+"""
+
+import hashlib
+import json
+from dataclasses import asdict
+
+from client_app.buffer.job import Job, frequent
+from client_app.buffer.measures import declared, diversity
+from client_app.buffer.pictures import draw
+from client_app.buffer.registry import AUDITS, SAMPLERS, named
+from client_app.buffer.release import Release
+from client_app.buffer.rendering import render
+from client_app.hospital import Hospital
+from client_app.presets import fitted_preset
+from gan.perceptual import PairwiseLPIPS
+from gan.presets import Preset
+from learning.errors import DeadlineError, DivergedError
+from learning.samples import Samples
+from strategies.protocol.settings import SettingsError, rng_for
+
+SAMPLER, AUDIT = "gan", "nearest-record"
+
+
+def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
+    """Make a buffer of `size` images that may leave the hospital, or take it from the store.
+
+    Args:
+        hospital: Whose.
+        size: How many images.
+        deadline: When to give up, in the time of `time.monotonic`.
+
+    Raises:
+        SettingsError: There is no such preset, or it does not fit the images.
+        ReleaseError: The images may not leave; says which and why.
+        DivergedError: The training of the GAN failed.
+        DeadlineError: The deadline has passed; the GAN goes on from its checkpoint next time.
+    """
+    settings, data = hospital.settings, hospital.data
+    preset = fitted_preset(settings.gan, data.train.shape)
+    distance = _distance(hospital, preset)
+    seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
+    train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
+    learnt = frequent(train, settings.release.min_class_images)
+    fingerprint = _fingerprint(train)
+    classes = [data.classes, learnt.labels.unique().tolist()]
+    loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
+    networks = [asdict(preset), distance.name, settings.gan.inception_weights]
+    folder = f"gan/{_hash(SAMPLER, fingerprint, classes, loss, networks, seed)}"
+    checks = [AUDIT, _fingerprint(data.test), asdict(settings.release)]
+    name = f"{folder}/{_hash(checks, size, settings.gan.projections)}"
+    if kept := hospital.store.load(name):
+        return Release.from_arrays(kept, hospital.device)
+    place = hospital.store.folder / folder
+    job = Job(hospital, size, train, learnt, fingerprint, preset, distance, seed, place, deadline)
+    try:
+        release = _make(job)
+    except FloatingPointError as error:
+        raise DivergedError(f"The training of the GAN diverged: {error}") from error
+    except TimeoutError as error:
+        raise DeadlineError(
+            "Preparing synthetic images took longer than allowed (prepare-timeout); it goes on "
+            "where it was when the hospital is asked again."
+        ) from error
+    hospital.store.save(name, release.arrays())
+    return release
+
+
+def _make(job: Job) -> Release:
+    """Train, render, audit, measure, draw."""
+    if not len(job.learnt):
+        raise job.refusal("No class has release.min-class-images images.")
+    sampler = named("sampler", SAMPLERS, SAMPLER)(job)
+    figures = declared(sampler.figures, job)
+    audit = named("audit", AUDITS, AUDIT)(job)
+    samples, discarded = render(job, sampler, audit)
+    verdict = audit.check(samples.images, samples.labels)
+    if not verdict.passed:
+        raise job.refusal(*verdict.reasons)
+    figures |= declared({"release-passed": 1.0, "release-discarded": discarded}, job)
+    figures |= declared(verdict.figures, job)
+    figures |= declared(diversity(job, samples), job)
+    draw(job, samples)
+    return Release(samples, figures)
+
+
+def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
+    """The perceptual distance of the preset, with weights where it has use for them."""
+    weights = (hospital.settings.gan.lpips_weights or None) if preset.pretrained else "untrained"
+    try:
+        return PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
+    except (FileNotFoundError, ValueError) as error:
+        raise SettingsError(f"The setting 'gan.lpips-weights' cannot be used: {error}") from error
+
+
+def _fingerprint(samples: Samples) -> str:
+    """Changes with the images and labels."""
+    digest = hashlib.sha256()
+    for tensor in (samples.images, samples.labels):
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(tensor.cpu().contiguous().numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def _hash(*parts: object) -> str:
+    """A name for what follows from these parts."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -1,0 +1,128 @@
+"""The sampler `gan`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
+
+FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B.
+
+Shapes: `N` images, `C` channels, `H, W` pixels of the hospital's images, `R` of the GAN's.
+"""
+
+import logging
+
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from client_app.buffer.job import Job, some
+from gan.adversaries import Examples, Privacy
+from gan.checks import Progress
+from gan.pixel_range import from_bytes
+from gan.projection import mean_w, measure_privacy
+from gan.quality import Frechet, frechet
+from gan.synthesis import render
+from gan.training import Place, Trained, train_gan
+from learning.samples import Samples
+from strategies.protocol.settings import SettingsError
+
+
+class GANSampler:
+    """A hospital's GAN, trained or restored.
+
+    Args:
+        job: What it is for.
+
+    Attributes:
+        figures: How its training ended, and how near it can come to training images.
+
+    Raises:
+        SettingsError: `gan.inception-weights` cannot be used.
+        FloatingPointError: The training diverged.
+        TimeoutError: The deadline has passed; the GAN goes on from its checkpoint next time.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.size = job.train.shape[1:]
+        preset, learnt = job.preset, job.learnt
+        images = _resized(learnt.images, (preset.resolution, preset.resolution))
+        square = Samples(images, learnt.labels)  # [N, C, R, R]
+        distance_to_real = _frechet(job, square)
+        trained = _train(job, square, distance_to_real)
+        self.generator = trained.private
+        judged = render(self.generator, some(learnt, preset.fid_images).labels, job.seed)
+        last_of_phase = {each.phase: each for each in trained.progress}.values()
+        self.figures = {
+            "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
+            "ada-p": trained.progress[-1].ada_p,
+            distance_to_real.name: distance_to_real(judged),
+            **_projections(job, square, trained),
+        }
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, H, W] of classes int64 [N]."""
+        return _resized(render(self.generator, labels, seed), self.size)
+
+
+def _frechet(job: Job, square: Samples) -> Frechet:
+    """The Fréchet distance from the real images."""
+    weights = job.hospital.settings.gan.inception_weights
+    try:
+        return frechet(
+            square.images,
+            square.labels,
+            len(job.hospital.data.classes),
+            pretrained=job.preset.pretrained,
+            inception_weights=weights,
+            seed=job.seed,
+        )
+    except (FileNotFoundError, ValueError) as error:
+        raise SettingsError(
+            f"The setting 'gan.inception-weights' cannot be used: {error}"
+        ) from error
+
+
+def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
+    """Train the GAN, or restore it from the job's folder."""
+    hospital, preset = job.hospital, job.preset
+
+    def report(progress: Progress) -> None:
+        apart = progress.privacy_distance
+        logging.getLogger("flwr").info(
+            "%s: GAN phase %d, iteration %d, %.1f/s, %s %.1f, ADA p %.2f%s",
+            *(hospital.name, progress.phase, progress.iteration, progress.iterations_per_second),
+            *(distance_to_real.name, progress.frechet, progress.ada_p),
+            "" if apart is None else f", {job.distance.name} {apart:.3f}",
+        )
+
+    gan = hospital.settings.gan
+    weight = gan.privacy_weight * preset.privacy_scale
+    return train_gan(
+        Examples(square.images, square.labels, len(hospital.data.classes), job.fingerprint),
+        preset,
+        Privacy(weight, gan.privacy_reduction, job.distance),
+        distance_to_real,
+        Place(job.folder, hospital.device, job.deadline),
+        seed=job.seed,
+        report=report,
+    )
+
+
+def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
+    """How near both generators can come to training images, if the settings ask for it."""
+    count = job.hospital.settings.gan.projections
+    if not count:
+        return {}
+    measured = measure_privacy(
+        trained.plain,
+        trained.private,
+        from_bytes(some(square, count).images),
+        mean_w(trained.plain, square.labels, seed=job.seed),
+        metric=job.distance,
+        folder=job.folder,
+        seed=job.seed,
+        deadline=job.deadline,
+    )
+    return {f"{key}-perceptual": value for key, value in measured.items()}
+
+
+def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images uint8 [N, C, *, *] in another size, on the same device."""
+    # On the CPU: on CUDA torch does not resize bytes with antialiasing.
+    resized = interpolate(images.cpu(), size=size, mode="bilinear", antialias=True)
+    return resized.to(images.device)

@@ -1,0 +1,55 @@
+"""All samplers and audits by name; each is one short file.
+
+Shapes: `N` images, `C` channels, `H, W` pixels.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from client_app.buffer.gan_sampler import GANSampler
+from client_app.buffer.job import Job
+from client_app.buffer.nearest_record import nearest_record
+from gan.audit import Verdict
+from strategies.protocol.settings import SettingsError
+
+MakerT = TypeVar("MakerT")
+
+
+class Sampler(Protocol):
+    """What has learnt from a hospital's images and renders others.
+
+    Attributes:
+        figures: What was measured of it, under declared names.
+    """
+
+    figures: dict[str, float]
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own."""
+
+
+class Audit(Protocol):
+    """What decides whether synthetic images may leave a hospital."""
+
+    def refuses(self, images: Tensor) -> Tensor:
+        """Which images uint8 [N, C, H, W] are to be discarded, bool [N]."""
+
+    def check(self, images: Tensor, labels: Tensor) -> Verdict:
+        """Whether images uint8 [N, C, H, W] with labels int64 [N] may leave as a whole."""
+
+
+SAMPLERS: dict[str, Callable[[Job], Sampler]] = {"gan": GANSampler}
+AUDITS: dict[str, Callable[[Job], Audit]] = {"nearest-record": nearest_record}
+
+
+def named(kind: str, registry: Mapping[str, MakerT], name: str) -> MakerT:
+    """Look up a sampler or an audit.
+
+    Raises:
+        SettingsError: There is none of that name; lists those there are.
+    """
+    if name not in registry:
+        raise SettingsError(f"There is no {kind} '{name}'; choose one of {', '.join(registry)}.")
+    return registry[name]
