@@ -42,7 +42,7 @@ from flwr.common.config import flatten_dict
 from benchmarks.simulation import APP, RunFailed, run, superlink
 from server_app.measures import Summary
 from strategies.protocol.settings import Settings, SettingsError
-from strategies.registry import strategy_named
+from strategies.registry import strategy_of
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
@@ -145,7 +145,7 @@ def load(path: Path, data: Path | None) -> Table:
         }
         if unknown := settings.keys() - defaults().keys():
             raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
-        strategy_named(Settings.parse({**defaults(), **settings}).strategy)
+        strategy_of(Settings.parse({**defaults(), **settings}))
         paper = {
             name: figure if isinstance(figure, list) else [figure]
             for name, figure in row.get("paper", {}).items()

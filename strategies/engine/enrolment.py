@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
+
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
