@@ -1,16 +1,17 @@
 """The one codec of arrays: a ZIP archive of NumPy .npy files, which `numpy.load` reads too.
 
-An `Array` of Flower holds its values in the .npy format already, so they go in unopened.
+An `Array` of Flower holds its values in the .npy format already: they go in and come out unopened.
 """
 
+import math
 import zipfile
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import IO
 
-import numpy as np
 from flwr.app import Array
+from numpy.lib import format as npy
 
 
 class ArchiveError(ValueError):
@@ -42,10 +43,20 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
             for entry in archive.namelist():
                 content = archive.read(entry)
                 if entry.endswith(".npy"):
-                    array = np.load(BytesIO(content), allow_pickle=False)
-                    arrays[entry.removesuffix(".npy")] = Array(array)
+                    arrays[entry.removesuffix(".npy")] = _array(content)
                 else:
                     texts[entry] = content.decode()
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
         raise ArchiveError(f"Not an archive of arrays: {error}") from error
     return arrays, texts
+
+
+def _array(content: bytes) -> Array:
+    """The array of a .npy file, of which the header alone is read."""
+    file = BytesIO(content)
+    if npy.read_magic(file) != (1, 0):
+        raise ValueError("an array is not in version 1.0 of the .npy format")
+    shape, _, dtype = npy.read_array_header_1_0(file)
+    if dtype.hasobject or len(content) - file.tell() != dtype.itemsize * math.prod(shape):
+        raise ValueError("an array is cut short, or of Python objects")
+    return Array(str(dtype), shape, "numpy.ndarray", content)
