@@ -109,7 +109,7 @@ def open_library(
             may have been installed.
 
     Raises:
-        DataError: No image can be used, or they differ in size though the form has none.
+        DataError: The images differ in size though the form has none.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the index has paths
     with (
@@ -204,12 +204,13 @@ class _Library:
         results = [
             found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
         ]
-        last = max(row for row, _ in results)
-        if last < 0:
-            raise DataError(f"None of the hospital's {len(entries)} images can be used.")
+        last = max((row for row, _ in results), default=-1)
         return Opened(
-            # Copy on write, since torch wants arrays that it might write to.
-            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape)),
+            # Copy on write, since torch wants arrays that it might write to. No file can be mapped
+            # to no image.
+            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape))
+            if last >= 0
+            else np.zeros((0, *shape), np.uint8),
             np.array([row for row, _ in results]),
             [reason for _, reason in results],
             [files[_key(entry)].header for entry in entries],

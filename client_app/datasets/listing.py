@@ -36,7 +36,8 @@ class Entry:
     """An image that is listed.
 
     Attributes:
-        where: What lists it: a row, or the path below the folder. For the hospital's eyes alone.
+        where: The path below the folder, or the row and the image that it names. For the hospital's
+            eyes alone.
         file: The image file.
         label: Its class.
         group: What it belongs to; empty = it is on its own.
@@ -112,7 +113,7 @@ def list_folder(path: str) -> Listing:
             else:
                 group = between[0] if between else ""
                 listing.entries.append(Entry(where, source / place, label, group))
-    if not listing.entries:
+    if not listing.entries and not listing.unusable:
         raise DataError("The hospital's folder holds no folder with images, one for each class.")
     return Listing(source, listing.entries, listing.unusable, ignored)
 
@@ -136,7 +137,8 @@ def list_manifest(path: str) -> Listing:
     real = cache(os.path.realpath)  # of folders, or ten thousand rows would take a second
     seen: set[tuple[Path, int | None]] = set()
     for number, fields in rows:
-        where = f"row {number}"
+        image = "".join(fields[header["image"] : header["image"] + 1]).strip()
+        where = f"row {number} ({image})" if image else f"row {number}"
         try:
             entry = _entry(where, partial(_file, folder, real=real), header, fields)
             if (entry.file, entry.slice) in seen:
@@ -146,8 +148,6 @@ def list_manifest(path: str) -> Listing:
         else:
             seen.add((entry.file, entry.slice))
             listing.entries.append(entry)
-    if not listing.entries:
-        raise DataError("The hospital's manifest names no image that is there.")
     return listing
 
 

@@ -110,9 +110,12 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     try:
         found = survey(kind, path, Form.of(settings), store, progress, retry=True)
     except DataError as error:
-        finding = Finding("no-images", str(error), "Nothing can be said before that.")
-        return Examined(Card(hospital, path, chosen, [finding]))
+        finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
+        return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
     findings = [*found.findings(settings.max_quarantined), *_unknown_classes(found, settings)]
+    if not found.entries:
+        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, found.listing.ignored)
+        return Examined(nothing)
     pool = found.pool()
     everything = np.arange(len(pool.labels))
     train = test = everything[:0]
@@ -162,6 +165,14 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     findings.extend(_doubts(card, settings))
     findings.sort(key=lambda finding: order.index(finding.level))
     return Examined(card, found)
+
+
+def _unreadable(error: DataError) -> list[Unusable]:
+    """The file or folder behind an error. Its own text names none, since the server may read it."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.filename:
+        return [Unusable(str(cause.filename), f"cannot be read ({type(cause).__name__})")]
+    return []
 
 
 def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:

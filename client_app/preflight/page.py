@@ -14,6 +14,7 @@ import PIL.Image
 from client_app.preflight.card import Card, Examined
 
 LISTED = 100  # of each list; card.json has all
+NAMED = 20  # unusable images in the terminal
 SHOWN = 9  # thumbnails in a row
 THUMBNAIL = 96  # pixels
 
@@ -74,11 +75,18 @@ def page(examined: Examined) -> str:
 
 def text(card: Card) -> str:
     """The card as text."""
-    lines = [f"{card.images} images, {len(card.unusable)} that cannot be used"]
+    lines = []
+    if card.images:
+        lines.append(f"{card.images} images, {len(card.unusable)} that cannot be used")
     for name, parts in card.classes.items():
         lines.append(f"  {name}: {parts['train']} to train on, {parts['test']} to test on")
     lines.append(f"{card.verdict.upper()}: {ADVICE[card.verdict]}")
     lines += [f"  {f.level}: {f.text} {f.advice}" for f in card.findings]
+    if card.unusable:
+        lines.append("Cannot be used:")
+        lines += [f"  {each.where}: {each.reason}" for each in card.unusable[:NAMED]]
+    if (more := len(card.unusable) - NAMED) > 0:
+        lines.append(f"  and {more} more: card.json has all")
     return "\n".join(lines)
 
 
