@@ -32,7 +32,6 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -41,7 +40,7 @@ from flwr.common.config import flatten_dict
 
 from benchmarks.simulation import APP, RunFailed, run, superlink
 from server_app.measures import Summary
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import strategy_named
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
@@ -136,16 +135,16 @@ def load(path: Path, data: Path | None) -> Table:
     known = known_columns(min(counts))
     if unknown := set(described["columns"]) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
-    rows = []
+    rows, default = [], defaults()
     for row in described["rows"]:
         differences = flatten_dict(row.get("settings", {}))
         settings = {
             key: _filled_in(value, data)
             for key, value in {**flatten_dict(described["settings"]), **differences}.items()
         }
-        if unknown := settings.keys() - defaults().keys():
+        if unknown := settings.keys() - default.keys():
             raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
-        strategy_named(Settings.parse({**defaults(), **settings}).strategy)
+        strategy_named(Settings.parse({**default, **settings}).strategy)
         paper = {
             name: figure if isinstance(figure, list) else [figure]
             for name, figure in row.get("paper", {}).items()
@@ -254,13 +253,6 @@ def _filled_in(value: Any, data: Path | None) -> Any:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
-
-
-@cache
-def defaults() -> dict[str, Any]:
-    """The settings in pyproject.toml, flat as Flower has them."""
-    project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
-    return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
 
 
 def choose(table: Table, names: str | None) -> list[Row]:

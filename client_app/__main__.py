@@ -3,17 +3,14 @@
 import argparse
 import json
 import sys
-import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from flwr.common.config import flatten_dict, parse_config_args
+from flwr.common.config import parse_config_args
 
 from client_app.identity import Identity
 from client_app.store import DEFAULT
-from strategies.protocol.settings import Settings, SettingsError
-
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
 def main() -> None:
@@ -76,17 +73,16 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _run_config(text: str | None) -> dict[str, object]:
-    """The settings in pyproject.toml, and what a `--run-config` changes of them.
+    """The default settings with the changes that `--run-config` names.
 
     Raises:
         SettingsError: There is no setting of a name.
     """
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
-    defaults = flatten_dict(project["tool"]["flwr"]["app"]["config"])
+    known = defaults()
     changes = parse_config_args([text] if text else None)
-    if unknown := changes.keys() - defaults.keys():
+    if unknown := changes.keys() - known.keys():
         raise SettingsError(f"No setting is called {', '.join(sorted(unknown))}.")
-    return {**defaults, **changes}
+    return {**known, **changes}
 
 
 if __name__ == "__main__":
