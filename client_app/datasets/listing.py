@@ -62,6 +62,9 @@ class Unusable:
     where: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
+
 
 @dataclass(frozen=True)
 class Listing:
