@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.reproduce import commit, machine
+from benchmarks.markdown import print_head, print_row, where
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
 from learning.models import normalise
@@ -56,15 +56,15 @@ def main() -> None:
             for workers in (0, os.cpu_count() or 1)
         )
     count = arguments.count
-    print(f"commit {commit()}, {machine()}, {count} images, {arguments.size} x {arguments.size}\n")
-    print("| | s | images per s |\n|---|---|---|")
+    print(f"{where()}, {count} images, {arguments.size} x {arguments.size}\n")
+    print_head("", "s", "images per s")
     for what, each in (
         ("import", first),
         ("second start", second),
         ("epoch", ours),
         ("epoch of ImageFolder and DataLoader", theirs),
     ):
-        print(f"| {what} | {each:.2f} | {count / each:,.0f} |")
+        print_row(what, f"{each:.2f}", f"{count / each:,.0f}")
     print(f"\nratio of the epochs: {theirs / ours:.1f}")
 
 

@@ -20,12 +20,8 @@ GANs are trained once: all runs have one store, in the output folder.
 
 import argparse
 import json
-import os
-import platform
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,7 +34,8 @@ from typing import Any
 
 from flwr.common.config import flatten_dict
 
-from benchmarks.simulation import APP, RunFailed, run, superlink
+from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
+from benchmarks.simulation import RunFailed, run, superlink
 from server_app.measures import Summary
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import strategy_named
@@ -343,11 +340,10 @@ def render(table: Table, output: Path, command: str) -> str:
             if name in with_paper:
                 line.append(cell(row.paper.get(name, []), column.scale))
         lines.append(line)
-    heading = [""]
+    titles = [""]
     for name, column in table.columns.items():
-        heading += [column.heading, table.beside] if name in with_paper else [column.heading]
-    rule = ["---"] * len(heading)
-    markdown = "\n".join(f"| {' | '.join(line)} |" for line in [heading, rule, *lines])
+        titles += [column.heading, table.beside] if name in with_paper else [column.heading]
+    markdown = "\n".join([table_head(titles), *map(table_row, lines)])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
     return (
         f"## {table.title}\n\n    {command}\n\n"
@@ -363,31 +359,6 @@ def mean_and_std(figures: list[float]) -> list[float]:
 def cell(figures: Sequence[float], scale: float) -> str:
     """[], [mean] or [mean, std] as text."""
     return " ± ".join(f"{scale * figure:.1f}" for figure in figures) or "–"
-
-
-def commit() -> str:
-    """The commit that is checked out, and whether files differ from it."""
-    short, changes = (
-        subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
-        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    )
-    return short.strip() + (" + changes" if changes else "")
-
-
-def machine() -> str:
-    """This machine's processor, cores and GPUs."""
-    details = Path("/proc/cpuinfo")
-    named = re.search("model name\\s*: (.+)", details.read_text()) if details.exists() else None
-    processor = named[1] if named else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} cores, {', '.join(gpu_names()) or 'no GPU'}"
-
-
-def gpu_names() -> list[str]:
-    """The NVIDIA GPUs of this machine."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _folder(row: Row, seed: int, output: Path) -> Path:

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.overhead import events_of, seconds_of_rounds
-from benchmarks.reproduce import commit, machine
+from benchmarks.markdown import print_head, print_row, where
+from benchmarks.overhead import HOSPITALS, events_of, opened, seconds_of_rounds, test
 from benchmarks.simulation import run, superlink
-from client_app.datasets import LocalData, open_data
+from client_app.datasets import LocalData
 from learning.learners.cwc import CWCSettings
-from learning.models import Architecture
+from learning.models import normalise
 from strategies.protocol.settings import Settings, defaults
 
-HOSPITALS, WARM_UP = 4, 2  # rounds of warm-up
+WARM_UP = 2  # rounds
 WORKLOAD: dict[str, Any] = {  # that of cwc_mnist.toml
     "partition": "dirichlet",
     "partition-alpha": 0.1,
@@ -49,9 +49,9 @@ def main() -> None:
     file = arguments.data.expanduser().resolve() / "mnist.npz"
     workload = {**WORKLOAD, "dataset": f"npz:{file}", "num-server-rounds": arguments.rounds}
 
-    print(f"commit {commit()}, {machine()}, {arguments.rounds} rounds\n")
-    print("| | federation, s | bare loop, s | ratio | visit, s | bare visit, s | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"{where()}, {arguments.rounds} rounds\n")
+    titles = ("federation, s", "bare loop, s", "ratio", "visit, s", "bare visit, s", "ratio")
+    print_head("", *titles)
     lines = []
     with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
         for strategy in ("cwt-serial", "cwc"):
@@ -59,17 +59,17 @@ def main() -> None:
             result = run(flower, Path(folder) / "runs", HOSPITALS, **settings)
             bare = bare_seconds(Settings.parse({**defaults(), **settings}))
             lines.append((seconds_of_rounds(result), bare[0], seconds_of_visit(result), bare[1]))
-            print_line(strategy, *lines[-1])
-    print_line("cwc / cwt-serial", *(cwc / plain for plain, cwc in zip(*lines, strict=True)))
+            print_ratios(strategy, *lines[-1])
+    print_ratios("cwc / cwt-serial", *(cwc / plain for plain, cwc in zip(*lines, strict=True)))
 
 
-def print_line(name: str, federation: float, bare: float, visit: float, bare_visit: float) -> None:
+def print_ratios(
+    name: str, federation: float, bare: float, visit: float, bare_visit: float
+) -> None:
     """Print a row of the table."""
-    print(
-        f"| {name} | {federation:.2f} | {bare:.2f} | {federation / bare:.2f} "
-        f"| {visit:.4f} | {bare_visit:.4f} | {visit / bare_visit:.2f} |",
-        flush=True,
-    )
+    whole = (f"{federation:.2f}", f"{bare:.2f}", f"{federation / bare:.2f}")
+    visits = (f"{visit:.4f}", f"{bare_visit:.4f}", f"{visit / bare_visit:.2f}")
+    print_row(name, *whole, *visits)
 
 
 def seconds_of_visit(result: Path) -> float:
@@ -81,10 +81,8 @@ def seconds_of_visit(result: Path) -> float:
 def bare_seconds(settings: Settings) -> tuple[float, float]:
     """Wall time of the same steps without a federation, and the mean of a visit's training."""
     torch.set_num_threads(1)
-    data = [open_data(settings, hospital, HOSPITALS) for hospital in range(HOSPITALS)]
-    _, channels, height, width = data[0].train.images.shape
-    classes, hidden = len(data[0].classes), settings.mlp.widths
-    model = Architecture(settings.model, channels, height, width, classes, hidden).build()
+    data, architecture = opened(settings, range(HOSPITALS))
+    model = architecture.build()
     weights: list[Tensor] = list(model.parameters())
     torch.optim.Adam(weights, fused=True)  # the first one of a process imports for seconds
     consolidation = None
@@ -99,11 +97,8 @@ def bare_seconds(settings: Settings) -> tuple[float, float]:
             began = time.perf_counter()
             train(model, own, settings, consolidation)
             visits.append(time.perf_counter() - began)
-            model.eval()
-            with torch.inference_mode():
-                for test in (each.test for each in data):
-                    scores = model(test.images.float().div_(127.5).sub_(1))
-                    scores.argmax(1).eq(test.labels).sum().item()
+            for each in data:
+                test(model, each)
     return time.perf_counter() - start, fmean(visits[WARM_UP * HOSPITALS :])
 
 
@@ -117,7 +112,7 @@ def train(
     model.train()
     for _ in range(settings.train.epochs):
         for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
-            images = own.train.images[batch].float().div_(127.5).sub_(1)
+            images = normalise(own.train.images[batch])
             optimizer.zero_grad()
             cross_entropy(model(images), own.train.labels[batch]).backward()
             if consolidation:

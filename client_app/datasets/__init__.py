@@ -13,6 +13,7 @@ import torch
 
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
+from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import Shares, cut
@@ -62,14 +63,14 @@ def open_data(
     pool, own, hospital = _share(settings, hospital_index, hospitals, store)
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
-    if len(own) and strange / len(own) > settings.max_quarantined:
+    if too_many(strange, len(own), settings.max_quarantined):
         raise DataError(
             f"{strange} of {len(own)} images show none of the federation's classes "
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     own = own[labels[own] >= 0]
     train, test = split(pool, labels, own, settings, hospital)
-    if len(train) < 2 or len(test) < 1:
+    if too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has {len(train)} images to train on and "
             f"{len(test)} to test on; it needs 2 and 1. Use fewer hospitals, a larger "

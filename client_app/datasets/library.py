@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
 from client_app.datasets.listing import Entry
-from client_app.datasets.resize import Form, formed
-from client_app.errors import DataError
+from client_app.datasets.resize import Form, formed, one_size
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -289,15 +288,10 @@ def _look(entry: Entry) -> tuple[Header | None, str]:
 def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
     """(C, H, W) of all images in a form; grey ones among colour get three equal channels."""
     channels = max([1, form.channels, *(header.channels for header in headers)])
-    sizes = sorted({(header.height, header.width) for header in headers})
     if form.size:
-        sizes = [(form.size, form.size)]
-    if len(sizes) > 1:
-        raise DataError(
-            f"The hospital's images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: give "
-            "the setting 'image-size' a value above 0."
-        )
-    return channels, *(sizes or [(0, 0)])[0]
+        return channels, form.size, form.size
+    height, width = one_size("of the hospital", ((each.height, each.width) for each in headers))
+    return channels, height, width
 
 
 def _decode(

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.library import Opened, Progress, open_library
+from client_app.datasets.limits import too_many
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool
 from client_app.datasets.resize import Form
@@ -108,7 +109,7 @@ class Survey:
         """What keeps the hospital from taking part, as far as that takes no look at the pixels."""
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
         found = []
-        if unusable / total > max_quarantined:  # not multiplied: 0.29 * 100 < 29
+        if too_many(unusable, total, max_quarantined):
             found.append(
                 Finding(
                     "unusable-images",

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from client_app.datasets.library import Progress
+from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Finding, Survey, survey
 from client_app.datasets.pool import Indices
@@ -184,16 +185,16 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
             "unknown-classes",
             f"{strange} of {total} images show none of the federation's classes (classes).",
             "Give them one of these labels, or leave them out.",
-            "red" if strange / total > settings.max_quarantined else "amber",
+            "red" if too_many(strange, total, settings.max_quarantined) else "amber",
         )
 
 
 def _too_few(train: Indices, test: Indices) -> Iterator[Finding]:
-    if len(train) < 2 or len(test) < 1:
+    if too_few(train, test):
         yield Finding(
             "too-few-images",
             f"There are {len(train)} images to train on and {len(test)} to test on.",
-            "A hospital needs 2 and 1 at the very least; see also 'test-fraction'.",
+            "A hospital needs at least 2 and 1; see also 'test-fraction'.",
         )
 
 

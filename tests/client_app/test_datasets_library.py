@@ -192,7 +192,9 @@ def test_what_is_known_of_images(folder):
 def test_images_of_different_sizes_need_an_image_size(folder):
     folder.draw("meier.png", 0, 3, 2)
     folder.draw("1.png", 1, 5, 4)
-    with pytest.raises(DataError, match=r"2 sizes, from \(2, 3\) to \(4, 5\): .*'image-size'") as e:
+    with pytest.raises(
+        DataError, match=r"2 sizes, from 3 x 2 to 5 x 4 pixels: .*'image-size'"
+    ) as e:
         folder.open()
     assert "meier" not in str(e.value)
     folder.check(folder.open(Form(6)), Form(6))
