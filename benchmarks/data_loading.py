@@ -4,8 +4,8 @@
 
 Copies the images into a folder of two classes, again and again up to a count, each with a few bytes
 of its own at its end so that no two are the same file. An epoch reads every image once in random
-order, in batches of 32 in [-1, 1], and does nothing with them; torchvision's is ImageFolder with a
-resize in a DataLoader with a worker for each core, or without workers, whichever is faster.
+order, in batches of 32 in [-1, 1], and does nothing with them. torchvision's epoch is ImageFolder
+with a resize, in a DataLoader with a worker for each core or with none, whichever is faster.
 """
 
 import argparse
@@ -78,13 +78,13 @@ def fill(folder: Path, images: list[Path], count: int) -> None:
 
 
 def epoch(samples: Samples) -> None:
-    """As learning/training.py reads them."""
+    """Read the images as learning/training.py does."""
     for batch in batches(len(samples), BATCH, torch.Generator().manual_seed(0)):
         normalise(samples[batch].images)
 
 
 def usual_epoch(folder: Path, size: int, workers: int) -> None:
-    """As PyTorch's tutorials read them."""
+    """Read the images as PyTorch's tutorials do."""
     whole = [v2.ToImage(), v2.Resize((size, size)), v2.ToDtype(torch.float32, scale=True)]
     transform = v2.Compose([*whole, v2.Normalize([0.5] * 3, [0.5] * 3)])
     data = ImageFolder(folder, transform)
@@ -93,7 +93,7 @@ def usual_epoch(folder: Path, size: int, workers: int) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time."""
+    """Wall time of `work`."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,9 +1,9 @@
-"""Fifty hospitals on one machine: how long a round takes, how much of it testing, what memory.
+"""Fifty hospitals on one machine: the time of a round, the testing in it, and the memory.
 
     uv run python -m benchmarks.fifty_hospitals --data <folder with mnist.npz>
 
-Every model is tested at every hospital after every round, 2,500 pairs. Memory is that of all
-processes of the simulation together, pages that they share counted once (PSS, so on Linux only).
+Every model is tested at every hospital after every round, 2,500 pairs. Memory is the sum over all
+processes of the simulation; pages that they share count once (PSS, so on Linux only).
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def seconds_of_rounds(result: Path) -> tuple[float, float]:
-    """Median wall time of a round, and of the testing in it; not of the first, when all is new."""
+    """Median wall time of a round and of the testing in it, without the first round."""
     summary = json.loads((result / "summary.json").read_text("utf-8"))
     trained, tested = (
         {e["round"]: e["time"] for e in events_of(result) if e["verb"].startswith(verb)}

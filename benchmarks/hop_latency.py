@@ -1,12 +1,12 @@
-"""Where the time of a hop goes between SuperNodes: all that is not training, with a 45 MB model.
+"""Where the time of a hop between SuperNodes goes, beyond training, with a 45 MB model.
 
     uv run python -m benchmarks.hop_latency
 
 A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
-database on disk. Each of two methods runs with a process for every message; with resident
-processes, as is the default; with `--warm` too; and with models in half precision besides. What
-happens is read off the hospitals' logs and metrics.jsonl as lines appear there; printed are medians
-over the hops after the first round.
+database on disk. Each of two methods runs in four ways: with a process for every message; with
+resident processes (the default); with `--warm` too; and with models in half precision as well. The
+times are those at which lines appear in the hospitals' logs and in metrics.jsonl. The tables show
+medians over the hops after the first round.
 """
 
 import json
@@ -26,7 +26,7 @@ SETTINGS = (
     f"model='resnet18' num-server-rounds={ROUNDS} train.epochs=1 min-hospitals=3 hop-timeout=300 "
     f"evaluate.every={ROUNDS} evaluate.cross=false evaluate.ensemble=false"
 )
-# What `supernode` and the run are given for it.
+# Options of `supernode`, and settings of the run.
 WAYS: dict[str, tuple[list[str], str]] = {
     "a process per message": (["--node-config", "resident=false"], ""),
     "resident": ([], ""),

@@ -2,9 +2,9 @@
 
     uv run python -m benchmarks.overhead
 
-Runs a federation of four simulated hospitals, and a bare PyTorch loop that makes the same gradient
-steps and the same evaluations on the same images with the same number of processes and threads,
-one right after the other. The figure is the ratio of their wall times, without start-up.
+Runs a federation of four simulated hospitals, and right after it a bare PyTorch loop that makes the
+same gradient steps and the same evaluations on the same images, with as many processes and threads.
+The figure is the ratio of their wall times, without start-up.
 """
 
 import json

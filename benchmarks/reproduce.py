@@ -11,8 +11,8 @@
     [[rows]]
     name = "FedER"                         # without a comma, for --rows
     settings.strategy = "feder"            # what differs
-    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; whose they
-                                           # are, if not the paper's, is `beside`, at the top
+    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; `beside`
+                                           # at the top says whose it is, if not the paper's
 
 Runs that are completed are not done again, so a table that was interrupted goes on where it was.
 GANs are trained once: all runs have one store, in the output folder.
@@ -55,9 +55,9 @@ class Column:
     Attributes:
         heading: With the unit.
         scale: From the unit of summary.json to that of the table.
-        values: Its figures in a summary, None for one that was not measured. A cell is mean and
-            standard deviation (N - 1) over all figures of all seeds, and says of how many if
-            some were not measured.
+        values: Its figures in a summary, None for one that was not measured. A cell shows the mean
+            and standard deviation (N - 1) over all figures of all seeds, and their number if some
+            were not measured.
     """
 
     heading: str
@@ -303,7 +303,7 @@ def run_missing(
 
 
 def completed(row: Row, seed: int, output: Path) -> Path | None:
-    """The newest result folder of a row with a seed, as the table has them now; None without."""
+    """The newest completed result of a row with a seed, in its present settings, or None."""
     wanted = {**defaults(), **row.settings, "seed": seed}
     del wanted["output-dir"], wanted["resume"]
     for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
@@ -316,12 +316,12 @@ def completed(row: Row, seed: int, output: Path) -> Path | None:
 
 
 def render(table: Table, output: Path, command: str) -> str:
-    """What is completed as Markdown, beside the paper's figures, with what it takes to repeat it.
+    """The completed runs as Markdown, beside the paper's figures, with the command to repeat them.
 
     Args:
         table: The table.
         output: Its folder.
-        command: The command that did the runs.
+        command: What did the runs.
     """
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()

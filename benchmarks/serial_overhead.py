@@ -2,11 +2,11 @@
 
     uv run python -m benchmarks.serial_overhead --data <folder with mnist.npz>
 
-Runs `cwt-serial` and `cwc` over four simulated hospitals, each beside a bare PyTorch loop in one
-process that makes as many gradient steps and the same evaluations on the same images with one
-thread, one right after the other. Wall times are without start-up; those of a visit are means of
-its training alone, without the first two rounds. A simulation tests a model at several hospitals
-at once if there are cores for it; the bare loop tests at one after the other.
+Runs `cwt-serial` and `cwc` over four simulated hospitals, and right after each of them a bare
+PyTorch loop: one process and one thread make as many gradient steps and the same evaluations on the
+same images. Wall times are without start-up; those of a visit are means of its training alone,
+without the first two rounds. A simulation tests a model at several hospitals at once if there are
+cores for it; the bare loop tests at one after the other.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def print_ratios(
 
 
 def seconds_of_visit(result: Path) -> float:
-    """Mean time that hospitals say to have trained at a visit."""
+    """Mean training time of a visit, as hospitals report it."""
     visits = [event for event in events_of(result) if event["verb"] == "train"]
     return fmean(e["metrics"]["seconds-train"] for e in visits if e["round"] > WARM_UP)
 

@@ -1,4 +1,4 @@
-"""What travels at a hop of FedER, beside Table VII of its paper: models, and buffers of 512 images.
+"""Bytes of a hop of FedER, beside Table VII of its paper: models, and buffers of 512 images.
 
     uv run python -m benchmarks.wire_size <folder of images>
 

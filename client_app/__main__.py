@@ -20,13 +20,15 @@ def main() -> None:
     hospital = argparse.ArgumentParser(add_help=False)
     hospital.add_argument("--site", default="hospital", help="the hospital's name")
     hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
-    for command, about in ((preflight, "look at a hospital's images"), (identity, "show its key")):
+    for command, about in ((preflight, "check a hospital's images"), (identity, "show its key")):
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
         add.set_defaults(command=command)
         if command is preflight:
-            add.add_argument("--data-dir", required=True, help="its folder, or manifest")
             add.add_argument(
-                "--dataset", choices=["folder", "manifest"], help="default: what that is"
+                "--data-dir", required=True, help="its folder of images, or its manifest"
+            )
+            add.add_argument(
+                "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
     arguments = parser.parse_args()
@@ -37,14 +39,14 @@ def main() -> None:
 
 
 def identity(arguments: argparse.Namespace) -> int:
-    """Print the line by which others know the hospital; make its keys if it has none."""
+    """Print the hospital's line for the list of members; make its keys if it has none."""
     name, store = arguments.site, arguments.store_dir.expanduser()
     print(name, Identity.of(name, store / name / "identity").member)
     return 0
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Look at a hospital's images, print what they are like, and write it into its store."""
+    """Check a hospital's images, print the result, and write it into the hospital's store."""
     import torch  # takes seconds
 
     from client_app.datasets.own import own_data
