@@ -12,7 +12,7 @@ import multiprocessing
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,17 @@ def _copy(samples: Samples) -> Samples:
     return samples[torch.arange(len(samples))]
 
 
+def gradients(model: nn.Module, own: LocalData, settings: Settings) -> Iterator[None]:
+    """Leave the gradients of each batch of a visit in the model, one batch after the other."""
+    model.train()
+    for _ in range(settings.train.epochs):
+        for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
+            images = normalise(own.train.images[batch])
+            model.zero_grad()
+            cross_entropy(model(images), own.train.labels[batch]).backward()
+            yield
+
+
 def test(model: nn.Module, own: LocalData) -> None:
     """Test a model as a hospital does, and wait for the result."""
     model.eval()
@@ -109,13 +120,8 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     for _ in range(settings.num_server_rounds):
         for model, own in zip(models, data, strict=True):
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-            model.train()
-            for _ in range(settings.train.epochs):
-                for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
-                    images = normalise(own.train.images[batch])
-                    optimizer.zero_grad()
-                    cross_entropy(model(images), own.train.labels[batch]).backward()
-                    optimizer.step()
+            for _ in gradients(model, own, settings):
+                optimizer.step()
         for own in data:
             for model in models * PROCESSES:  # as many models as there are hospitals
                 test(model, own)

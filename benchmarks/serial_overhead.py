@@ -18,14 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from benchmarks.markdown import print_head, print_row, where
-from benchmarks.overhead import HOSPITALS, events_of, opened, seconds_of_rounds, test
+from benchmarks.overhead import HOSPITALS, events_of, gradients, opened, seconds_of_rounds, test
 from benchmarks.simulation import run, superlink
 from client_app.datasets import LocalData
 from learning.learners.cwc import CWCSettings
-from learning.models import normalise
 from strategies.protocol.settings import Settings, defaults
 
 WARM_UP = 2  # rounds
@@ -109,16 +107,11 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), settings.train.learning_rate, fused=True)
     if consolidation:
         consolidation.start()
-    model.train()
-    for _ in range(settings.train.epochs):
-        for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
-            images = normalise(own.train.images[batch])
-            optimizer.zero_grad()
-            cross_entropy(model(images), own.train.labels[batch]).backward()
-            if consolidation:
-                consolidation.step(optimizer)
-            else:
-                optimizer.step()
+    for _ in gradients(model, own, settings):
+        if consolidation:
+            consolidation.step(optimizer)
+        else:
+            optimizer.step()
     if consolidation:
         consolidation.finish()
 
