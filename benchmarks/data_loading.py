@@ -4,8 +4,8 @@
 
 Copies the images into a folder of two classes, again and again up to a count, each with a few bytes
 of its own at its end so that no two are the same file. An epoch reads every image once in random
-order, in batches of 32 in [-1, 1], and does nothing with them; torchvision's is ImageFolder with a
-resize in a DataLoader with a worker for each core, or without workers, whichever is faster.
+order, in batches of 32 in [-1, 1], and does nothing with them. torchvision's epoch is ImageFolder
+with a resize, in a DataLoader with a worker for each core or with none, whichever is faster.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from benchmarks.reproduce import commit, machine
+from benchmarks.markdown import print_head, print_row, where
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
 from learning.models import normalise
@@ -56,15 +56,15 @@ def main() -> None:
             for workers in (0, os.cpu_count() or 1)
         )
     count = arguments.count
-    print(f"commit {commit()}, {machine()}, {count} images, {arguments.size} x {arguments.size}\n")
-    print("| | s | images per s |\n|---|---|---|")
+    print(f"{where()}, {count} images, {arguments.size} x {arguments.size}\n")
+    print_head("", "s", "images per s")
     for what, each in (
         ("import", first),
         ("second start", second),
         ("epoch", ours),
         ("epoch of ImageFolder and DataLoader", theirs),
     ):
-        print(f"| {what} | {each:.2f} | {count / each:,.0f} |")
+        print_row(what, f"{each:.2f}", f"{count / each:,.0f}")
     print(f"\nratio of the epochs: {theirs / ours:.1f}")
 
 
@@ -78,13 +78,13 @@ def fill(folder: Path, images: list[Path], count: int) -> None:
 
 
 def epoch(samples: Samples) -> None:
-    """As learning/training.py reads them."""
+    """Read the images as learning/training.py does."""
     for batch in batches(len(samples), BATCH, torch.Generator().manual_seed(0)):
         normalise(samples[batch].images)
 
 
 def usual_epoch(folder: Path, size: int, workers: int) -> None:
-    """As PyTorch's tutorials read them."""
+    """Read the images as PyTorch's tutorials do."""
     whole = [v2.ToImage(), v2.Resize((size, size)), v2.ToDtype(torch.float32, scale=True)]
     transform = v2.Compose([*whole, v2.Normalize([0.5] * 3, [0.5] * 3)])
     data = ImageFolder(folder, transform)
@@ -93,7 +93,7 @@ def usual_epoch(folder: Path, size: int, workers: int) -> None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Wall time."""
+    """Wall time of `work`."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

@@ -1,23 +1,23 @@
-"""Fifty hospitals on one machine: how long a round takes, how much of it testing, what memory.
+"""Fifty hospitals on one machine: the time of a round, the testing in it, and the memory.
 
     uv run python -m benchmarks.fifty_hospitals --data <folder with mnist.npz>
 
-Every model is tested at every hospital after every round, 2,500 pairs. Memory is that of all
-processes of the simulation together, pages that they share counted once (PSS, so on Linux only).
+Every model is tested at every hospital after every round, 2,500 pairs. Memory is the sum over all
+processes of the simulation; pages that they share count once (PSS, so on Linux only).
 """
 
 import argparse
 import json
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from benchmarks.background import repeated
+from benchmarks.markdown import print_head, print_row, where
 from benchmarks.overhead import events_of
-from benchmarks.reproduce import commit, machine
 from benchmarks.simulation import run, superlink
 
 HOSPITALS, ROUNDS = 50, 3
@@ -40,8 +40,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fifty_hospitals")
     parser.add_argument("--data", type=Path, required=True, help="the folder of mnist.npz")
     file = parser.parse_args().data.expanduser().resolve() / "mnist.npz"
-    print(f"commit {commit()}, {machine()}, {HOSPITALS} hospitals\n")
-    print("| | s per round | of it testing, s | GB |\n|---|---|---|---|")
+    print(f"{where()}, {HOSPITALS} hospitals\n")
+    print_head("", "s per round", "of it testing, s", "GB")
     for strategy in ("cwt", "fedrewind"):
         with tempfile.TemporaryDirectory() as folder:
             home = Path(folder) / "superlink"
@@ -49,12 +49,11 @@ def main() -> None:
             with superlink(home) as flower, peak_memory(str(home)) as peak:
                 result = run(flower, Path(folder) / "runs", HOSPITALS, **settings)
             whole, testing = seconds_of_rounds(result)
-            gigabytes = max(peak) / 1e9
-            print(f"| {strategy} | {whole:.1f} | {testing:.1f} | {gigabytes:.1f} |", flush=True)
+            print_row(strategy, f"{whole:.1f}", f"{testing:.1f}", f"{max(peak) / 1e9:.1f}")
 
 
 def seconds_of_rounds(result: Path) -> tuple[float, float]:
-    """Median wall time of a round, and of the testing in it; not of the first, when all is new."""
+    """Median wall time of a round and of the testing in it, without the first round."""
     summary = json.loads((result / "summary.json").read_text("utf-8"))
     trained, tested = (
         {e["round"]: e["time"] for e in events_of(result) if e["verb"].startswith(verb)}
@@ -68,19 +67,12 @@ def seconds_of_rounds(result: Path) -> tuple[float, float]:
 def peak_memory(mark: str) -> Iterator[list[float]]:
     """Bytes, once a second, of all processes that have `mark` in their environment."""
     samples: list[float] = []
-    done = threading.Event()
 
-    def watch() -> None:
-        while not done.wait(1.0):
-            samples.append(sum(_bytes(process, mark) for process in Path("/proc").glob("[0-9]*")))
+    def sample() -> None:
+        samples.append(sum(_bytes(process, mark) for process in Path("/proc").glob("[0-9]*")))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
+    with repeated(sample, seconds=1.0):
         yield samples
-    finally:
-        done.set()
-        watcher.join()
 
 
 def _bytes(process: Path, mark: str) -> float:

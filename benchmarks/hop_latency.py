@@ -1,23 +1,24 @@
-"""Where the time of a hop goes between SuperNodes: all that is not training, with a 45 MB model.
+"""Where the time of a hop between SuperNodes goes, beyond training, with a 45 MB model.
 
     uv run python -m benchmarks.hop_latency
 
 A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
-database on disk. Each of two methods runs with a process for every message; with resident
-processes, as is the default; with `--warm` too; and with models in half precision besides. What
-happens is read off the hospitals' logs and metrics.jsonl as lines appear there; printed are medians
-over the hops after the first round.
+database on disk. Each of two methods runs in four ways: with a process for every message; with
+resident processes (the default); with `--warm` too; and with models in half precision as well. The
+times are those at which lines appear in the hospitals' logs and in metrics.jsonl. The tables show
+medians over the hops after the first round.
 """
 
 import json
 import statistics
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from benchmarks.background import repeated
+from benchmarks.markdown import print_head, print_row
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
 
 ROUNDS = 4
@@ -25,7 +26,7 @@ SETTINGS = (
     f"model='resnet18' num-server-rounds={ROUNDS} train.epochs=1 min-hospitals=3 hop-timeout=300 "
     f"evaluate.every={ROUNDS} evaluate.cross=false evaluate.ensemble=false"
 )
-# What `supernode` and the run are given for it.
+# Options of `supernode`, and settings of the run.
 WAYS: dict[str, tuple[list[str], str]] = {
     "a process per message": (["--node-config", "resident=false"], ""),
     "resident": ([], ""),
@@ -51,10 +52,11 @@ def main() -> None:
             with tempfile.TemporaryDirectory() as folder:
                 given = f"strategy='{strategy}' {settings} {SETTINGS}"
                 columns[way] = hops_of(Path(folder), options, given)
-        print(f"\n{strategy}, {text} | {' | '.join(columns)}")
+        print()
+        print_head(f"{strategy}, {text}", *columns)
         for phase in (*PHASES, "beyond training", "training"):
             seconds = [statistics.median(hop[phase] for hop in hops) for hops in columns.values()]
-            print(f"{phase} | {' | '.join(f'{each:.2f}' for each in seconds)}")
+            print_row(phase, *(f"{each:.2f}" for each in seconds))
 
 
 def hops_of(folder: Path, options: list[str], settings: str) -> list[dict[str, float]]:
@@ -109,26 +111,18 @@ def followed(files: list[Path]) -> Iterator[dict[Path, list[tuple[float, str]]]]
     """The lines that files (or patterns) get, with the times at which they appeared there."""
     lines: dict[Path, list[tuple[float, str]]] = {}
     places: dict[Path, int] = {}
-    ended = threading.Event()
 
     def follow() -> None:
-        while not ended.wait(0.02):
-            for pattern in files:
-                for file in Path("/").glob(str(pattern)[1:]):
-                    text = file.read_bytes()[places.get(file, 0) :]
-                    whole = text[: text.rfind(b"\n") + 1]
-                    places[file] = places.get(file, 0) + len(whole)
-                    now = time.monotonic()
-                    new = [(now, line) for line in whole.decode(errors="replace").splitlines()]
-                    lines.setdefault(file, []).extend(new)
+        for file in (file for each in files for file in Path("/").glob(str(each)[1:])):
+            text = file.read_bytes()[places.get(file, 0) :]
+            whole = text[: text.rfind(b"\n") + 1]
+            places[file] = places.get(file, 0) + len(whole)
+            now = time.monotonic()
+            new = [(now, line) for line in whole.decode(errors="replace").splitlines()]
+            lines.setdefault(file, []).extend(new)
 
-    thread = threading.Thread(target=follow)
-    thread.start()
-    try:
+    with repeated(follow, seconds=0.02):
         yield lines
-    finally:
-        ended.set()
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ gets the pairs in batches of as many images as there are in a set.
 """
 
 import os
-import platform
 import time
 import warnings
 
@@ -15,6 +14,7 @@ import lpips
 import torch
 from torch import Tensor
 
+from benchmarks.markdown import print_head, print_row, where
 from gan.perceptual import Net, PairwiseLPIPS
 
 IMAGES = 32
@@ -27,9 +27,8 @@ def main() -> None:
     """Print a Markdown table."""
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
-    print(f"{platform.processor() or platform.machine()}, load average {load:.2f} at the start\n")
-    print("| network | images | package, s | ours, s | ratio | largest difference |")
-    print("|---|---|---|---|---|---|")
+    print(f"{where()}, load average {load:.2f} at the start\n")
+    print_head("network", "images", "package, s", "ours, s", "ratio", "largest difference")
     for net, size in WORKLOADS:
         generator = torch.Generator().manual_seed(0)
         x, y = torch.rand(2, IMAGES, 3, size, size, generator=generator) * 2 - 1
@@ -42,11 +41,9 @@ def main() -> None:
         expected = torch.stack([package(image.expand_as(y), y).flatten() for image in x])
         theirs, own = time.perf_counter() - middle, middle - start
         difference = (matrix - expected).abs().max().item()
-        print(
-            f"| {net} | {IMAGES} x {IMAGES}, {size} x {size} | {theirs:.2f} | {own:.3f} "
-            f"| {theirs / own:.1f} | {difference:.1e} |",
-            flush=True,
-        )
+        images = f"{IMAGES} x {IMAGES}, {size} x {size}"
+        seconds = (f"{theirs:.2f}", f"{own:.3f}", f"{theirs / own:.1f}")
+        print_row(net, images, *seconds, f"{difference:.1e}")
 
 
 def package_with(ours: PairwiseLPIPS, net: Net) -> lpips.LPIPS:

@@ -2,9 +2,9 @@
 
     uv run python -m benchmarks.overhead
 
-Runs a federation of four simulated hospitals, and a bare PyTorch loop that makes the same gradient
-steps and the same evaluations on the same images with the same number of processes and threads,
-one right after the other. The figure is the ratio of their wall times, without start-up.
+Runs a federation of four simulated hospitals, and right after it a bare PyTorch loop that makes the
+same gradient steps and the same evaluations on the same images, with as many processes and threads.
+The figure is the ratio of their wall times, without start-up.
 """
 
 import json
@@ -12,13 +12,21 @@ import multiprocessing
 import tempfile
 import time
 import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.common.config import flatten_dict
+from torch import nn
+from torch.nn.functional import cross_entropy
 
-from benchmarks.reproduce import commit, machine
+from benchmarks.markdown import print_head, print_row, where
 from benchmarks.simulation import run, superlink
+from client_app.datasets import LocalData, open_data
+from learning.models import Architecture, normalise
+from learning.samples import Samples
 from strategies.protocol.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
@@ -32,16 +40,14 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Print a Markdown table."""
-    print(f"commit {commit()}, {machine()}, {PROCESSES} processes\n")
-    print("| workload | federation, s | bare loop, s | ratio |\n|---|---|---|---|")
+    print(f"{where()}, {PROCESSES} processes\n")
+    print_head("workload", "federation, s", "bare loop, s", "ratio")
     with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
         for name, workload in WORKLOADS.items():
             workload = {"partition": "iid", **workload}
             result = run(flower, Path(folder) / "runs", HOSPITALS, **workload)
             federation, bare = seconds_of_rounds(result), bare_seconds(result / "config.toml")
-            print(
-                f"| {name} | {federation:.1f} | {bare:.1f} | {federation / bare:.2f} |", flush=True
-            )
+            print_row(name, f"{federation:.1f}", f"{bare:.1f}", f"{federation / bare:.2f}")
 
 
 def seconds_of_rounds(result: Path) -> float:
@@ -72,20 +78,41 @@ def bare_seconds(config: Path) -> float:
     return float(seconds)
 
 
+def opened(settings: Settings, hospitals: Iterable[int]) -> tuple[list[LocalData], Architecture]:
+    """What hospitals have, in memory as a bare loop would have it, and the network they train."""
+    data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
+    shape, classes = data[0].train.shape, len(data[0].classes)
+    in_memory = [replace(own, train=_copy(own.train), test=_copy(own.test)) for own in data]
+    return in_memory, Architecture(settings.model, *shape, classes, settings.mlp.widths)
+
+
+def _copy(samples: Samples) -> Samples:
+    return samples[torch.arange(len(samples))]
+
+
+def gradients(model: nn.Module, own: LocalData, settings: Settings) -> Iterator[None]:
+    """Leave the gradients of each batch of a visit in the model, one batch after the other."""
+    model.train()
+    for _ in range(settings.train.epochs):
+        for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
+            images = normalise(own.train.images[batch])
+            model.zero_grad()
+            cross_entropy(model(images), own.train.labels[batch]).backward()
+            yield
+
+
+def test(model: nn.Module, own: LocalData) -> None:
+    """Test a model as a hospital does, and wait for the result."""
+    model.eval()
+    with torch.inference_mode():
+        model(normalise(own.test.images)).argmax(1).eq(own.test.labels).sum().item()
+
+
 def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     """Train a model per hospital, and test all models at each after every round."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from client_app.datasets import open_data
-    from learning.models import Architecture
-
     torch.set_num_threads(1)
     settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))
-    data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
-    _, channels, height, width = data[0].train.images.shape
-    classes, hidden = len(data[0].classes), settings.mlp.widths
-    architecture = Architecture(settings.model, channels, height, width, classes, hidden)
+    data, architecture = opened(settings, hospitals)
     models = [architecture.build() for _ in data]
     torch.optim.Adam(models[0].parameters())  # the first one of a process imports for seconds
     ready.wait()
@@ -93,18 +120,11 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     for _ in range(settings.num_server_rounds):
         for model, own in zip(models, data, strict=True):
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-            model.train()
-            for _ in range(settings.train.epochs):
-                for batch in torch.randperm(len(own.train.images)).split(settings.train.batch_size):
-                    images = own.train.images[batch] / 127.5 - 1
-                    optimizer.zero_grad()
-                    cross_entropy(model(images), own.train.labels[batch]).backward()
-                    optimizer.step()
+            for _ in gradients(model, own, settings):
+                optimizer.step()
         for own in data:
             for model in models * PROCESSES:  # as many models as there are hospitals
-                model.eval()
-                with torch.inference_mode():
-                    model(own.test.images / 127.5 - 1).argmax(1).eq(own.test.labels).sum().item()
+                test(model, own)
     times.put(time.perf_counter() - start)
 
 

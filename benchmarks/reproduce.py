@@ -11,8 +11,8 @@
     [[rows]]
     name = "FedER"                         # without a comma, for --rows
     settings.strategy = "feder"            # what differs
-    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; whose they
-                                           # are, if not the paper's, is `beside`, at the top
+    paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; `beside`
+                                           # at the top says whose it is, if not the paper's
 
 Runs that are completed are not done again, so a table that was interrupted goes on where it was.
 GANs are trained once: all runs have one store, in the output folder.
@@ -20,28 +20,24 @@ GANs are trained once: all runs have one store, in the output folder.
 
 import argparse
 import json
-import os
-import platform
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
 from flwr.common.config import flatten_dict
 
-from benchmarks.simulation import APP, RunFailed, run, superlink
+from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
+from benchmarks.simulation import RunFailed, run, superlink
 from server_app.measures import Summary
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import strategy_of
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
@@ -59,9 +55,9 @@ class Column:
     Attributes:
         heading: With the unit.
         scale: From the unit of summary.json to that of the table.
-        values: Its figures in a summary, None for one that was not measured. A cell is mean and
-            standard deviation (N - 1) over all figures of all seeds, and says of how many if
-            some were not measured.
+        values: Its figures in a summary, None for one that was not measured. A cell shows the mean
+            and standard deviation (N - 1) over all figures of all seeds, and their number if some
+            were not measured.
     """
 
     heading: str
@@ -136,16 +132,16 @@ def load(path: Path, data: Path | None) -> Table:
     known = known_columns(min(counts))
     if unknown := set(described["columns"]) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
-    rows = []
+    rows, default = [], defaults()
     for row in described["rows"]:
         differences = flatten_dict(row.get("settings", {}))
         settings = {
             key: _filled_in(value, data)
             for key, value in {**flatten_dict(described["settings"]), **differences}.items()
         }
-        if unknown := settings.keys() - defaults().keys():
+        if unknown := settings.keys() - default.keys():
             raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
-        strategy_of(Settings.parse({**defaults(), **settings}))
+        strategy_of(Settings.parse({**default, **settings}))
         paper = {
             name: figure if isinstance(figure, list) else [figure]
             for name, figure in row.get("paper", {}).items()
@@ -256,13 +252,6 @@ def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, sorted(names)))
 
 
-@cache
-def defaults() -> dict[str, Any]:
-    """The settings in pyproject.toml, flat as Flower has them."""
-    project = tomllib.loads((APP / "pyproject.toml").read_text(encoding="utf-8"))
-    return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
-
-
 def choose(table: Table, names: str | None) -> list[Row]:
     """The rows of these names, separated by commas; all rows if it is None.
 
@@ -314,7 +303,7 @@ def run_missing(
 
 
 def completed(row: Row, seed: int, output: Path) -> Path | None:
-    """The newest result folder of a row with a seed, as the table has them now; None without."""
+    """The newest completed result of a row with a seed, in its present settings, or None."""
     wanted = {**defaults(), **row.settings, "seed": seed}
     del wanted["output-dir"], wanted["resume"]
     for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
@@ -327,12 +316,12 @@ def completed(row: Row, seed: int, output: Path) -> Path | None:
 
 
 def render(table: Table, output: Path, command: str) -> str:
-    """What is completed as Markdown, beside the paper's figures, with what it takes to repeat it.
+    """The completed runs as Markdown, beside the paper's figures, with the command to repeat them.
 
     Args:
         table: The table.
         output: Its folder.
-        command: The command that did the runs.
+        command: What did the runs.
     """
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()
@@ -351,11 +340,10 @@ def render(table: Table, output: Path, command: str) -> str:
             if name in with_paper:
                 line.append(cell(row.paper.get(name, []), column.scale))
         lines.append(line)
-    heading = [""]
+    titles = [""]
     for name, column in table.columns.items():
-        heading += [column.heading, table.beside] if name in with_paper else [column.heading]
-    rule = ["---"] * len(heading)
-    markdown = "\n".join(f"| {' | '.join(line)} |" for line in [heading, rule, *lines])
+        titles += [column.heading, table.beside] if name in with_paper else [column.heading]
+    markdown = "\n".join([table_head(titles), *map(table_row, lines)])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
     return (
         f"## {table.title}\n\n    {command}\n\n"
@@ -371,31 +359,6 @@ def mean_and_std(figures: list[float]) -> list[float]:
 def cell(figures: Sequence[float], scale: float) -> str:
     """[], [mean] or [mean, std] as text."""
     return " ± ".join(f"{scale * figure:.1f}" for figure in figures) or "–"
-
-
-def commit() -> str:
-    """The commit that is checked out, and whether files differ from it."""
-    short, changes = (
-        subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
-        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
-    )
-    return short.strip() + (" + changes" if changes else "")
-
-
-def machine() -> str:
-    """This machine's processor, cores and GPUs."""
-    details = Path("/proc/cpuinfo")
-    named = re.search("model name\\s*: (.+)", details.read_text()) if details.exists() else None
-    processor = named[1] if named else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} cores, {', '.join(gpu_names()) or 'no GPU'}"
-
-
-def gpu_names() -> list[str]:
-    """The NVIDIA GPUs of this machine."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def _folder(row: Row, seed: int, output: Path) -> Path:

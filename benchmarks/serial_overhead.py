@@ -2,11 +2,11 @@
 
     uv run python -m benchmarks.serial_overhead --data <folder with mnist.npz>
 
-Runs `cwt-serial` and `cwc` over four simulated hospitals, each beside a bare PyTorch loop in one
-process that makes as many gradient steps and the same evaluations on the same images with one
-thread, one right after the other. Wall times are without start-up; those of a visit are means of
-its training alone, without the first two rounds. A simulation tests a model at several hospitals
-at once if there are cores for it; the bare loop tests at one after the other.
+Runs `cwt-serial` and `cwc` over four simulated hospitals, and right after each of them a bare
+PyTorch loop: one process and one thread make as many gradient steps and the same evaluations on the
+same images. Wall times are without start-up; those of a visit are means of its training alone,
+without the first two rounds. A simulation tests a model at several hospitals at once if there are
+cores for it; the bare loop tests at one after the other.
 """
 
 import argparse
@@ -18,16 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
-from benchmarks.overhead import events_of, seconds_of_rounds
-from benchmarks.reproduce import commit, defaults, machine
+from benchmarks.markdown import print_head, print_row, where
+from benchmarks.overhead import HOSPITALS, events_of, gradients, opened, seconds_of_rounds, test
 from benchmarks.simulation import run, superlink
-from client_app.datasets import LocalData, open_data
-from learning.models import Architecture
-from strategies.protocol.settings import CWCSettings, Settings
+from client_app.datasets import LocalData
+from learning.learners.cwc import CWCSettings
+from strategies.protocol.settings import Settings, defaults
 
-HOSPITALS, WARM_UP = 4, 2  # rounds of warm-up
+WARM_UP = 2  # rounds
 WORKLOAD: dict[str, Any] = {  # that of cwc_mnist.toml
     "partition": "dirichlet",
     "partition-alpha": 0.1,
@@ -48,9 +47,9 @@ def main() -> None:
     file = arguments.data.expanduser().resolve() / "mnist.npz"
     workload = {**WORKLOAD, "dataset": f"npz:{file}", "num-server-rounds": arguments.rounds}
 
-    print(f"commit {commit()}, {machine()}, {arguments.rounds} rounds\n")
-    print("| | federation, s | bare loop, s | ratio | visit, s | bare visit, s | ratio |")
-    print("|---|---|---|---|---|---|---|")
+    print(f"{where()}, {arguments.rounds} rounds\n")
+    titles = ("federation, s", "bare loop, s", "ratio", "visit, s", "bare visit, s", "ratio")
+    print_head("", *titles)
     lines = []
     with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
         for strategy in ("cwt-serial", "cwc"):
@@ -58,21 +57,21 @@ def main() -> None:
             result = run(flower, Path(folder) / "runs", HOSPITALS, **settings)
             bare = bare_seconds(Settings.parse({**defaults(), **settings}))
             lines.append((seconds_of_rounds(result), bare[0], seconds_of_visit(result), bare[1]))
-            print_line(strategy, *lines[-1])
-    print_line("cwc / cwt-serial", *(cwc / plain for plain, cwc in zip(*lines, strict=True)))
+            print_ratios(strategy, *lines[-1])
+    print_ratios("cwc / cwt-serial", *(cwc / plain for plain, cwc in zip(*lines, strict=True)))
 
 
-def print_line(name: str, federation: float, bare: float, visit: float, bare_visit: float) -> None:
+def print_ratios(
+    name: str, federation: float, bare: float, visit: float, bare_visit: float
+) -> None:
     """Print a row of the table."""
-    print(
-        f"| {name} | {federation:.2f} | {bare:.2f} | {federation / bare:.2f} "
-        f"| {visit:.4f} | {bare_visit:.4f} | {visit / bare_visit:.2f} |",
-        flush=True,
-    )
+    whole = (f"{federation:.2f}", f"{bare:.2f}", f"{federation / bare:.2f}")
+    visits = (f"{visit:.4f}", f"{bare_visit:.4f}", f"{visit / bare_visit:.2f}")
+    print_row(name, *whole, *visits)
 
 
 def seconds_of_visit(result: Path) -> float:
-    """Mean time that hospitals say to have trained at a visit."""
+    """Mean training time of a visit, as hospitals report it."""
     visits = [event for event in events_of(result) if event["verb"] == "train"]
     return fmean(e["metrics"]["seconds-train"] for e in visits if e["round"] > WARM_UP)
 
@@ -80,13 +79,13 @@ def seconds_of_visit(result: Path) -> float:
 def bare_seconds(settings: Settings) -> tuple[float, float]:
     """Wall time of the same steps without a federation, and the mean of a visit's training."""
     torch.set_num_threads(1)
-    data = [open_data(settings, hospital, HOSPITALS) for hospital in range(HOSPITALS)]
-    _, channels, height, width = data[0].train.images.shape
-    classes, hidden = len(data[0].classes), settings.mlp.widths
-    model = Architecture(settings.model, channels, height, width, classes, hidden).build()
+    data, architecture = opened(settings, range(HOSPITALS))
+    model = architecture.build()
     weights: list[Tensor] = list(model.parameters())
     torch.optim.Adam(weights, fused=True)  # the first one of a process imports for seconds
-    consolidation = Consolidation(weights, settings.cwc) if settings.strategy == "cwc" else None
+    consolidation = None
+    if settings.strategy == "cwc":
+        consolidation = Consolidation(weights, settings.section("cwc", CWCSettings))
     visits = []
     start = time.perf_counter()
     for _ in range(settings.num_server_rounds):
@@ -96,11 +95,8 @@ def bare_seconds(settings: Settings) -> tuple[float, float]:
             began = time.perf_counter()
             train(model, own, settings, consolidation)
             visits.append(time.perf_counter() - began)
-            model.eval()
-            with torch.inference_mode():
-                for test in (each.test for each in data):
-                    scores = model(test.images.float().div_(127.5).sub_(1))
-                    scores.argmax(1).eq(test.labels).sum().item()
+            for each in data:
+                test(model, each)
     return time.perf_counter() - start, fmean(visits[WARM_UP * HOSPITALS :])
 
 
@@ -111,16 +107,11 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), settings.train.learning_rate, fused=True)
     if consolidation:
         consolidation.start()
-    model.train()
-    for _ in range(settings.train.epochs):
-        for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
-            images = own.train.images[batch].float().div_(127.5).sub_(1)
-            optimizer.zero_grad()
-            cross_entropy(model(images), own.train.labels[batch]).backward()
-            if consolidation:
-                consolidation.step(optimizer)
-            else:
-                optimizer.step()
+    for _ in gradients(model, own, settings):
+        if consolidation:
+            consolidation.step(optimizer)
+        else:
+            optimizer.step()
     if consolidation:
         consolidation.finish()
 

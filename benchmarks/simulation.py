@@ -78,12 +78,12 @@ def run(
 
     Args:
         environment: Of `superlink`.
-        output_dir: Where the result folder shall be; nothing else may be put there meanwhile.
+        output_dir: Where the result folder will be; nothing else may be put there meanwhile.
         hospitals: How many are simulated.
-        cpus: Cores that a simulated hospital takes; so many of them work at once as that allows.
-        gpus: Share of a GPU that a simulated hospital gets; without one it computes on its cores.
+        cpus: Cores that a simulated hospital takes. This limits how many work at once.
+        gpus: Share of a GPU that a simulated hospital takes; 0 = it computes on its cores.
         config: A TOML file of settings, instead of `settings`.
-        resume: The result folder of a run to go on with, instead of `settings`.
+        resume: The result folder of a run to resume, instead of `settings`.
         settings: As in pyproject.toml, where _ may stand for - and __ for a dot.
 
     Returns:

@@ -1,4 +1,4 @@
-"""What travels at a hop of FedER, beside Table VII of its paper: models, and buffers of 512 images.
+"""Bytes of a hop of FedER, beside Table VII of its paper: models, and buffers of 512 images.
 
     uv run python -m benchmarks.wire_size <folder of images>
 
@@ -14,6 +14,7 @@ import torch
 from flwr.app import RecordDict
 from PIL import Image
 
+from benchmarks.markdown import print_head, print_row
 from learning.models import Architecture
 from learning.packing import pack_buffer, pack_network
 from learning.samples import Samples
@@ -32,9 +33,9 @@ def main() -> None:
     files = sorted(Path(sys.argv[1]).iterdir())[:IMAGES]
     for name, mode in (("grey buffer", "L"), ("colour buffer", "RGB")):
         sizes[name] = buffer_bytes(files, mode)
-    print("| | MB | paper, MB |\n|---|---|---|")
+    print_head("", "MB", "paper, MB")
     for name, size in sizes.items():
-        print(f"| {name} | {size / 1e6:.1f} | {PAPER.get(name, '–')} |")
+        print_row(name, f"{size / 1e6:.1f}", PAPER.get(name, "–"))
 
 
 def model_bytes(name: str, half: bool) -> int:

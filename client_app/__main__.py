@@ -3,17 +3,14 @@
 import argparse
 import json
 import sys
-import tomllib
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from flwr.common.config import flatten_dict, parse_config_args
+from flwr.common.config import parse_config_args
 
 from client_app.identity import Identity
 from client_app.store import DEFAULT
-from strategies.protocol.settings import Settings, SettingsError
-
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
 def main() -> None:
@@ -23,13 +20,15 @@ def main() -> None:
     hospital = argparse.ArgumentParser(add_help=False)
     hospital.add_argument("--site", default="hospital", help="the hospital's name")
     hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
-    for command, about in ((preflight, "look at a hospital's images"), (identity, "show its key")):
+    for command, about in ((preflight, "check a hospital's images"), (identity, "show its key")):
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
         add.set_defaults(command=command)
         if command is preflight:
-            add.add_argument("--data-dir", required=True, help="its folder, or manifest")
             add.add_argument(
-                "--dataset", choices=["folder", "manifest"], help="default: what that is"
+                "--data-dir", required=True, help="its folder of images, or its manifest"
+            )
+            add.add_argument(
+                "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
     arguments = parser.parse_args()
@@ -40,14 +39,14 @@ def main() -> None:
 
 
 def identity(arguments: argparse.Namespace) -> int:
-    """Print the line by which others know the hospital; make its keys if it has none."""
+    """Print the hospital's line for the list of members; make its keys if it has none."""
     name, store = arguments.site, arguments.store_dir.expanduser()
     print(name, Identity.of(name, store / name / "identity").member)
     return 0
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Look at a hospital's images, print what they are like, and write it into its store."""
+    """Check a hospital's images, print the result, and write it into the hospital's store."""
     import torch  # takes seconds
 
     from client_app.datasets.own import own_data
@@ -76,17 +75,16 @@ def preflight(arguments: argparse.Namespace) -> int:
 
 
 def _run_config(text: str | None) -> dict[str, object]:
-    """The settings in pyproject.toml, and what a `--run-config` changes of them.
+    """The default settings with the changes that `--run-config` names.
 
     Raises:
         SettingsError: There is no setting of a name.
     """
-    project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
-    defaults = flatten_dict(project["tool"]["flwr"]["app"]["config"])
+    known = defaults()
     changes = parse_config_args([text] if text else None)
-    if unknown := changes.keys() - defaults.keys():
+    if unknown := changes.keys() - known.keys():
         raise SettingsError(f"No setting is called {', '.join(sorted(unknown))}.")
-    return {**defaults, **changes}
+    return {**known, **changes}
 
 
 if __name__ == "__main__":

@@ -5,19 +5,20 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere
     as printed     1/(2·N) ΣΣ A[m, j]               FedRewind's Eq. 4.11; the same if M = 2
     pooled         ΣΣ n[j]·A[m, j] / (M·Σ n[j])     the same, every image counting alike
-    personalized   1/N Σ A[held by j, j]            what j has in hand, after the hand-off
+    personalized   1/N Σ A[held by j, j]            the model that j holds after the hand-off
     origin         1/N Σ A[model named j, j]        what a model is worth where it started
-    after visit    1/N Σ A[trained by j, j]         what j had in hand before it handed on
+    after visit    1/N Σ A[trained by j, j]         the model that j has just trained
     ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
     disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
     global         Σ n[j]·A[m, j] / Σ n[j]          what one model is worth after one visit
 
-A model may be tested several times in a round: after each of its visits, as with serial strategies,
-or in the middle of one. Of these versions `after visit` takes the one that the visit left, `global`
-each by itself, and everything else the latest. Global balanced accuracy is that of all test images
-put together: the mean over their classes of the share that is right.
+A model may be tested several times in a round: after each of its visits (serial strategies), or
+after each epoch of a visit. Each of these tests is of another version of the model. `after visit`
+takes the version at the end of the visit, `global` every version by itself, and everything else the
+latest. Global balanced accuracy puts all test images together: it is the mean over their classes of
+the share that is right.
 
-Means are taken over what was measured; a figure without any measurement is NaN.
+Means are over what was measured; a figure without any measurement is NaN.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,7 +35,7 @@ Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 PHASES = ("prepare", "train", "evaluate", "serialise")
-# What a hospital says about itself before the first hop; the rest is about its synthetic images.
+# What a hospital measures before the first hop, other than of its synthetic images.
 _NO_FIGURES = {"num-train", "num-test", "release-passed", *(f"seconds-{phase}" for phase in PHASES)}
 
 
@@ -51,7 +52,7 @@ Versions = dict[Version, dict[str, Metrics]]  # by hospital, earlier versions fi
 
 @dataclass(frozen=True)
 class Round:
-    """What one round came to.
+    """The figures of one round.
 
     Attributes:
         number: The round, from 1.
@@ -84,15 +85,15 @@ class Summary:
         status: `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
         error: Why the run failed; empty if it did not.
         rounds: Rounds finished.
-        hospitals: Those that ever answered, sorted.
-        models: Lineages that were to be trained, sorted.
+        hospitals: Those that answered at least once, sorted.
+        models: Lineages that a hospital was asked to train, sorted.
         federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
         ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
         pooled_federation_accuracy: The same, every image counting alike.
         disagreement: With `balanced_disagreement`, of the balanced accuracy.
         personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
         origin_accuracy: Of the model that started at a hospital, wherever it is.
-        fa_as_printed: Half as many times the federation accuracy as there are models.
+        fa_as_printed: The federation accuracy times half the number of models (Eq. 4.11).
         accuracy_after_visit: Of the last model that each hospital trained in the round.
         train_loss: Mean over the visits of the round.
         node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there.
@@ -109,19 +110,19 @@ class Summary:
             oscillation.
         best_round: The first one with the highest federation accuracy (without one: personalized
             accuracy). It is chosen on test data, as papers do, and so flatters the method.
-        best: The highest of each accuracy over the evaluated rounds, chosen just so.
-        wall_seconds: From the start of the run to its end, without the time between an interruption
-            and the checkpoint before it.
-        resumed: How many times the run was interrupted and went on.
-        seconds: Hospital-seconds: what hospitals reported to have spent on each of `PHASES`, and as
-            `wait` all other time between a message to them and their answer.
+        best: The highest of each accuracy over the evaluated rounds, also chosen on test data.
+        wall_seconds: From the start of the run to its end. If it was interrupted, only the time up
+            to its last checkpoint before that counts.
+        resumed: How many times the run was resumed.
+        seconds: Summed over hospitals: the time that they report for each of `PHASES`; as `wait`,
+            the rest of the time between a message and its answer.
         bytes_sent: To all hospitals together.
         bytes_received: From all hospitals together.
         bytes_per_hop: Mean over successful visits of the bytes to and from the hospital.
         participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
             model, and the rounds in which it `missed` a visit that was asked of it.
-        failures: Where, at what and why hospitals failed.
-        synthetic: Per hospital that has made synthetic images, what it measured of them.
+        failures: Which hospitals failed, when, at what and why.
+        synthetic: Per hospital that made synthetic images, what it measured of them.
     """
 
     strategy: str
@@ -165,7 +166,7 @@ class Summary:
 
 
 def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:
-    """Measure one round by its events.
+    """The figures of one round, from its events.
 
     Args:
         number: The round.
@@ -219,7 +220,7 @@ def summarise(
     error: str,
     resumed: int = 0,
 ) -> Summary:
-    """Sum up a run: all its events, and the measures of its finished rounds."""
+    """The figures of a run, from all its events and its finished rounds."""
     evaluated = [each for each in rounds if each.matrix]
     last = evaluated[-1] if evaluated else measure_round(0, [], cross=False)
     hospitals = took_part(events)
@@ -283,12 +284,12 @@ def summarise(
 
 
 def took_part(events: Iterable[Event]) -> list[str]:
-    """Hospitals that did anything that was asked of them, sorted."""
+    """Hospitals that answered at least once, sorted."""
     return sorted({event.hospital for event in events if event.outcome == "ok"})
 
 
 def finished(visits: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those rows of `Summary.visits` that are about the model at the end of a visit."""
+    """The rows of `Summary.visits` of models at the end of a visit."""
     return list({(row["round"], row["hop"], row["lineage"]): row for row in visits}.values())
 
 
@@ -312,11 +313,11 @@ def _versions(events: Iterable[Event]) -> Versions:
 
 
 def _after_visit(visits: Sequence[Event], versions: Versions) -> dict[str, float]:
-    """Accuracy at each hospital of the model that it trained last, right after it did."""
+    """Accuracy, at each hospital, of the model that it trained last, right after that visit."""
     left = {(version.hop, version.lineage): tests for version, tests in versions.items()}
     accuracies = {}
     for last in {visit.hospital: visit for visit in visits}.values():
-        # What was tested is what this visit left only if it was not averaged with what others left.
+        # A model that was averaged with those of other hospitals is not what this visit left.
         alone = _trainers(visits, last.hop, last.lineage) == {last.hospital}
         tests = left.get((last.hop, last.lineage), {}) if alone else {}
         tested = tests.get(last.hospital, {}).get("accuracy", nan)
@@ -390,7 +391,7 @@ def spread(values: Iterable[float]) -> float:
 
 
 def _disagreement(tests: Tests, metric: str) -> float:
-    """How much all models differ at a hospital, mean over the hospitals."""
+    """Standard deviation of all models at a hospital, mean over the hospitals."""
     at: dict[str, list[float]] = {}
     for (_, hospital), metrics in tests.items():
         at.setdefault(hospital, []).append(metrics.get(metric, nan))

@@ -1,4 +1,4 @@
-"""The pictures of the report: each function turns a summary into an SVG to be put into a page."""
+"""The pictures of the report: each function draws a summary as an SVG for a page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
 
 
 def picture(draw: Callable[[Axes, Summary], None]) -> Callable[[Summary], str]:
-    """Make a function that draws on axes, and sets their size, one that returns an SVG."""
+    """Turn a function that draws on axes, and sets their size, into one that returns an SVG."""
 
     @wraps(draw)
     def as_svg(summary: Summary) -> str:
@@ -176,7 +176,7 @@ def seconds(axes: Axes, summary: Summary) -> None:
 
 
 def duration(seconds: float) -> str:
-    """A time for people."""
+    """A time for people to read."""
     return f"{seconds:.1f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
 
 
@@ -185,7 +185,8 @@ def _cells(
 ) -> tuple[QuadMesh, float]:
     """Colour a table of values [rows, columns], row 0 on top; return it and its height in inches.
 
-    `largest` is the width and height of a cell, in inches, if `SIDE` is not exceeded.
+    `largest` is the width and height of a cell in inches; cells are smaller if `SIDE` would be
+    exceeded.
     """
     rows, columns = values.shape
     width, height = (min(cell * n, SIDE) for cell, n in zip(largest, (columns, rows), strict=True))

@@ -2,10 +2,10 @@
 
     config.toml            the settings, for `flwr run . --run-config config.toml`; written first
     metrics.jsonl          one line per event, as soon as it happens
-    summary.json           what it all came to: `server_app.measures.Summary`
+    summary.json           the figures of the run: `server_app.measures.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     parcels/               the last good parcel of each model
-    report.html            the summary, to look at
+    report.html            the summary as a page
     checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
                            has completed; and resume.toml, the settings to go on with
 
@@ -46,7 +46,7 @@ from strategies.protocol.settings import Settings, SettingsError
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
 # Settings that may change on resume.
 _MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
-# What the line about a round says, as far as the round was evaluated.
+# What the log says about a round, as far as it was measured: labels, and names in `Summary`.
 PROGRESS = {
     "federation": "federation_accuracy",
     "ensemble": "ensemble_accuracy",
@@ -166,7 +166,7 @@ class Results:
         checkpoint.save(state, notes)
 
     def record(self, event: Event) -> None:
-        """Write down one event, at once, and log it if a person waits for it."""
+        """Write down one event at once; log a failure or a slow answer."""
         now = monotonic()
         if not self._events or event.round != self._events[-1].round:
             self._round_began = now - event.seconds
@@ -214,8 +214,8 @@ class Results:
     def fail(self, error: Exception, state: State) -> None:
         """Write what there is of a run that an error ended."""
         self._close(state, f"{type(error).__name__}: {error}")
-        log(ERROR, "The run failed: %s What it came to is in %s", error, self.path)
-        log(INFO, "It goes on with --run-config '%s'", self._checkpoint / "resume.toml")
+        log(ERROR, "The run failed: %s Its results so far are in %s", error, self.path)
+        log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
 
     def _close(self, state: State, error: str) -> None:
         wall_seconds = monotonic() - self._began

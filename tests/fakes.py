@@ -3,7 +3,6 @@
 import json
 import tempfile
 import time
-import tomllib
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
@@ -21,7 +20,6 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from flwr.common.config import flatten_dict
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
@@ -42,22 +40,19 @@ from strategies.protocol.parcel import (
     unbundle,
 )
 from strategies.protocol.records import from_record
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, defaults
 from strategies.registry import strategy_of
 
 Handler = Callable[[Message], Message | None]
 
-PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
-
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The defaults of pyproject.toml, but for `sealed`, which needs hospitals with keys.
+    """The default settings, but for `sealed`, which needs hospitals with keys.
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
-    config = tomllib.loads(PYPROJECT.read_text())["tool"]["flwr"]["app"]["config"]
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
-    flat = flatten_dict(config)
+    flat = defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
     return {**flat, "sealed": False, **changes}
 

@@ -8,7 +8,7 @@ import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
 
-from benchmarks import reproduce
+from benchmarks import markdown, reproduce
 from benchmarks.reproduce import TABLES, TableError, choose, completed, load, render, run_missing
 from benchmarks.simulation import RunFailed
 from tests.fakes import run_config
@@ -136,8 +136,8 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
     assert alone == "| alone | 75.0 ± 7.1 | – | 20.0 ± 0.0 | 85.0 ± 10.0 | – | – |"
     assert feder == "| FedER | 75.0 ± 7.1 | 83.4 | 20.0 ± 0.0 | 85.0 ± 10.0 | 85.7 ± 2.4 | – |"
     assert text.startswith("## Two rows\n\n    the command\n\nSeeds 0, 1. Commit ")
-    assert reproduce.commit() in text
-    assert reproduce.machine() in text
+    assert markdown.commit() in text
+    assert markdown.machine() in text
 
 
 def test_a_cell_says_of_how_many_figures_it_is(table, tmp_path):

@@ -1,6 +1,6 @@
 """A hospital's data: the only package of the app that opens a data file.
 
-A data set is one file with a loader, and one line in `DATASETS`.
+Each data set has one file with its loader, and one line in `DATASETS`.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ import torch
 
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
+from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import Shares, cut
@@ -26,8 +27,8 @@ from strategies.protocol.settings import Settings
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
 
-# The setting `dataset` up to its ':' -> what loads the text after it; the path is the folder where
-# decoded images are kept. A name that ends in ':' needs such a text, another takes none.
+# How the setting `dataset` begins -> its loader, called with the rest of the setting, all settings,
+# and the folder for decoded images. A name that ends in ':' needs a rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path], Pool]] = {
     "digits": lambda _, settings, store: load_digits(),
     "mnist": lambda _, settings, store: load_hub("ylecun/mnist", Form.of(settings)),
@@ -45,12 +46,12 @@ def open_data(
     classes: tuple[str, ...] = (),
     store: Path = DEFAULT,
 ) -> LocalData:
-    """Return what the hospital of this index, from 0, holds of a data set cut over `hospitals`.
+    """The images of one hospital, if the data set is cut over `hospitals`.
 
     Args:
-        settings: What data set, and how it is cut and split.
-        hospital_index: Whose share.
-        hospitals: Over how many it is cut.
+        settings: Name the data set, and how it is cut and split.
+        hospital_index: Index of the hospital, from 0.
+        hospitals: Number of hospitals.
         classes: Those of the federation; images of others are quarantined. Empty = the data set's.
         store: Where decoded images are kept.
 
@@ -62,14 +63,14 @@ def open_data(
     pool, own, hospital = _share(settings, hospital_index, hospitals, store)
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
-    if len(own) and strange / len(own) > settings.max_quarantined:
+    if too_many(strange, len(own), settings.max_quarantined):
         raise DataError(
             f"{strange} of {len(own)} images show none of the federation's classes "
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     own = own[labels[own] >= 0]
     train, test = split(pool, labels, own, settings, hospital)
-    if len(train) < 2 or len(test) < 1:
+    if too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has {len(train)} images to train on and "
             f"{len(test)} to test on; it needs 2 and 1. Use fewer hospitals, a larger "
@@ -99,17 +100,17 @@ def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
 def _share(
     settings: Settings, index: int, hospitals: int, store: Path
 ) -> tuple[Pool, Indices, int]:
-    """The pool that a hospital's images are in, which of them are its own, and as what it splits.
+    """The pool with a hospital's images, which of them are its own, and its index for the split.
 
-    With a folder of its own it is always the first hospital: the split is then the same in a
-    simulation as where the hospital is on its own machine and has no index.
+    A hospital with a folder of its own splits as index 0, so that the split is the same in a
+    simulation and on the hospital's own machine, where it has no index.
     """
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",")
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):
         pool, shares = _pool_and_shares(settings, hospitals, store)
         return pool, shares[index], index
-    # Each hospital opens what is its own, and nothing else.
+    # Each hospital opens its own folder and no other.
     if len(sources) != hospitals or (hospitals > 1 and settings.partition != "site"):
         raise DataError(
             f"The setting 'dataset' names {len(sources)} folders or manifests, and there are "

@@ -1,7 +1,7 @@
-"""What opens one image file at a hospital: the usual formats, DICOM and NIfTI.
+"""Opens one image file: the usual formats, DICOM and NIfTI.
 
-What a file is shows in its content, not in its name. DICOM and NIfTI need packages that only those
-who have such files install. Legend: C channels, H, W pixels, upright.
+The content of a file decides what it is, not its name. DICOM and NIfTI need packages that only
+those who have such files install. Legend: C channels, H, W pixels, upright.
 """
 
 import gzip
@@ -35,19 +35,18 @@ MAX_PIXELS = 178_956_970  # where Pillow stops too
 TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
 SEVERAL = "has several frames or pages: save the one to use as a file of its own"
 
-# The libraries warn of what they find in a file, and quote it. Not warnings.catch_warnings: threads
-# that do not leave it in the order in which they entered it restore the wrong filters. This filter
-# is put in front once, and stays.
+# The libraries' warnings quote the file. Not warnings.catch_warnings: threads that leave it in
+# another order than they entered it restore the wrong filters. This filter is put in front once.
 LIBRARIES = r"(PIL|pydicom|nibabel|pylibjpeg|libjpeg|openjpeg|rle)\b"
 QUIET = ("ignore", None, Warning, re.compile(LIBRARIES), 0)
-logging.getLogger("pydicom").propagate = False  # nor is what it logs of a file to reach other logs
+logging.getLogger("pydicom").propagate = False  # its log lines quote the file too
 
 
 class UnusableImage(ValueError):
     """An image file cannot be used.
 
-    Its text goes on after "the image". It is for the hospital's own eyes and log, and yet names no
-    path, no file and nothing of what is in the file.
+    Its text continues a sentence that begins with the image. It is for the hospital's own eyes and
+    log; still it names no path, no file and nothing of what is in the file.
     """
 
 
@@ -67,10 +66,10 @@ _Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # and what decodes the
 
 
 def read_header(file: Path, slice_: int | None = None) -> Header:
-    """Read no more of a file than says what it is; no EXIF after the pixels of a PNG, for instance.
+    """Read only as much of a file as tells what it is: no EXIF after the pixels of a PNG, say.
 
     Raises:
-        UnusableImage: `read_pixels` would raise it, as far as can be known without decoding.
+        UnusableImage: It cannot be used, as far as that is known without decoding.
     """
     with _refusing(), file.open("rb") as stream:
         return _open(stream, slice_, 0)[0]
@@ -96,7 +95,7 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Make whatever goes wrong an `UnusableImage`."""
+    """Raise an `UnusableImage` for whatever goes wrong."""
     try:
         yield
     except UnusableImage:
@@ -171,7 +170,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     except ImportError:
         raise UnusableImage("is DICOM: install the extra with `uv sync --extra dicom`") from None
 
-    # Its transfer syntax is in the first bytes. pydicom would inflate all before it can be checked.
+    # The first bytes name the transfer syntax. pydicom would inflate the whole file to tell it.
     if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
         raise UnusableImage("is DICOM compressed as Deflated Explicit VR, which is not read here")
     stream.seek(0)

@@ -20,10 +20,10 @@ from client_app.errors import DataError
 def load_hub(source: str, form: Form) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
-    The images of the split `test`, where there is one, are the data set's own test images.
-    The first image column holds the images; the first class column, or else whole numbers in the
-    column `label`, the labels; the column `site`, where there is one, the sites. Images are brought
-    to `form` as they are decoded, so that only small ones are held.
+    The images of the split `test`, if there is one, are the data set's own test images.
+    Images are in the first image column. Labels are in the first class column, or else as whole
+    numbers in the column `label`. Sites are in the column `site`, if there is one. Images are
+    brought to `form` as they are decoded, so that memory holds only small ones.
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.

@@ -7,8 +7,8 @@ A library belongs to one listing of images (client_app.datasets.listing) and is 
 
 A file is known by its size and its time of change, its pixels by a hash of its content: a file that
 was moved or copied is not decoded again, one that was changed is. Pixels of what is no longer
-listed are overwritten with zeros, and their place is used for another image. The index is told only
-after pixels are on disk, so that a kill at any moment loses a few seconds of work and nothing else.
+listed are overwritten with zeros, and their place is used for another image. The index is written
+only after the pixels are on disk: a kill at any moment loses a few seconds of work, nothing else.
 """
 
 import hashlib
@@ -34,15 +34,14 @@ from numpy.typing import NDArray
 
 from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
 from client_app.datasets.listing import Entry
-from client_app.datasets.resize import Form, formed
-from client_app.errors import DataError
+from client_app.datasets.resize import Form, formed, one_size
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
     path TEXT, slice INTEGER,   -- slice: -1 if the file is one image
     size INTEGER, modified INTEGER,
     header TEXT,                -- a Header's fields as JSON; null if it has none
-    reason TEXT,                -- why it cannot be used; '' if nothing is known against it
+    reason TEXT,                -- why it cannot be used; '' if no reason is known
     content TEXT,               -- SHA-256 of the file; '' before it is read as a whole
     PRIMARY KEY (path, slice)
 );
@@ -69,7 +68,7 @@ class Opened:
         pixels: uint8 [M, C, H, W], mapped from a file.
         rows: int64 [n], where each image is in `pixels`; -1 = it cannot be used.
         reasons: [n], why it cannot; empty if it can.
-        headers: [n], what is known of each file; None where that is nothing.
+        headers: [n], what is known of each file; None if nothing is.
         contents: [n], the SHA-256 of each file; empty where it could not be read.
     """
 
@@ -102,14 +101,14 @@ def open_library(
 
     Args:
         folder: Where the library is kept; made if need be.
-        entries: The images. What else is in the library is forgotten.
+        entries: The images. The library forgets all others.
         form: What they are brought to.
-        progress: Is told what is being done, to how many images so far, and to how many in all.
-        retry: Whether to try once more what could not be used, though it has not changed: a package
+        progress: Called with what is being done, how many images are done, and how many there are.
+        retry: Whether to try again images that could not be used and have not changed: a package
             may have been installed.
 
     Raises:
-        DataError: No image can be used, or they differ in size though the form has none.
+        DataError: The images differ in size though the form has none.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the index has paths
     with (
@@ -164,7 +163,7 @@ class _Library:
         return files
 
     def decode(self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form) -> Opened:
-        """All images in a form; decodes those of whose content the library has none."""
+        """All images in a form; decodes those whose content is not in the library."""
         shape = _shape([file.header for file in files.values() if file.header], form)
         name = f"{'x'.join(map(str, shape))}-{form.fit}"
         place = self.folder / f"{name}.pixels"
@@ -200,16 +199,17 @@ class _Library:
                 [(name, *key, *value) for key, value in new.items()],
             )
             self._save({_key(entry): files[_key(entry)] for entry in chunk})
-        # What a file's own reason does not explain, that of its content does.
+        # The reason is that of the content, or of the file if it could not be read.
         results = [
             found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
         ]
-        last = max(row for row, _ in results)
-        if last < 0:
-            raise DataError(f"None of the hospital's {len(entries)} images can be used.")
+        last = max((row for row, _ in results), default=-1)
         return Opened(
-            # Copy on write, since torch wants arrays that it might write to.
-            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape)),
+            # Copy on write, since torch wants arrays that it might write to. No file can be mapped
+            # to no image.
+            np.memmap(place, np.uint8, "c", shape=(last + 1, *shape))
+            if last >= 0
+            else np.zeros((0, *shape), np.uint8),
             np.array([row for row, _ in results]),
             [reason for _, reason in results],
             [files[_key(entry)].header for entry in entries],
@@ -222,7 +222,7 @@ class _Library:
         gone = [key for key in known if key not in files]
         self.index.executemany("DELETE FROM files WHERE path = ? AND slice = ?", gone)
         orphans = "WHERE (content, slice) NOT IN (SELECT content, slice FROM files)"
-        # First they lose their content: one that comes back after a kill must not be found black.
+        # First their hashes go: an image that comes back after a kill must not be found black.
         self.index.execute(f"UPDATE pixels SET content = rowid {orphans}")
         self.index.commit()
         for name, row in self.index.execute(f"SELECT form, row FROM pixels {orphans}").fetchall():
@@ -260,7 +260,7 @@ def _key(entry: Entry) -> _Key:
 
 
 def _content(entry: Entry, files: Mapping[_Key, _File]) -> _Key:
-    """Under what the pixels of an entry are known."""
+    """The key of an entry's pixels."""
     return files[_key(entry)].content, _key(entry)[1]
 
 
@@ -278,7 +278,7 @@ def _stat(file: Path) -> tuple[int, int]:
 
 
 def _look(entry: Entry) -> tuple[Header | None, str]:
-    """What a file says of itself, or why it cannot be used."""
+    """The header of a file, or why it cannot be used."""
     try:
         return read_header(entry.file, entry.slice), ""
     except UnusableImage as error:
@@ -288,15 +288,10 @@ def _look(entry: Entry) -> tuple[Header | None, str]:
 def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
     """(C, H, W) of all images in a form; grey ones among colour get three equal channels."""
     channels = max([1, form.channels, *(header.channels for header in headers)])
-    sizes = sorted({(header.height, header.width) for header in headers})
     if form.size:
-        sizes = [(form.size, form.size)]
-    if len(sizes) > 1:
-        raise DataError(
-            f"The hospital's images have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: give "
-            "the setting 'image-size' a value above 0."
-        )
-    return channels, *(sizes or [(0, 0)])[0]
+        return channels, form.size, form.size
+    height, width = one_size("of the hospital", ((each.height, each.width) for each in headers))
+    return channels, height, width
 
 
 def _decode(
@@ -323,7 +318,7 @@ def _decode(
 
 
 def _logged() -> Progress:
-    """Tell the hospital's log every few seconds how far an import is."""
+    """Log every few seconds how far an import is."""
     last = time.monotonic()
 
     def progress(what: str, done: int, total: int) -> None:
@@ -337,7 +332,7 @@ def _logged() -> Progress:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """A file to write anywhere in; on disk when it is closed."""
+    """A file to write to at any position; it is on disk when the block ends."""
     place = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         yield place

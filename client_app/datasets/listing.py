@@ -36,10 +36,11 @@ class Entry:
     """An image that is listed.
 
     Attributes:
-        where: What lists it: a row, or the path below the folder. For the hospital's eyes alone.
+        where: The path below the folder, or the row and the image that it names. For the hospital's
+            eyes alone.
         file: The image file.
         label: Its class.
-        group: What it belongs to; empty = it is on its own.
+        group: Name of the group of images that it belongs to; empty = it is on its own.
         split: "train", "test", or empty if the hospital is to choose.
         site: The hospital that it is from; empty if nothing says so.
         slice: Number of the slice of a volume; None = the file is one image.
@@ -60,6 +61,9 @@ class Unusable:
 
     where: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def list_folder(path: str) -> Listing:
     if not source.is_dir():
         raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
     listing, ignored = Listing(source), 0
-    # A folder that may not be read would otherwise be passed over in silence.
+    # Without `onerror`, os.walk passes over a folder that it cannot read.
     for folder, folders, names in os.walk(source, onerror=_refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         links = {name for name in folders if os.path.islink(os.path.join(folder, name))}
@@ -112,7 +116,7 @@ def list_folder(path: str) -> Listing:
             else:
                 group = between[0] if between else ""
                 listing.entries.append(Entry(where, source / place, label, group))
-    if not listing.entries:
+    if not listing.entries and not listing.unusable:
         raise DataError("The hospital's folder holds no folder with images, one for each class.")
     return Listing(source, listing.entries, listing.unusable, ignored)
 
@@ -133,10 +137,11 @@ def list_manifest(path: str) -> Listing:
         )
     header, rows = _table(source)
     listing, folder = Listing(source), source.parent.resolve()
-    real = cache(os.path.realpath)  # of folders, or ten thousand rows would take a second
+    real = cache(os.path.realpath)  # of folders; without the cache, ten thousand rows take a second
     seen: set[tuple[Path, int | None]] = set()
     for number, fields in rows:
-        where = f"row {number}"
+        image = "".join(fields[header["image"] : header["image"] + 1]).strip()
+        where = f"row {number} ({image})" if image else f"row {number}"
         try:
             entry = _entry(where, partial(_file, folder, real=real), header, fields)
             if (entry.file, entry.slice) in seen:
@@ -146,8 +151,6 @@ def list_manifest(path: str) -> Listing:
         else:
             seen.add((entry.file, entry.slice))
             listing.entries.append(entry)
-    if not listing.entries:
-        raise DataError("The hospital's manifest names no image that is there.")
     return listing
 
 
@@ -168,7 +171,10 @@ def _refuse(error: OSError) -> None:
 
 
 def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
-    """The column of each known name, and the rows that are not empty with their numbers from 1."""
+    """The header and, with their numbers from 1, the rows that are not empty.
+
+    The header maps each known name to its column, and "" to the number of columns.
+    """
     try:
         with manifest.open(encoding="utf-8-sig", newline="") as stream:
             # Not csv.Sniffer, which may take a letter of the texts for the delimiter.
@@ -183,7 +189,7 @@ def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str
         ) from error
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
-    # A header is not quoted here: where it is missing, this is the row of a patient.
+    # Errors do not quote this row: if the header is missing, it is the row of a patient.
     names = [name.strip().lower() for name in rows[0][1]]
     for name in ("image", "label"):
         if names.count(name) != 1:

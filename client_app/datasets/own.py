@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.library import Opened, Progress, open_library
+from client_app.datasets.limits import too_many
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool
 from client_app.datasets.resize import Form
@@ -22,7 +23,7 @@ from strategies.protocol.classes import ordered
 from strategies.protocol.settings import Settings
 
 LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
-# More classes than this with fewer images each are rather patients than classes.
+# More classes than this, most with fewer images than that, are probably patients.
 MANY_CLASSES, FEW_IMAGES = 20, 5
 
 
@@ -71,7 +72,7 @@ class Survey:
 
     @cached_property
     def unusable(self) -> list[Unusable]:
-        """All others, and what is no entry; for the hospital's eyes alone."""
+        """The other entries, and what is no entry; for the hospital's eyes alone."""
         found = zip(self.listing.entries, self.opened.reasons, strict=True)
         return self.listing.unusable + [
             Unusable(entry.where, reason) for entry, reason in found if reason
@@ -95,7 +96,7 @@ class Survey:
 
         def top(index: int) -> int:
             while root[index] != index:
-                root[index] = index = root[root[index]]  # from the left: not the other way round
+                root[index] = index = root[root[index]]  # assigned from left to right
             return index
 
         first: dict[str, int] = {}
@@ -105,10 +106,10 @@ class Survey:
         return [top(index) for index in range(len(root))]
 
     def findings(self, max_quarantined: float) -> list[Finding]:
-        """What keeps the hospital from taking part, as far as that takes no look at the pixels."""
+        """What keeps the hospital from taking part, as far as is known without the pixels."""
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
         found = []
-        if unusable / total > max_quarantined:  # not multiplied: 0.29 * 100 < 29
+        if too_many(unusable, total, max_quarantined):
             found.append(
                 Finding(
                     "unusable-images",
@@ -122,10 +123,10 @@ class Survey:
             found.append(
                 Finding(
                     "classes-like-patients",
-                    f"There are {len(labels)} classes, most of them of fewer than {FEW_IMAGES} "
+                    f"There are {len(labels)} classes, most of them with fewer than {FEW_IMAGES} "
                     "images: they look like patients, and the names of classes leave the hospital.",
-                    "Sort the images by what is to be recognised; patients are subfolders of that, "
-                    "or the column 'patient'.",
+                    "Let a class be what is to be recognised. Name patients by subfolders of the "
+                    "class, or in the column 'patient'.",
                 )
             )
         if any(entry.split for entry in self.entries):
@@ -199,11 +200,12 @@ def survey(
         path: Of the folder, or of the manifest or its folder; absolute.
         form: What the images are brought to.
         store: The folder of all libraries.
-        progress: Is told how the import goes.
+        progress: Called while images are imported.
         retry: Whether to try again what could not be used.
 
     Raises:
-        DataError: There is nothing to open.
+        DataError: There is no folder or manifest that can be read, it lists nothing, or the images
+            differ in size though the form has none.
     """
     listing = LISTINGS[kind](path)
     source = listing.source
@@ -216,8 +218,8 @@ def load_own(kind: str, path: str, settings: Settings, store: Path) -> Pool:
     """Load a hospital's images; see `survey`.
 
     Raises:
-        DataError: There are none, or they do not pass the preflight. Says which class of problem
-            it is, and no more: the server reads it. The rest is in the hospital's own log.
+        DataError: They cannot be opened, or do not pass the preflight. It names the class of each
+            problem and no more, since the server reads it; the rest is in the hospital's own log.
     """
     found = survey(kind, path, Form.of(settings), store)
     if findings := found.findings(settings.max_quarantined):

@@ -65,7 +65,7 @@ def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
 
 
 def _classes(pool: Pool, settings: Settings, hospitals: int) -> Shares:
-    """Give hospital i the k classes from i·k on, round and round; its holders share a class."""
+    """Give hospital i the k classes from i·k on, cyclically; hospitals share a class evenly."""
     k, count = settings.partition_classes, len(pool.classes)
     if k > count:
         raise DataError(f"'partition-classes' is {k}; the data set has {count} classes.")

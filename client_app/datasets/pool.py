@@ -24,7 +24,7 @@ class Pool:
         classes: Names of the classes; each has an image.
         sites: int64 [N], the site that each image comes from; None if the data set names none.
         held_out: bool [N], True for one of the data set's own test images; None if it has none.
-        always_held_out: Whether hospitals test on those at any `test-fraction`, not only at 0.
+        always_held_out: Whether hospitals test on these whatever `test-fraction` is, not only at 0.
         groups: int64 [N], which images belong together, those of one patient for instance: at a
             hospital they are all trained on or all tested on. Only the partition `site` keeps a
             group at one hospital; the others cut without regard to groups. None if every image is
@@ -72,7 +72,7 @@ class LocalData:
     Attributes:
         train: Images to train on.
         test: Images to test on.
-        classes: What the labels are indices into.
+        classes: Names of the classes that the labels are indices into.
         quarantined: How many more images there are that cannot be used.
         fingerprint: Of the pool.
     """
@@ -86,6 +86,6 @@ class LocalData:
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
     """The classes "0".."max" of a data set [N] that does not name them."""
-    # N labels fill N classes at most: a code of 10^9 taken for a label is `Pool`'s to refuse.
+    # N labels have at most N classes. `Pool` refuses a larger label, such as a code of 10^9.
     last = min(int(labels.max(initial=-1)), len(labels))
     return tuple(str(number) for number in range(last + 1))

@@ -1,5 +1,6 @@
 """One way to bring images to one form and size, for all data sets."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,11 +77,26 @@ def stacked(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     Raises:
         DataError: They differ in size.
     """
-    sizes = sorted({image.shape[1:] for image in images})
-    if len(sizes) > 1:
+    height, width = one_size(f"of '{source}'", (image.shape[1:] for image in images))
+    channels = max(len(image) for image in images)  # grey among colour: three equal channels
+    return np.stack([np.broadcast_to(image, (channels, height, width)) for image in images])
+
+
+def one_size(whose: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    """The (height, width) that all images have; (0, 0) if there are none.
+
+    Args:
+        whose: Images, for the error: "of 'npz:...'".
+        sizes: Of each image.
+
+    Raises:
+        DataError: They differ.
+    """
+    found = sorted(set(sizes))
+    if len(found) > 1:
+        smallest, largest = (f"{width} x {height}" for height, width in (found[0], found[-1]))
         raise DataError(
-            f"The images of '{source}' have {len(sizes)} sizes, from {sizes[0]} to {sizes[-1]}: "
+            f"The images {whose} have {len(found)} sizes, from {smallest} to {largest} pixels: "
             "give the setting 'image-size' a value above 0."
         )
-    channels = max(len(image) for image in images)  # grey among colour: three equal channels
-    return np.stack([np.broadcast_to(image, (channels, *sizes[0])) for image in images])
+    return found[0] if found else (0, 0)

@@ -1,4 +1,4 @@
-"""How a hospital chooses its validation images, and its test images unless the data set does."""
+"""Which of its images a hospital trains on, and which it tests on."""
 
 import warnings
 
@@ -15,12 +15,12 @@ def split(
 ) -> tuple[Indices, Indices]:
     """Which of a hospital's images it trains on, and which it tests on.
 
-    With a `validation-fraction`, or with folds, its test images are left out, and it tests on a
-    part of the others.
+    With a `validation-fraction`, or with folds, its test images are left out, and it tests on some
+    of the others.
 
     Args:
         pool: The data set.
-        labels: Of all its images, [N].
+        labels: Of all images of the data set, [N].
         own: Which of them are the hospital's.
         settings: How they are split.
         hospital: Index of the hospital, from 0.
@@ -116,10 +116,11 @@ def _choose_groups(
     rng: np.random.Generator,
     groups: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Take groups in random order, each one that brings the classes nearer to what is wanted.
+    """Draw groups in random order, and take each that brings the classes nearer to `wanted`.
 
-    A class that is still without a test image then gets the group that goes least beyond. What
-    sklearn's StratifiedGroupKFold does, for any fraction and with a training image for each class.
+    A class that then has no test image gets the group that exceeds `wanted` least. sklearn's
+    StratifiedGroupKFold does the same; here it is for any fraction, and each class keeps a
+    training image.
     """
     # G groups, K classes of this hospital.
     classes, label_of = np.unique(labels, return_inverse=True)

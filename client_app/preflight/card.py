@@ -1,7 +1,7 @@
 """The data card: what a hospital's images are like, what is wrong with them, and what to do.
 
-Everything here stays in the hospital's store. Of a card that is red the server learns, when the
-hospital is asked to take part, the class of each problem (`Finding.problem`) and nothing else.
+Everything here stays in the hospital's store. If the card is red, the server learns the class of
+each problem (`Finding.problem`) when it asks the hospital to take part, and nothing else.
 """
 
 import shutil
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from client_app.datasets.library import Progress
+from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Finding, Survey, survey
 from client_app.datasets.pool import Indices
@@ -28,7 +29,8 @@ SKETCH = 32  # pixels of the grey sketches that are compared
 # Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different
 # lesions came above 0.990, and four pairs that are one photograph came above 0.997.
 NEARLY_THE_SAME = 0.995
-# Correlation of the sketch of an inverted image with the mean of all, where these are alike.
+# An image is inverted if its sketch correlates less than INVERTED with the mean of all. This says
+# something only if the images are alike: half of them correlate more than ALIKE.
 INVERTED, ALIKE = -0.6, 0.5
 UNEVEN = 10  # times as many images of the most frequent class as of the rarest
 BLOCK = 4096  # sketches compared at a time
@@ -41,22 +43,22 @@ class Card:
     Attributes:
         hospital: Its name.
         source: Its manifest or folder.
-        settings: Those that decide on form and split.
+        settings: Those that decide on the form of images and on the split.
         findings: What is wrong, the worst first.
         images: How many can be used.
         unusable: Which cannot, and why.
-        ignored: Files that are no images by their names.
-        classes: Of each class how many are trained and tested on.
+        ignored: How many files do not have the name of an image.
+        classes: How many of each class are trained on, and tested on.
         groups: How many groups there are, of one image or more.
         kinds: How many there are of each format, with channels and bits.
-        sizes: And of each width and height, in pixels, before they are resized.
+        sizes: How many there are of each width and height, in pixels, before they are resized.
         copies: Files that are the same, byte for byte.
         near_copies: Pairs on both sides of the split that show the same.
         contradictions: Copies that have different labels.
         constant: Images of one colour.
         inverted: Images that are the opposite of most others.
-        bytes_on_disk: What the decoded images take in the store, in one form.
-        bytes_free: What is free there.
+        bytes_on_disk: Size of the decoded images in the store, in one form.
+        bytes_free: Free space there.
     """
 
     hospital: str
@@ -87,20 +89,20 @@ class Card:
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """A card, and the images that it speaks of, for its page; None if there are none."""
+    """A card, and for its page the images; None if none can be used."""
 
     card: Card
     survey: Survey | None = None
 
 
 def examine(hospital: str, settings: Settings, store: Path, progress: Progress) -> Examined:
-    """Look at all images of a hospital, and try again those that could not be used before.
+    """Check all images of a hospital, and try again those that could not be used before.
 
     Args:
         hospital: Its name.
         settings: Of the run, with the hospital's own `dataset`.
-        store: Its store, where the images are decoded to.
-        progress: Is told how the import goes.
+        store: Its store, for the decoded images.
+        progress: Called while images are imported.
     """
     kind, _, path = settings.dataset.partition(":")
     chosen = {
@@ -110,9 +112,12 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     try:
         found = survey(kind, path, Form.of(settings), store, progress, retry=True)
     except DataError as error:
-        finding = Finding("no-images", str(error), "Nothing can be said before that.")
-        return Examined(Card(hospital, path, chosen, [finding]))
+        finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
+        return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
     findings = [*found.findings(settings.max_quarantined), *_unknown_classes(found, settings)]
+    if not found.entries:
+        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, found.listing.ignored)
+        return Examined(nothing)
     pool = found.pool()
     everything = np.arange(len(pool.labels))
     train = test = everything[:0]
@@ -156,7 +161,7 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     )
     if not any(found.named_groups):
         text = "Nothing says which images belong together."
-        advice = "Where a patient has several, say so (column 'patient', or a subfolder for each)."
+        advice = "If a patient has several, say so (column 'patient', or a subfolder for each)."
         findings.append(Finding("no-groups", text, advice, "note"))
     order = ("red", "amber", "note")
     findings.extend(_doubts(card, settings))
@@ -164,8 +169,16 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     return Examined(card, found)
 
 
+def _unreadable(error: DataError) -> list[Unusable]:
+    """The file or folder behind an error. Its own text names none, since the server may read it."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.filename:
+        return [Unusable(str(cause.filename), f"cannot be read ({type(cause).__name__})")]
+    return []
+
+
 def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
-    """Images that the federation would quarantine, where the settings name its classes."""
+    """Images of other classes than the federation's, if the settings name these."""
     known, total = settings.class_names, len(found.entries)
     strange = sum(entry.label not in known for entry in found.entries) if known else 0
     if strange:
@@ -173,21 +186,21 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
             "unknown-classes",
             f"{strange} of {total} images show none of the federation's classes (classes).",
             "Give them one of these labels, or leave them out.",
-            "red" if strange / total > settings.max_quarantined else "amber",
+            "red" if too_many(strange, total, settings.max_quarantined) else "amber",
         )
 
 
 def _too_few(train: Indices, test: Indices) -> Iterator[Finding]:
-    if len(train) < 2 or len(test) < 1:
+    if too_few(train, test):
         yield Finding(
             "too-few-images",
             f"There are {len(train)} images to train on and {len(test)} to test on.",
-            "A hospital needs 2 and 1 at the very least; see also 'test-fraction'.",
+            "A hospital needs at least 2 and 1; see also 'test-fraction'.",
         )
 
 
 def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
-    """What does not keep the hospital from taking part, and should be looked at."""
+    """What somebody should look at, though the hospital can take part."""
     sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
     rare = sum(size < settings.release.min_class_images for size in sizes.values())
     untested = sum(not parts["test"] for parts in card.classes.values())
@@ -208,8 +221,8 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
             len(card.near_copies),
             "near-copies",
             "Pairs of a training and a test image that show the same: {}.",
-            "Give both one group (in a folder: one subfolder), so that the split keeps them "
-            "together; else tests come out too well.",
+            "Put both into one group (in a folder: one subfolder), so that the split keeps them "
+            "together; otherwise test results are too good.",
         ),
         (
             len(card.constant),
@@ -227,13 +240,13 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
             len(sizes) == 1,
             "one-class",
             "All images have one label.",
-            "This teaches nothing unless other hospitals have other classes.",
+            "A model learns nothing here unless other hospitals have other classes.",
         ),
         (
             rare,
             "rare-classes",
             f"Classes of fewer than {settings.release.min_class_images} images: {{}}.",
-            "They are left out of the synthetic images that go to others.",
+            "They are left out of the synthetic images that other hospitals get.",
         ),
         (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
         (
@@ -245,16 +258,16 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         (
             2 * card.bytes_on_disk > card.bytes_free,
             "little-disk",
-            "The store's disk has less free than twice what the images take.",
-            "Set 'store-dir' in the node-config to a larger one.",
+            "The store's disk has less free space than twice the size of the decoded images.",
+            "Set 'store-dir' in the node-config to a folder on a larger disk.",
         ),
     ]
     for count, problem, text, advice in doubts:
         if count and problem not in {finding.problem for finding in card.findings}:
             yield Finding(problem, text.format(count), advice, "amber")
     if card.ignored:
-        text = f"Files that are no images by their names, and are ignored: {card.ignored}."
-        yield Finding("ignored-files", text, "Nothing, if they are none.", "note")
+        text = f"Files that are ignored, since their names do not end like images: {card.ignored}."
+        yield Finding("ignored-files", text, "Rename those that are images.", "note")
 
 
 def _chosen(where: list[str], mask: Tensor) -> list[str]:
@@ -273,7 +286,7 @@ def _copies(found: Survey) -> list[list[str]]:
 
 
 def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
-    """All images small and grey, of mean 0 and length 1, [n, S·S]; which are not of one colour."""
+    """All images small and grey, of mean 0 and norm 1 [n, S·S]; whether not of one colour [n]."""
     pixels = torch.from_numpy(found.opened.pixels)
     rows = torch.from_numpy(found.opened.rows[found.usable])
     parts, varied = [], []

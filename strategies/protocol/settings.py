@@ -9,6 +9,7 @@ A seed is a setting too, so the one source of randomness, `rng_for`, stands here
 """
 
 import hashlib
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import reduce
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 SectionT = TypeVar("SectionT")
 
@@ -224,6 +227,24 @@ class Settings:
         """The run config that `parse` would read these settings from."""
         own = {key: _value(self, key) for key in _keys(type(self), "")}
         return {**own, **dict(self.tables)}
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every setting, by its key.
+
+    Raises:
+        SettingsError: This is not a checkout of the app: pyproject.toml is not there.
+    """
+    from flwr.common.config import flatten_dict  # imports an HTTP client, which no message needs
+
+    try:
+        project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"The defaults of the settings are in {PYPROJECT}, which is not there: run this in a "
+            "checkout of the app."
+        ) from error
+    return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
 
 
 def rng_for(

@@ -1,8 +1,6 @@
 """Every registered data set, every partition, and what a hospital is given of them."""
 
-import tomllib
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import datasets
@@ -11,7 +9,6 @@ import PIL.Image
 import pytest
 import sklearn.datasets
 import torch
-from flwr.common.config import flatten_dict
 from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import resize
@@ -22,10 +19,9 @@ from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, defaults
 
-PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-SETTINGS = Settings.parse(flatten_dict(PYPROJECT["tool"]["flwr"]["app"]["config"]))
+SETTINGS = Settings.parse(defaults())
 
 # 120 images that show their own number, 30 of each class, 30 at each site.
 NUMBERS = np.arange(120)

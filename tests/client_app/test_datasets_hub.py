@@ -100,7 +100,7 @@ def test_grey_among_colour_gets_three_channels(folder):
 def test_images_of_different_sizes_need_an_image_size(folder):
     save(folder, image=[picture(7), picture(8, size=(5, 4))], label=[0, 0])
 
-    with pytest.raises(DataError, match=r"2 sizes, from \(2, 3\) to \(4, 5\): .*'image-size'"):
+    with pytest.raises(DataError, match=r"2 sizes, from 3 x 2 to 5 x 4 pixels: .*'image-size'"):
         load_hub(str(folder), Form())
     pool = load_hub(str(folder), Form(6))
     assert pool.images.shape == (2, 1, 6, 6)

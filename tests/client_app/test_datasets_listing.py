@@ -43,8 +43,8 @@ def test_a_manifest_is_listed_in_its_order(manifest):
 
     assert listing.source == folder / "manifest.csv"
     assert listing.entries == [
-        Entry("row 2", folder / "2.png", "nevus"),
-        Entry("row 3", folder / "0.png", "melanoma"),
+        Entry("row 2 (2.png)", folder / "2.png", "nevus"),
+        Entry("row 3 (0.png)", folder / "0.png", "melanoma"),
     ]
     assert (listing.unusable, listing.ignored) == ([], 0)
 
@@ -66,8 +66,8 @@ def test_what_spreadsheets_write(encoding, delimiter, end, manifest):
     listing = list_manifest(str(folder))
 
     assert [(entry.where, entry.file.name, entry.label) for entry in listing.entries] == [
-        ("row 3", "0.png", f"größer{delimiter}als"),
-        ("row 5", "1.png", "klein"),
+        ("row 3 (0.png)", "0.png", f"größer{delimiter}als"),
+        ("row 5 (1.png)", "1.png", "klein"),
     ]
     assert listing.unusable == []
 
@@ -116,9 +116,10 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
     (folder / "outer").symlink_to(other / "meier.png")
     (folder / "gate").symlink_to(other)
     listing = list_manifest(str(folder))
+    image = row.partition(",")[0].strip()
 
     assert [(each.where, each.reason.partition(":")[0]) for each in listing.unusable] == [
-        ("row 4", reason)
+        (f"row 4 ({image})" if image else "row 4", reason)
     ]
     assert "meier" not in listing.unusable[0].reason
     assert [entry.file.name for entry in listing.entries] == ["0.png", "2.png"]
@@ -134,7 +135,7 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
 def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
     folder = manifest(f"image,label,{column}\n0.png,a,\n1.png,a,{value}\n")
 
-    assert list_manifest(str(folder)).unusable == [Unusable("row 3", reason)]
+    assert list_manifest(str(folder)).unusable == [Unusable("row 3 (1.png)", reason)]
 
 
 def test_optional_columns(manifest):
@@ -144,9 +145,9 @@ def test_optional_columns(manifest):
     )
 
     assert list_manifest(str(folder)).entries == [
-        Entry("row 2", folder / "0.png", "a", "12", "train", "Ost", 7),
-        Entry("row 3", folder / "0.png", "a", "", "test", "West", 0),
-        Entry("row 4", folder / "0.png", "a", "12", "", "", None),
+        Entry("row 2 (0.png)", folder / "0.png", "a", "12", "train", "Ost", 7),
+        Entry("row 3 (0.png)", folder / "0.png", "a", "", "test", "West", 0),
+        Entry("row 4 (0.png)", folder / "0.png", "a", "12", "", "", None),
     ]
 
 
@@ -155,7 +156,7 @@ def test_a_slice_is_listed_once(manifest):
     listing = list_manifest(str(folder))
 
     assert [entry.slice for entry in listing.entries] == [1, 2]
-    assert [each.where for each in listing.unusable] == ["row 4"]
+    assert [each.where for each in listing.unusable] == ["row 4 (0.png)"]
 
 
 @pytest.mark.parametrize("first", range(6))
@@ -202,7 +203,6 @@ def test_files_are_listed_without_links_in_their_paths(manifest, tmp_path):
         ("meier.png,a\n1.png,a\n", "names 2 columns, and 'image' 0 times"),
         ("image,label,Label\nmeier.png,a,b\n", "names 3 columns, and 'label' 2 times"),
         ("image label\nmeier.png a\n", "names 1 columns, and 'image' 0 times"),
-        ("image,label\nmeier.png,a\n", "names no image that is there"),
         ('image,label\n"meier.png,a\n', r"cannot be read as a CSV file \(Error\)"),
         ('image,label\n"meier.png"x,a\n', r"cannot be read as a CSV file \(Error\)"),
     ],
@@ -342,7 +342,18 @@ def test_names_that_are_not_utf_8_are_unusable(tree):
     ]
 
 
-@pytest.mark.parametrize("places", [(), ("0.png",), ("a/notes.txt", "0.png"), (".a/0.png",)])
+def test_a_listing_of_nothing_usable_names_it(manifest):
+    folder = manifest("image,label\nno.png,a\n")
+    for path in folder.glob("[12].png"):
+        path.unlink()
+    rows, files = list_manifest(str(folder)), list_folder(str(folder))
+
+    assert (rows.entries, files.entries) == ([], [])
+    assert [each.where for each in rows.unusable] == ["row 2 (no.png)"]
+    assert files.unusable == [Unusable("0.png", "is in no class's folder")]
+
+
+@pytest.mark.parametrize("places", [(), ("a/notes.txt",), (".a/0.png",)])
 def test_folders_without_images_are_refused(places, tree):
     folder = tree(*places)
     folder.mkdir(exist_ok=True)

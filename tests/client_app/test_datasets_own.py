@@ -345,6 +345,7 @@ def test_slices_of_a_volume_are_no_copies():
             "1 of 3 images cannot be used",
         ),
         ("0.png,a,,\n1.png,b,,\nbroken.png,b,,\n", "unusable-images", "1 of 3 images cannot be"),
+        ("broken.png,a,,\nmeier.png,b,,\n", "unusable-images", "2 of 2 images cannot be used"),
         ("0.png,a,,train\n1.png,b,,\n", "split-without-images", "none to test on"),
         ("0.png,a,meier,train\n1.png,b,meier,test\n", "groups-in-both-splits", "1 groups are"),
         ("0.png,a,,train\n3.png,b,,test\n", "copies-in-both-splits", "1 files (byte for byte)"),

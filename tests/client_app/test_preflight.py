@@ -1,6 +1,8 @@
 """The data card of folders with one thing wrong, and the command that makes it."""
 
+import html
 import json
+import os
 import sys
 
 import numpy as np
@@ -11,7 +13,7 @@ from client_app.__main__ import main
 from client_app.datasets import library
 from client_app.datasets.files import UnusableImage
 from client_app.preflight.card import examine
-from client_app.preflight.page import page, text
+from client_app.preflight.page import NAMED, page, text
 from tests.fakes import settings
 
 
@@ -89,7 +91,7 @@ def test_a_damaged_image_is_found(kind, problem, listed, folder, tmp_path):
     (found,) = getattr(examined.card, listed)
     assert "a/patient-0/0.png" in str(found)
     assert "0.png" in page(examined)
-    assert "patient" not in text(examined.card)
+    assert ("0.png" in text(examined.card)) == (listed == "unusable")
 
 
 def test_more_damage_than_is_allowed_is_red(folder, tmp_path):
@@ -107,7 +109,7 @@ def test_what_was_repaired_or_can_be_read_now_is_tried_again(folder, tmp_path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(library, "read_pixels", unreadable)
-        assert problems(card_of(folder, tmp_path), "red") == {"no-images"}
+        assert problems(card_of(folder, tmp_path), "red") == {"unusable-images"}
     assert card_of(folder, tmp_path).card.verdict == "green"
 
 
@@ -226,3 +228,52 @@ def test_the_command(folder, tmp_path, monkeypatch, capsys):
 def test_wrong_settings_are_named(config, message, folder, monkeypatch, capsys):
     assert preflight(monkeypatch, "--data-dir", folder, "--run-config", config) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("present", [False, True])
+def test_where_nothing_can_be_used_each_file_is_named_with_the_reason(present, folder, tmp_path):
+    """One image is not there, and one is cut short or not there either."""
+    image = first(folder)
+    damage(image, "truncated")
+    if not present:
+        image.unlink()
+    (folder / "manifest.csv").write_text(f"image,label\nno.png,a\n{image.relative_to(folder)},a\n")
+    examined = card_of(folder, tmp_path, dataset=f"manifest:{folder}")
+    reason = (
+        "cannot be read or decoded (OSError)" if present else "names an image that is not there"
+    )
+
+    assert problems(examined, "red") == {"unusable-images"}
+    assert (examined.card.images, examined.survey) == (0, None)
+    for said in (text(examined.card), page(examined)):
+        assert "2 of 2 images cannot be used" in html.unescape(said)
+        assert "row 2 (no.png): names an image that is not there" in said
+        assert f"row 3 (a/patient-0/0.png): {reason}" in said
+
+
+def test_the_terminal_names_the_first_unusable_files(folder, tmp_path):
+    for path in sorted(folder.rglob("*.png"))[: NAMED + 2]:
+        damage(path, "text")
+    lines = text(card_of(folder, tmp_path).card).splitlines()
+
+    assert lines[0] == f"{38 - NAMED} images, {NAMED + 2} that cannot be used"
+    listed = lines[lines.index("Cannot be used:") + 1 :]
+    assert listed[0] == "  a/patient-0/0.png: is no image file that can be read here"
+    assert len(listed) == NAMED + 1
+    assert listed[-1] == "  and 2 more: card.json has all"
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder, tmp_path, monkeypatch):
+    scandir = os.scandir
+
+    def refusing(path):
+        if os.fspath(path).endswith("patient-2"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refusing)
+    examined = card_of(folder, tmp_path)
+    assert problems(examined, "red") == {"no-images"}
+    for said in (text(examined.card), page(examined)):
+        assert f"{folder}/a/patient-2: cannot be read (PermissionError)" in said
+        assert "0 images" not in said

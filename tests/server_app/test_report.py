@@ -113,9 +113,9 @@ def test_what_comes_from_outside_cannot_become_markup():
 
 def test_failures_are_named(events):
     page = page_of(events)
-    assert 'class="failures"' in page
+    assert 'class="red"' in page
     assert "<td>B</td><td>train</td><td>A</td><td>timeout</td><td>No answer.</td>" in page
-    assert 'class="failures"' not in page_of(events[:10])
+    assert 'class="red"' not in page_of(events[:10])
 
 
 def test_many_failures_are_cut_short(events):

@@ -3,7 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from strategies.protocol.settings import Settings, SettingsError, rng_for
+from strategies.protocol import settings as settings_module
+from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
 
@@ -13,6 +14,12 @@ def test_the_defaults_are_valid():
     assert settings.strategy in STRATEGIES
     assert settings.train.batch_size == 32
     assert settings.mlp.widths == (256, 256)
+
+
+def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings_module, "PYPROJECT", tmp_path / "pyproject.toml")
+    with pytest.raises(SettingsError, match=r"pyproject.toml, which is not there: run this in a"):
+        defaults()
 
 
 @pytest.mark.parametrize(

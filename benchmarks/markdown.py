@@ -1,0 +1,62 @@
+"""What benchmarks print: a table in Markdown, and where it was measured."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.simulation import APP
+
+
+def print_head(*titles: object) -> None:
+    """Print the first row of a table, and the rule below it."""
+    print(table_head(titles), flush=True)
+
+
+def print_row(*cells: object) -> None:
+    """Print a row of a table, at once."""
+    print(table_row(cells), flush=True)
+
+
+def table_head(titles: Iterable[object]) -> str:
+    """The first row of a table, and the rule below it."""
+    titles = list(titles)
+    return f"{table_row(titles)}\n{table_row('---' for _ in titles)}"
+
+
+def table_row(cells: Iterable[object]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def where() -> str:
+    """The commit and the machine of a measurement."""
+    return f"commit {commit()}, {machine()}"
+
+
+def commit() -> str:
+    """The commit that is checked out, and whether files differ from it."""
+    short, changes = (
+        subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
+        for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])
+    )
+    return short.strip() + (" + changes" if changes else "")
+
+
+def machine() -> str:
+    """This machine's processor, cores and GPUs."""
+    details = Path("/proc/cpuinfo")
+    named = re.search("model name\\s*: (.+)", details.read_text()) if details.exists() else None
+    processor = named[1] if named else platform.processor() or platform.machine()
+    return f"{processor}, {os.cpu_count()} cores, {', '.join(gpu_names()) or 'no GPU'}"
+
+
+def gpu_names() -> list[str]:
+    """The NVIDIA GPUs of this machine."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
