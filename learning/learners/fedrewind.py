@@ -28,8 +28,6 @@ class BatchNormSettings:
 class FedRewind(Learner):
     """Cross-entropy on one of a visit's three legs."""
 
-    withholds = False
-
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
     ) -> None:
@@ -55,6 +53,8 @@ class FedRewind(Learner):
 
 class FedRewindAveraged(FedRewind):
     """The same where the server averages afterwards."""
+
+    withholds = False
 
     def reference_epochs(self, leg: int) -> int:
         """All epochs before the rewind leg."""

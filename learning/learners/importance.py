@@ -82,7 +82,8 @@ class FisherInformation:
             logits = self.model(normalise(image[None]))  # [1, K]
             chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
             label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)
-            gradients = torch.autograd.grad(functional.cross_entropy(logits, label), weights)
+            loss = functional.cross_entropy(logits, label)
+            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
             torch._foreach_addcmul_(information, gradients, gradients, value=1 / len(drawn))
         return information
 
