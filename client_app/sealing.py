@@ -32,7 +32,7 @@ from client_app.hospital import Hospital
 from client_app.identity import FIRST_USE, Identity, Member, pin, read_members
 from strategies.protocol import archive
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import Manifest, is_sealed, pack
+from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
 from strategies.protocol.records import ParcelError, from_record, to_record
 from strategies.protocol.settings import SettingsError
 
@@ -191,6 +191,17 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
             f"The members name another key for '{identity.name}' than this hospital's own."
         )
     return Seal(identity, members, order.run)
+
+
+def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Manifest]:
+    """Check a parcel and, if parcels travel sealed, open it.
+
+    Raises:
+        ParcelError: The parcel is damaged, or not for this hospital.
+    """
+    manifest = check_parcel(parcel)
+    check_sealed([parcel], seal is not None)
+    return (seal.open(parcel, manifest) if seal else parcel), manifest
 
 
 def _wrapping(

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
+from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # that certificates are valid
 HERE = ("localhost", "127.0.0.1")  # as what the operator's own commands know the server
@@ -70,16 +71,15 @@ def make_key(folder: Path, hospital: str) -> None:
 
 
 def check_name(hospital: str) -> None:
-    """A hospital's name as the app takes it.
+    """Refuse a hospital's name that the app would refuse.
 
     Raises:
-        DeployError: It is none.
+        DeployError: Says what a name must be.
     """
-    if not re.fullmatch(r"[\w.-]+", hospital, re.ASCII) or hospital in ("global", "ensemble"):
-        raise DeployError(
-            f"A hospital cannot be called '{hospital}': use letters, digits, '.', '-' and '_', and "
-            "neither 'global' nor 'ensemble'."
-        )
+    try:
+        check_rule(hospital)
+    except ValueError as error:
+        raise DeployError(str(error)) from error
 
 
 def _alternative(name: str) -> x509.GeneralName:

@@ -29,17 +29,7 @@ def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn each image by 0, 90, 180 or 270 degrees and mirror half of them: 8 equal chances.
-
-    Raises:
-        SettingsError: The images are not square.
-    """
-    _, channels, height, width = images.shape
-    if height != width:
-        raise SettingsError(
-            "The setting 'train.augment' is 'flip-rotate', which needs square images, not "
-            f"{channels}x{height}x{width}; it must be 'none' or 'flip'."
-        )
+    """Turn square images by 0, 90, 180 or 270 degrees and mirror half: 8 equal chances."""
     symmetries = torch.randint(8, (len(images),), generator=generator)  # [N]
     result = torch.empty_like(images)
     for symmetry in range(8):
@@ -77,3 +67,18 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "flip": _flip,
     "flip-rotate": _flip_rotate,
 }
+
+
+def check_augmentation(augment: str, shape: tuple[int, int, int]) -> None:
+    """Refuse, before any training, an augmentation that images of a shape (C, H, W) cannot have.
+
+    Raises:
+        SettingsError: The images are not square.
+    """
+    channels, height, width = shape
+    if augment == "flip-rotate" and height != width:
+        raise SettingsError(
+            "The setting 'train.augment' is 'flip-rotate', which needs square images, and the "
+            f"hospital's are {channels}x{height}x{width}: set image-size, which makes them square, "
+            "or set train.augment to none or flip."
+        )

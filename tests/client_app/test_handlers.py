@@ -50,7 +50,11 @@ def parcel_of(content):
 
 def test_enrolling_gives_the_hospital_s_name_and_classes(tmp_path):
     content = ask("query.enrol", tmp_path, code=code_hash(), hospital="", classes=[]).content
-    assert dict(content["card"]) == {"hospital": "hospital-0", "classes": DIGITS}
+    assert dict(content["card"]) == {
+        "hospital": "hospital-0",
+        "classes": DIGITS,
+        "shape": [1, 8, 8],
+    }
     assert set(content) == {"card", "metrics"}
 
 
@@ -135,7 +139,7 @@ def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_befor
     assert accuracy[0] == accuracy[1]
     assert asked("evaluate", tested, 2)["metrics"]["a/accuracy"] == accuracy[0]
     assert check_parcel(third) != check_parcel(again)
-    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/home/*.npz")}
+    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/local/*.npz")}
     assert kept == {"2-1", "3-1"}
 
 
@@ -162,7 +166,16 @@ def test_a_parcel_damaged_on_its_way_is_refused(tmp_path):
     ("change", "words"),
     [
         ({"classes": ["cat", "dog"]}, "tells ['cat', 'dog'] apart"),
-        ({"architecture": Architecture("cnn", 1, 9, 9, 10).to_json()}, "is for (1, 9, 9) images"),
+        (
+            {"architecture": Architecture("cnn", 1, 9, 9, 10).to_json()},
+            "is for (1, 9, 9) images (channels, height, width), hospital 'hospital-0' has "
+            "(1, 8, 8): set image-size for the whole run",
+        ),
+        (
+            {"architecture": Architecture("cnn", 3, 9, 8, 10).to_json()},
+            "is for (3, 9, 8) images (channels, height, width), hospital 'hospital-0' has "
+            "(1, 8, 8): set image-channels for the whole run",
+        ),
     ],
 )
 def test_a_model_for_other_images_is_refused(tmp_path, change, words):
@@ -185,7 +198,7 @@ def test_evaluation_answers_with_figures_alone(tmp_path):
 
 
 def received(level=9):
-    """A buffer of another hospital, of 512 grey images (feder.buffer-size), and its hash."""
+    """A buffer of another hospital, of 512 grey images, and its hash."""
     images = torch.full((512, 1, 8, 8), level, dtype=torch.uint8)
     record = pack_buffer(Samples(images, torch.zeros(512, dtype=torch.int64)))
     return record, hash_arrays(record)
@@ -193,7 +206,8 @@ def received(level=9):
 
 def replay(tmp_path, content, hash_, sent=None):
     parcels = parcel_of(content) | ({f"{hash_}/buffer": sent} if sent else {})
-    return ask("train", tmp_path, parcels, epochs=1, learner="feder", replay=[hash_])
+    order = {"learner": "feder", "replay": [hash_], "buffer_size": 512}
+    return ask("train", tmp_path, parcels, epochs=1, **order)
 
 
 def test_a_buffer_that_came_once_is_kept(tmp_path):
@@ -266,7 +280,7 @@ def test_a_matrix_for_another_network_is_refused(tmp_path):
     parcel = dict(pack({"model": first["model"], "memory": memory}, label))
     answer = ask("train", tmp_path, parcel, config=config, learner="cwc", epochs=1)
     assert answer.error.code == Failure.PARCEL
-    assert "The memory of lineage 'hospital-0' has '1.bias'" in answer.error.reason
+    assert "The consolidation matrix has '1.bias'" in answer.error.reason
 
 
 def test_a_visit_answers_with_copies_of_the_model_after_each_epoch(tmp_path):
