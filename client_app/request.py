@@ -28,7 +28,7 @@ class Request:
         clock: Runs since the message came.
         hospital: Whom it is for.
         run: The run's part of the hospital's store.
-        seal: What parcels are sealed and opened with; None if they travel open.
+        seal: The keys for parcels; None if parcels are not sealed.
     """
 
     message: Message
@@ -45,7 +45,7 @@ class Request:
         Raises:
             SettingsError: The server runs other code, or settings cannot be used.
             DataError: The hospital's images cannot be used, or have changed during the run.
-            ParcelError: The order is not one.
+            ParcelError: A field of the order is missing, unknown or of the wrong type.
         """
         order = from_record(Order, message.content.config_records["order"])
         joining = message.metadata.message_type == "query.enrol"

@@ -1,8 +1,8 @@
 """Random changes of training images, on whole batches: the setting `train.augment`.
 
-Each takes images [N, C, H, W] of any dtype on any device and a generator on the CPU, so that the
-same seed changes them alike everywhere, and returns images of the same shape. A new one needs a
-function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
+Each function takes images [N, C, H, W] of any dtype on any device, and returns as many of the same
+shape. Its generator is on the CPU, so that a seed gives the same changes on every device. A new one
+needs a function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Draws:
     """The random draws of a visit: how images are changed, and which are replayed.
 
     Attributes:
-        generator: On the CPU, so that the same seed draws alike everywhere.
+        generator: On the CPU, so that a seed gives the same draws on every device.
         augment: One of `AUGMENTATIONS`.
     """
 
@@ -56,7 +56,7 @@ class Draws:
         return normalise(self.augment(images, self.generator))
 
     def some(self, samples: Samples, count: int) -> Samples:
-        """So many random samples, none twice unless there are fewer."""
+        """Random samples, `count` of them; none comes twice before all have come once."""
         times = -(-count // len(samples))
         drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]
         return samples[(drawn % len(samples)).to(samples.labels.device)]
