@@ -24,9 +24,8 @@ from benchmarks.overhead import events_of, seconds_of_rounds
 from benchmarks.reproduce import commit, defaults, machine
 from benchmarks.simulation import run, superlink
 from client_app.datasets import LocalData, open_data
-from learning.learners.cwc import CWCSettings
 from learning.models import Architecture
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import CWCSettings, Settings
 
 HOSPITALS, WARM_UP = 4, 2  # rounds of warm-up
 WORKLOAD: dict[str, Any] = {  # that of cwc_mnist.toml
@@ -87,9 +86,7 @@ def bare_seconds(settings: Settings) -> tuple[float, float]:
     model = Architecture(settings.model, channels, height, width, classes, hidden).build()
     weights: list[Tensor] = list(model.parameters())
     torch.optim.Adam(weights, fused=True)  # the first one of a process imports for seconds
-    consolidation = None
-    if settings.strategy == "cwc":
-        consolidation = Consolidation(weights, settings.section("cwc", CWCSettings))
+    consolidation = Consolidation(weights, settings.cwc) if settings.strategy == "cwc" else None
     visits = []
     start = time.perf_counter()
     for _ in range(settings.num_server_rounds):

@@ -71,10 +71,10 @@ def make_key(folder: Path, hospital: str) -> None:
 
 
 def check_name(hospital: str) -> None:
-    """Refuse a hospital's name that the app would refuse.
+    """Check that the app accepts a hospital's name.
 
     Raises:
-        DeployError: Says what a name must be.
+        DeployError: It does not.
     """
     try:
         check_rule(hospital)
