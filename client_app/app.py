@@ -1,7 +1,7 @@
 """A hospital: the complete list of what it can be asked to do.
 
-Flower loads this file in processes that never do any of it, and importing torch takes seconds: the
-work stands in another file, which is imported when the first message comes.
+Flower loads this file in processes that never do any of it, and importing torch takes seconds. So
+the handlers are in another file, which is imported when a message needs one.
 """
 
 from flwr.app import Context, Message, RecordDict
@@ -15,45 +15,45 @@ app = ClientApp(mods=[guard, resident])
 
 @app.query("live")
 def live(message: Message, context: Context) -> Message:
-    """Say that the hospital takes messages."""
+    """Say that the hospital can be reached."""
     return Message(RecordDict(), reply_to=message)
 
 
 @app.query("enrol")
 def enrol(message: Message, context: Context) -> Message:
-    """Check the data, and say who the hospital is and which classes it has."""
-    from client_app import work
+    """Say who the hospital is, or refuse a run that could not be finished here."""
+    from client_app import handlers
 
-    return work.enrol(message, context)
+    return handlers.enrol(message, context)
 
 
 @app.query("prepare")
 def prepare(message: Message, context: Context) -> Message:
-    """Make the hospital's first model, and with `feder` its buffer."""
-    from client_app import work
+    """Make the hospital's first model, and its buffer if the order asks for one."""
+    from client_app import handlers
 
-    return work.prepare(message, context)
+    return handlers.prepare(message, context)
 
 
 @app.train()
 def visit(message: Message, context: Context) -> Message:
     """Train the model that arrives on the hospital's own images."""
-    from client_app import work
+    from client_app import handlers
 
-    return work.visit(message, context)
+    return handlers.visit(message, context)
 
 
 @app.train("rewind")
 def rewind(message: Message, context: Context) -> Message:
-    """Train the model that is back for a while from the hospital to which it went."""
-    from client_app import work
+    """Train another hospital's model on its rewind leg, before it goes back (FedRewind)."""
+    from client_app import handlers
 
-    return work.visit(message, context)
+    return handlers.visit(message, context)
 
 
 @app.evaluate()
 def test(message: Message, context: Context) -> Message:
     """Test the models that arrive on the hospital's own test images."""
-    from client_app import work
+    from client_app import handlers
 
-    return work.test(message, context)
+    return handlers.test(message, context)

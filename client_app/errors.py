@@ -1,8 +1,8 @@
-"""What a hospital says when something goes wrong: the only errors that leave it with their text.
+"""The only errors that leave a hospital with their text.
 
-An error message can hold what must not leave the building, the name of a patient's file for
-instance. These are raised with texts that were written for the server; of any other error it learns
-the type alone, and the rest is in the hospital's own log.
+The text of an error can hold what must not leave, such as the name of a patient's file. The texts
+of these errors are written for the server. Of any other error it learns the type alone; the
+hospital's own log has the rest.
 """
 
 from learning.errors import DeadlineError, DivergedError, ModelError
@@ -14,15 +14,15 @@ from strategies.protocol.settings import SettingsError
 class DataError(ValueError):
     """A hospital's data cannot be used.
 
-    Its text may name settings, counts and types, never a patient's data, and of an exception that
-    came from a file only the type.
+    Its text may name settings, counts and types, but no patient's data. Of an exception that came
+    from a file it may name only the type.
     """
 
 
 class ReleaseError(ValueError):
     """A hospital's synthetic images may not leave it.
 
-    Its text may name synthetic images, distances and thresholds, never a real image.
+    Its text may name synthetic images, distances and thresholds, but no real image.
     """
 
 

@@ -1,7 +1,7 @@
-"""The one guard around every handler: turns errors into answers, and lets nothing undeclared out.
+"""The guard around every handler: turns errors into answers, and lets nothing undeclared out.
 
-A handler that raises, or returns nothing, would leave the hospital's SuperNode waiting for good;
-so would a process that is asked to end (SIGTERM) before it has answered.
+Without it, a handler that raises or returns nothing would leave the hospital's SuperNode waiting
+for ever. So would a process that is asked to end (SIGTERM) before it has answered.
 """
 
 import logging
@@ -18,17 +18,17 @@ from strategies.protocol.may_leave import Failure, check_answer
 
 
 class Terminated(BaseException):
-    """The process was asked to end. No handler's `except Exception` keeps that from the guard."""
+    """The process was asked to end. No handler's `except Exception` catches this."""
 
 
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer every message, if need be with a failure (a Flower mod)."""
+    """Answer every message, with a failure if the handler fails (a Flower mod)."""
     try:
         with _sigterm_raises():
             answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
-            raise TypeError("A handler gave a message that is no answer.")
-        if not answer.has_error():  # as one is that the resident process's own guard has made
+            raise TypeError("A handler returned a message that is not an answer.")
+        if not answer.has_error():  # a failure comes from the guard of the resident process
             check_answer(message.metadata.message_type, answer.content)
         return answer
     except tuple(LEAVES) as error:
@@ -44,7 +44,7 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # others cannot set it
+    if threading.current_thread() is not threading.main_thread():  # others cannot set handlers
         yield
         return
 

@@ -1,6 +1,5 @@
 """One hospital: its name, its data on its device, its store."""
 
-import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,9 +12,8 @@ from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store
 from learning.models import Architecture
 from learning.samples import Samples, joined
+from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError
-
-RESERVED = ("global", "ensemble")  # lineages that belong to no hospital
 
 
 @dataclass(frozen=True)
@@ -23,16 +21,15 @@ class Hospital:
     """What a hospital works with.
 
     Attributes:
-        name: By which the others know it.
-        settings: Of the run; what the hospital's own node-config says wins.
+        name: The name by which the others know it.
+        settings: Those of the run, with the hospital's own `dataset`.
         data: Its images, on `device`.
         device: Where it computes.
         model: Name of the network that it starts with.
         store: Its own folder.
-        identity: Its file of keys.
-        members: Its file of those whose parcels it opens, or "first-use"; empty = parcels travel
-            open.
-        partitions: Over how many simulated hospitals its data set is cut; 0 = it is its own.
+        identity: The file with its own keys.
+        members: The file with the members' keys, or "first-use"; empty = parcels are not sealed.
+        partitions: Over how many simulated hospitals its data set is cut; 0 = not a simulation.
     """
 
     name: str
@@ -56,11 +53,11 @@ class Hospital:
         """The training images of all simulated hospitals.
 
         Raises:
-            SettingsError: This is no simulation.
+            SettingsError: This is not a simulation.
         """
         if not self.partitions:
             raise SettingsError(
-                "The setting 'strategy' is 'centralized' with real images, which exists in a "
+                "The setting 'strategy' is 'centralized' with real images, which works in a "
                 "simulation only: this hospital's images do not leave it."
             )
         indices = range(self.partitions)
@@ -80,8 +77,9 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         context: Flower's: the run's settings, and the node-config of this hospital
             (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`; for a
             simulated cut `partition-id`, `num-partitions`).
-        name: The name under which the server knows the hospital; empty if it knows none.
-        classes: The federation's; empty if they are not settled yet.
+        name: The name that is registered at the server, for a hospital without `site`; empty if
+            there is none.
+        classes: The federation's classes; empty if they are not settled yet.
 
     Raises:
         SettingsError: A setting or the hospital's name cannot be used.
@@ -95,16 +93,16 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     if data_dir:
         dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
     settings = replace(settings, dataset=str(dataset or settings.dataset))
-    name = name or str(node_config.get("site", _name(settings.dataset, index, hospitals)))
-    if not re.fullmatch(r"[\w.-]+", name) or name in RESERVED:
-        raise SettingsError(
-            f"The hospital's name (site) is '{name}'; it must consist of letters, digits, '.', '-' "
-            f"and '_', and not be one of {', '.join(RESERVED)}."
-        )
+    # It names the hospital's folder: the hospital's own word counts before the server's.
+    name = str(node_config.get("site") or name or _name(settings.dataset, index, hospitals))
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise SettingsError(f"{error} Set 'site' in the hospital's node-config.") from error
     store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # Sums come out differently in the last bits with another number of threads, and Ray gives a
-    # simulated hospital as many as it has cores: without this, the same seed is not the same run.
+    # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
+    # many as it has cores: without this line the same seed would not give the same run.
     torch.set_num_threads(settings.cpu_threads)
     return Hospital(
         name=name,
@@ -122,7 +120,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
 
 def _name(dataset: str, index: int, hospitals: int) -> str:
-    """What a hospital is called that does not say: after its own folder, or by its number."""
+    """The name of a hospital without `site`: that of its own folder, or its number."""
     kind, _, source = dataset.partition(":")
     sources = source.split(",")
     if kind in LISTINGS and len(sources) == hospitals > 1:

@@ -1,13 +1,13 @@
-"""Who a hospital is to the others: its keys, and whose keys it trusts.
+"""A hospital's own keys, and the keys of other hospitals that it trusts.
 
-An identity is two key pairs, one to sign with (Ed25519) and one to be written to (X25519). Its
-public half is one line of text that hospitals tell one another, outside of any run:
+An identity is two key pairs: one signs (Ed25519), for the other one others encrypt (X25519). Its
+public half is one line of text, which hospitals give one another outside of any run:
 
     graz 3q2+7w...==
 
-Hospitals keep the lines that they trust in a file, the members. Where the node-config says
-`members='first-use'`, a hospital instead trusts the key that the server first hands it for a name,
-and no other for that name afterwards.
+A hospital keeps the lines that it trusts in a file, the members. With `members='first-use'` in its
+node-config it trusts the first key that the server announces for a name instead, and no other key
+for that name afterwards.
 """
 
 import base64
@@ -38,10 +38,10 @@ class Member:
 
     @classmethod
     def parse(cls, text: str) -> "Member":
-        """Read what `str` gives.
+        """Read the text that `str` gives.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text is not two public keys.
         """
         raw = base64.b64decode(text, validate=True)
         return cls(
@@ -54,7 +54,7 @@ class Member:
         return base64.b64encode(raw).decode()
 
     def has_signed(self, text: bytes, signature: bytes) -> bool:
-        """Whether a signature of a text is this member's."""
+        """Whether a signature under a text is this member's."""
         try:
             self.signing.verify(signature, text)
         except InvalidSignature:
@@ -67,9 +67,9 @@ class Identity:
     """A hospital's keys.
 
     Attributes:
-        name: Of the hospital.
-        signing: What it signs with.
-        reading: What it opens with what was written to it.
+        name: The hospital's name.
+        signing: The private key that signs.
+        reading: The private key that opens what others have encrypted for the hospital.
     """
 
     name: str
@@ -78,10 +78,10 @@ class Identity:
 
     @classmethod
     def of(cls, name: str, path: Path) -> "Identity":
-        """The identity in a file; a new one if there is no file.
+        """The identity in a file, which is made if it does not exist.
 
         Raises:
-            SettingsError: The file is something else.
+            SettingsError: The file is not an identity file.
         """
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Identity:
                 draft.unlink(missing_ok=True)
         raw = path.read_bytes()
         if len(raw) != 64:
-            raise SettingsError("The hospital's file of its identity is none.")
+            raise SettingsError("Not an identity file: expected 64 bytes.")
         return cls(
             name,
             Ed25519PrivateKey.from_private_bytes(raw[:32]),
@@ -106,15 +106,15 @@ class Identity:
 
     @property
     def member(self) -> Member:
-        """Its public half."""
+        """The public half."""
         return Member(self.signing.public_key(), self.reading.public_key())
 
 
 def read_members(path: Path) -> dict[str, Member]:
-    """The members in a file: a name and a key in each line; lines that start with # say nothing.
+    """The members in a file: a name and a key in each line. Lines that start with # are comments.
 
     Raises:
-        SettingsError: There is no file, or a line is something else.
+        SettingsError: The file cannot be read, or a line is not a name and a key.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -130,27 +130,27 @@ def read_members(path: Path) -> dict[str, Member]:
                 members[name] = Member.parse(key)
             except (ValueError, binascii.Error) as error:
                 raise SettingsError(
-                    f"Line {number} of the hospital's file of members is no name and key."
+                    f"Line {number} of the hospital's file of members is not a name and a key."
                 ) from error
     return members
 
 
 def pin(path: Path, announced: Mapping[str, str]) -> dict[str, Member]:
-    """The members in a file, after those that it does not name yet were written into it.
+    """Add announced members that are new to a file, and return all members in it.
 
     Raises:
-        ParcelError: A name is announced with another key than it had first, or with none.
+        ParcelError: A name is announced with another key than its first, or with what is not a key.
     """
     members = read_members(path) if path.exists() else {}
     for name, key in announced.items():
         try:
             member = Member.parse(key)
         except (ValueError, binascii.Error) as error:
-            raise ParcelError(f"The server gives a key of '{name}' that is none.") from error
+            raise ParcelError(f"The server announced a key of '{name}' that is not one.") from error
         if str(members.setdefault(name, member)) != str(member):
             raise ParcelError(
-                f"The key of '{name}' is another one than at its first use: ask that hospital, and "
-                "remove its line from this hospital's file of members if the new one is right."
+                f"The key of '{name}' is not the one of its first use: ask that hospital. If the "
+                "new key is right, remove the old line from this hospital's file of members."
             )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:

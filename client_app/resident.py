@@ -1,8 +1,8 @@
-"""A resident process that keeps what takes long to get: torch, the images, the device.
+"""A resident process that keeps what takes long to load: torch, the images, the device.
 
 Flower starts a process for every message, and that process needs seconds before it can begin. With
-`resident` in its node-config, a hospital has the work done by a process that an earlier message has
-started: the one that Flower starts hands the message over, and the answer on. What a message can do
+`resident` in its node-config, a hospital works in a process that stays. The process that Flower
+starts hands the message to it, and passes its answer on. What a message can do
 and what leaves the hospital is the same: both run the same app, with its guard.
 
 The two processes talk through `multiprocessing.connection`, which pickles: Flower has no public way
@@ -31,19 +31,19 @@ from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.files import replacing
 
-IDLE = 900.0  # seconds without a message after which it ends, and gives its memory back
-HELLO = 5.0  # seconds after which one that does not take a message is left to itself
-GRACE = 5.0  # seconds after which a message is given up that it should have given up itself
+IDLE = 900.0  # seconds without a message after which the process ends and frees its memory
+HELLO = 5.0  # seconds to wait until a message is accepted
+GRACE = 5.0  # seconds of grace after the message's deadline
 
 
 def resident(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Have the message answered by the resident process if the hospital has one (a Flower mod).
 
     Raises:
-        ConnectionError: The process ended without an answer, by lack of memory for instance.
-        DeadlineError: It gave none in time.
+        ConnectionError: The process ended without an answer, for lack of memory for instance.
+        DeadlineError: The process did not answer in time.
     """
-    # Whether a hospital takes messages can be said at once.
+    # Any process can say that the hospital can be reached.
     if message.metadata.message_type == "query.live" or not context.node_config.get("resident"):
         return call_next(message, context)
     there = replace(context, node_config={**context.node_config, "resident": False})
@@ -60,7 +60,7 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
 
 
 def _place(context: Context) -> Path:
-    """The file with the address of this hospital's process, which runs this code."""
+    """The file with the address of this hospital's process for this code."""
     store = Path(str(context.node_config.get("store-dir", DEFAULT))).expanduser()
     facts = (_app(), sys.executable, sorted(context.node_config.items()))
     return store / "resident" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -71,7 +71,7 @@ def _app() -> Path:
 
 
 def _connect(place: Path) -> Connection:
-    """A connection to the process, which is started if there is none that takes messages."""
+    """A connection to the process, which is started if none accepts messages."""
     if place.exists():
         last = place.read_text()
         if connection := _call(last):
@@ -91,7 +91,7 @@ def _connect(place: Path) -> Connection:
 
 
 def _call(address: str) -> Connection | None:
-    """A connection to the process at an address; none if it is gone, stuck, or about to end."""
+    """A connection to the process at an address; None if it is gone, stuck or about to end."""
     caller = socket.socket(socket.AF_UNIX)
     try:
         caller.connect(address)
@@ -109,7 +109,7 @@ def _call(address: str) -> Connection | None:
 
 
 def main(address: Path) -> None:
-    """Listen at an address, let whoever has started this process go on, and stay."""
+    """Listen at an address, and answer messages in a copy of this process that stays."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(address))
         listener.listen()
@@ -128,7 +128,7 @@ def _clear(address: Path) -> None:
 
 
 def serve(listener: socket.socket) -> None:
-    """Answer one message after the other, until none has come for a while."""
+    """Answer one message after the other, until none has come for `IDLE` seconds."""
     listener.settimeout(IDLE)
     while True:
         try:
@@ -152,8 +152,8 @@ def _answer(connection: Connection) -> None:
 
 
 def _end_with(connection: Connection, answered: Event) -> None:
-    """End this process, however deep in its work, when nobody waits for the answer any more."""
-    connection.poll(None)  # nothing more is sent: either it is closed or
+    """End this process, whatever it does, when nobody waits for the answer any more."""
+    connection.poll(None)  # until the other end closes it: nothing more is sent
     if not answered.is_set():
         os._exit(1)
 

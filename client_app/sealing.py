@@ -4,13 +4,14 @@ Each array record of a parcel becomes one array of bytes, `sealed`:
 
     length of the head, 4 bytes | head, JSON | signature, 64 bytes | ciphertext
 
-The record's arrays are encrypted with a key that is drawn for it alone (ChaCha20-Poly1305). That
+The arrays are encrypted with a key that is drawn for this record alone (ChaCha20-Poly1305). That
 key is wrapped for each member: X25519 with a key pair that is drawn for this record, HKDF-SHA256,
-and again ChaCha20-Poly1305. The head says who sealed what, for which run and label (lineage, round,
-hop, ...; as a hash), and the hash of the ciphertext; the sender signs it (Ed25519). So what was
-changed on its way, comes from somebody else, or belongs elsewhere is refused.
+and again ChaCha20-Poly1305. The head names the sender, the run, the record and the label (lineage,
+round, hop, ..., as a hash), and holds the hash of the ciphertext. The sender signs the head
+(Ed25519). So a record that was changed on its way, comes from somebody else, or belongs elsewhere
+is refused.
 
-All of this is the package `cryptography`; what is our own is what goes into the head.
+The cryptography is that of the package `cryptography`; only the content of the head is our own.
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from client_app.hospital import Hospital
 from client_app.identity import FIRST_USE, Identity, Member, pin, read_members
 from strategies.protocol import archive
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import Manifest, is_sealed, pack
+from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
 from strategies.protocol.records import ParcelError, from_record, to_record
 from strategies.protocol.settings import SettingsError
 
@@ -42,11 +43,11 @@ NONCE = bytes(12)  # the same everywhere, since every key encrypts once
 
 @dataclass(frozen=True)
 class Seal:
-    """What a hospital seals and opens with, in one run.
+    """A hospital's keys for the parcels of one run.
 
     Attributes:
-        identity: Its own.
-        members: Whose parcels it opens, and whom it seals for, by their names.
+        identity: The hospital's own keys.
+        members: The hospitals that it seals for and whose parcels it opens, by name.
         run: Identity of the run.
     """
 
@@ -67,7 +68,7 @@ class Seal:
         """The parcel as it was before it was sealed.
 
         Raises:
-            ParcelError: It is not sealed, not for this hospital, or not what its label says.
+            ParcelError: A record is not sealed, not for this hospital, or not of this label.
         """
         sender = manifest.visited[-1] if manifest.visited else manifest.lineage
         records = {
@@ -77,10 +78,10 @@ class Seal:
         return RecordDict({**records, "manifest": parcel["manifest"]})
 
     def open_buffer(self, record: ArrayRecord) -> ArrayRecord:
-        """A buffer as it was before it was sealed by any member, in this run.
+        """A buffer as it was before any member sealed it in this run.
 
         Raises:
-            ParcelError: It is no such buffer.
+            ParcelError: The record is not such a buffer.
         """
         return self._open(record, {"run": self.run, "record": "buffer"})
 
@@ -118,7 +119,9 @@ class Seal:
     def _open(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
         """The arrays of a sealed record, if it belongs there; else ParcelError."""
         if not is_sealed(record):
-            raise ParcelError("A record is not sealed, and this hospital opens no other.")
+            raise ParcelError(
+                "A record is not sealed, and this hospital opens sealed records only."
+            )
         sealed = record["sealed"].numpy().tobytes()
         end = 4 + int.from_bytes(sealed[:4], "big")
         text, signature = sealed[4:end], sealed[end : end + SIGNATURE]
@@ -134,7 +137,7 @@ class Seal:
         if sender not in self.members:
             raise ParcelError(f"A record was sealed by '{sender:.80}', who is none of the members.")
         if not self.members[sender].has_signed(text, signature):
-            raise ParcelError(f"A record bears the name of '{sender}' and not its signature.")
+            raise ParcelError(f"A record names '{sender}' as its sender and is not signed by it.")
         if hashlib.sha256(ciphertext).hexdigest() != head["hash"]:
             raise ParcelError(f"A record of '{sender}' was changed after it was sealed.")
         for name, value in place.items():
@@ -160,16 +163,16 @@ class Seal:
 
 
 def seal_for(hospital: Hospital, order: Order) -> Seal | None:
-    """What a hospital seals and opens with; None if parcels travel open.
+    """A hospital's keys for the parcels of a run; None if parcels are not sealed.
 
     Args:
-        hospital: Its file of members decides.
-        order: Names the run, says what the server expects, and has everybody's keys.
+        hospital: Seals if it has `members`.
+        order: Names the run, says whether the server expects sealed parcels, and announces keys.
 
     Raises:
-        SettingsError: The server wants the one and the hospital the other, or its files of keys
+        SettingsError: Only one of server and hospital wants sealed parcels, or a file of keys
             cannot be used.
-        ParcelError: A member's key is another one than at its first use.
+        ParcelError: A member's key is not the one of its first use.
     """
     if bool(hospital.members) != order.sealed:
         raise SettingsError(
@@ -193,10 +196,21 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     return Seal(identity, members, order.run)
 
 
+def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Manifest]:
+    """Check a parcel and, if parcels travel sealed, open it.
+
+    Raises:
+        ParcelError: The parcel is damaged, or not for this hospital.
+    """
+    manifest = check_parcel(parcel)
+    check_sealed([parcel], seal is not None)
+    return (seal.open(parcel, manifest) if seal else parcel), manifest
+
+
 def _wrapping(
     shared: bytes, ephemeral: X25519PublicKey, recipient: X25519PublicKey
 ) -> ChaCha20Poly1305:
-    """What wraps the key of a record for one recipient."""
+    """The cipher that wraps the key of a record for one recipient."""
     salt = ephemeral.public_bytes_raw() + recipient.public_bytes_raw()
     derive = HKDF(SHA256(), length=32, salt=salt, info=b"fedhandoff parcel key 1")
     return ChaCha20Poly1305(derive.derive(shared))

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
+from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # of validity of a certificate
 HERE = ("localhost", "127.0.0.1")  # names by which the operator's own commands reach the server
@@ -75,11 +76,10 @@ def check_name(hospital: str) -> None:
     Raises:
         DeployError: It does not.
     """
-    if not re.fullmatch(r"[\w.-]+", hospital, re.ASCII) or hospital in ("global", "ensemble"):
-        raise DeployError(
-            f"A hospital cannot be called '{hospital}': use letters, digits, '.', '-' and '_', and "
-            "neither 'global' nor 'ensemble'."
-        )
+    try:
+        check_rule(hospital)
+    except ValueError as error:
+        raise DeployError(str(error)) from error
 
 
 def _alternative(name: str) -> x509.GeneralName:

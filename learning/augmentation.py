@@ -1,8 +1,8 @@
 """Random changes of training images, on whole batches: the setting `train.augment`.
 
-Each takes images [N, C, H, W] of any dtype on any device and a generator on the CPU, so that the
-same seed changes them alike everywhere, and returns images of the same shape. A new one needs a
-function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
+Each function takes images [N, C, H, W] of any dtype on any device, and returns as many of the same
+shape. Its generator is on the CPU, so that a seed gives the same changes on every device. A new one
+needs a function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
 """
 
 from collections.abc import Callable
@@ -29,17 +29,7 @@ def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn each image by 0, 90, 180 or 270 degrees and mirror half of them: 8 equal chances.
-
-    Raises:
-        SettingsError: The images are not square.
-    """
-    _, channels, height, width = images.shape
-    if height != width:
-        raise SettingsError(
-            "The setting 'train.augment' is 'flip-rotate', which needs square images, not "
-            f"{channels}x{height}x{width}; it must be 'none' or 'flip'."
-        )
+    """Turn square images by 0, 90, 180 or 270 degrees and mirror half: 8 equal chances."""
     symmetries = torch.randint(8, (len(images),), generator=generator)  # [N]
     result = torch.empty_like(images)
     for symmetry in range(8):
@@ -54,7 +44,7 @@ class Draws:
     """The random draws of a visit: how images are changed, and which are replayed.
 
     Attributes:
-        generator: On the CPU, so that the same seed draws alike everywhere.
+        generator: On the CPU, so that a seed gives the same draws on every device.
         augment: One of `AUGMENTATIONS`.
     """
 
@@ -66,7 +56,7 @@ class Draws:
         return normalise(self.augment(images, self.generator))
 
     def some(self, samples: Samples, count: int) -> Samples:
-        """So many random samples, none twice unless there are fewer."""
+        """Random samples, `count` of them; none comes twice before all have come once."""
         times = -(-count // len(samples))
         drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]
         return samples[(drawn % len(samples)).to(samples.labels.device)]
@@ -77,3 +67,18 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "flip": _flip,
     "flip-rotate": _flip_rotate,
 }
+
+
+def check_augmentation(augment: str, shape: tuple[int, int, int]) -> None:
+    """Refuse, before any training, an augmentation that images of a shape (C, H, W) cannot have.
+
+    Raises:
+        SettingsError: The images are not square.
+    """
+    channels, height, width = shape
+    if augment == "flip-rotate" and height != width:
+        raise SettingsError(
+            "The setting 'train.augment' is 'flip-rotate', which needs square images, and the "
+            f"hospital's are {channels}x{height}x{width}: set image-size, which makes them square, "
+            "or set train.augment to none or flip."
+        )

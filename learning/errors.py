@@ -1,8 +1,8 @@
-"""What can go wrong with a model. A hospital tells the server these texts: they name no patient."""
+"""Errors of models. Their texts leave the hospital, so they name no patient."""
 
 
 class ModelError(ValueError):
-    """No network can be built from this, or not for such images."""
+    """A network cannot be built, or cannot take such images."""
 
 
 class DivergedError(ArithmeticError):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from learning.errors import DeadlineError
 from learning.models import normalise
 
-# Values of the images in one batch: enough to keep a device busy, little enough for its memory.
+# Pixel values in one batch: enough to keep a device busy, few enough for its memory.
 BATCH_VALUES = 2**23
 
 
 def normalise_once(images: Tensor) -> Tensor:
-    """Test images for several models: normalised if that makes no more than a batch of them."""
+    """Test images for several models, normalised once if they fit into one batch."""
     return normalise(images) if images.numel() <= BATCH_VALUES else images
 
 
@@ -68,7 +68,7 @@ def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """Of each class the number of images, and of those that the model gets right."""
+    """The number of images of each class, and how many of them the model gets right."""
     right = labels[scores.argmax(dim=1) == labels]
     counts: dict[str, float] = {}
     for name, found in (("images", labels), ("right", right)):

@@ -1,9 +1,8 @@
-"""Networks and buffers into records and back.
+"""Networks, memories and buffers as records, and back.
 
-The images of a buffer travel as one PNG picture, one below the other: compressed without loss.
-
-A network that arrives is checked before a byte of it is used: label and hashes, then names, dtypes,
-shapes and finiteness of its arrays. One that is not finite does not leave.
+A network that arrives is checked before it is used: the names, dtypes and shapes of its arrays, and
+that they are finite. A network that is not finite does not leave. The images of a buffer travel as
+one PNG picture, one below the other, which is compressed without loss.
 """
 
 from collections.abc import Container, Mapping
@@ -40,11 +39,11 @@ def pack_network(
         network: The network.
         manifest: Its label, without hashes.
         beside: The other records.
-        withheld: Names of the entries of its state dict that do not travel.
+        withheld: State-dict keys that do not travel.
         half: Whether floating-point numbers travel in 16 bits.
 
     Raises:
-        DivergedError: The network is not finite, or not in 16 bits.
+        DivergedError: The network is not finite, or would not be in 16 bits.
     """
     state: dict[str, Tensor] = network.state_dict()
     _check_converged(state)
@@ -70,7 +69,7 @@ def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
     """Write what a method carries beside the model as a record.
 
     Raises:
-        DivergedError: It is not finite.
+        DivergedError: The memory is not finite.
     """
     _check_converged(memory)
     return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in memory.items()})
@@ -80,7 +79,7 @@ def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> di
     """What a method carries beside a model; its learner checks names and shapes.
 
     Raises:
-        ParcelError: It is not finite.
+        ParcelError: The memory is not finite.
     """
     memory = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
     _check_finite(memory, f"The memory of lineage '{lineage}'")
@@ -88,24 +87,24 @@ def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> di
 
 
 def unpack_network(
-    parcel: RecordDict, manifest: Manifest, home: Arrays, device: torch.device
+    parcel: RecordDict, manifest: Manifest, local: Arrays, device: torch.device
 ) -> nn.Module:
-    """The network of a parcel, completed with what stayed home.
+    """The network of a parcel, completed with the arrays that stayed local.
 
-    The module that is returned serves again for the next parcel of the same architecture.
+    The next parcel of the same architecture gets the same module with other weights.
 
     Args:
         parcel: Has passed `check_parcel`, which gave `manifest`.
         manifest: Its label.
-        home: Arrays that stayed home at the last visit.
-        device: Where the network shall be.
+        local: Arrays that stayed local, by state-dict key; they replace those that arrive.
+        device: The network's.
 
     Raises:
         ParcelError: The arrays are not those of the architecture, or not finite.
         ModelError: The architecture is unknown.
     """
     network = _network(manifest.architecture, device)
-    arrays = {name: array.numpy() for name, array in parcel.array_records["model"].items()} | home
+    arrays = {name: array.numpy() for name, array in parcel.array_records["model"].items()} | local
     state = {name: _whole(torch.from_numpy(array)) for name, array in arrays.items()}
     what = f"The model of lineage '{manifest.lineage}'"
     check_layout(state, network.state_dict(), what)
@@ -115,7 +114,7 @@ def unpack_network(
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """What travelled in 16 bits, in the 32 that all networks have."""
+    """A tensor that travelled in 16 bits, in the 32 that networks have."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
@@ -128,7 +127,7 @@ def check_layout(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
     """Refuse tensors that differ from others in name, dtype or shape.
 
     Raises:
-        ParcelError: Says which, and of `what`.
+        ParcelError: Names the tensor, and `what` it belongs to.
     """
     if differing := sorted(state.keys() ^ expected.keys()):
         verb = "lacks" if differing[0] in expected else "has the unknown array"
@@ -163,12 +162,12 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
 
     Args:
         record: What `pack_buffer` wrote.
-        like: The hospital's own images, which they must be the size of.
-        classes: How many there are.
-        size: How many images there must be.
+        like: The hospital's own images; those of the buffer must have their shape.
+        classes: The number of classes.
+        size: The number of images that the buffer must have.
 
     Raises:
-        ParcelError: It is no such record.
+        ParcelError: The record is not such a buffer.
     """
     if set(record) != {"images", "labels"}:
         raise ParcelError(f"A buffer has the arrays {sorted(record)}, not images and labels.")
@@ -180,17 +179,18 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
             f"they must be int64 [{size}] (feder.buffer-size) and uint8."
         )
     if size and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise ParcelError(f"A buffer has labels that are none of the {classes} classes.")
+        raise ParcelError(f"A buffer has labels outside of 0 to {classes - 1}.")
     try:
         with Image.open(BytesIO(picture.numpy().tobytes()), formats=["PNG"]) as column:
-            # Known before a pixel is decoded: a picture that would fill the memory never is.
-            found = (column.mode, *column.size)
-            if found != ("L" if channels == 1 else "RGB", width, size * height):
+            # Before a pixel is decoded: a picture of another size could fill the memory.
+            found, mode = (column.mode, *column.size), "L" if channels == 1 else "RGB"
+            if found != (mode, width, size * height):
+                setting = "image-channels" if column.mode != mode else "image-size"
                 raise ParcelError(
                     f"A buffer's images are {found}, not {size} of {channels}x{height}x{width}, as "
-                    "this hospital's: set image-size and feder.buffer-size for the whole run."
+                    f"this hospital's: set {setting} for the whole run."
                 )
             images = torch.from_numpy(np.array(column)).view(size, height, width, channels)
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ParcelError("A buffer's images are no PNG picture.") from error
+        raise ParcelError("A buffer's images are not a PNG picture.") from error
     return Samples(images.permute(0, 3, 1, 2).contiguous(), labels)

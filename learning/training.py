@@ -24,13 +24,13 @@ def train(
     deadline: float,
     after_epoch: Callable[[int], None] = lambda epoch: None,
 ) -> dict[str, float]:
-    """Train a model on a hospital's images, with an optimizer that knows nothing of former visits.
+    """Train a model on a hospital's images, with a new optimizer.
 
     Args:
         learner: The local objective; holds the model and the images, on one device.
         settings: Batch size, optimizer and augmentation.
         epochs: Passes over the images.
-        rng: Decides on the order of the images, the augmentation and dropout.
+        rng: Decides on the order of the images, on all draws of the learner, and on dropout.
         deadline: When to give up, in the time of `time.monotonic`.
         after_epoch: Called with the number of each epoch, from 1, at its end.
 

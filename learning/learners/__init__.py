@@ -1,4 +1,4 @@
-"""The hospitals' halves of the methods: what is minimised during a visit, by name."""
+"""The learners by name: what each method minimises during a visit."""
 
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC

@@ -8,7 +8,7 @@ from strategies.protocol.settings import Settings
 
 
 class Centralized(Learner):
-    """Cross-entropy on everybody's images, real, synthetic or both, in one heap."""
+    """Cross-entropy on everybody's images, real, synthetic or both, as one set."""
 
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received

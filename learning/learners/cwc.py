@@ -1,8 +1,8 @@
 """CWC at the hospital (strategies/cwc.py): a penalty on changing what was important elsewhere.
 
-arXiv:2405.10647, Eq. 3 to 5. The matrix C travels as the parcel's `memory`, an array for each
-parameter, in the parameters' own shapes; what is no parameter, such as the running statistics of
-BatchNorm, travels with the model outside C.
+arXiv:2405.10647, Eq. 3 to 5. The matrix C travels as the parcel's `memory`: an array for each
+parameter, in the parameter's own shape. Running statistics of BatchNorm are not parameters: they
+travel with the model, and C has no entries for them.
 """
 
 from dataclasses import dataclass
@@ -65,8 +65,8 @@ class CWC(Learner):
         if any((entries < 0).any() for entries in self.consolidation):
             raise ParcelError("The consolidation matrix has negative entries.")
         self.importance = IMPORTANCE[cwc.importance](model, cwc.damping)
-        # w − w̃ now, and room for it after the next step: a step of a small network takes about a
-        # millisecond, a good part of which fresh memory would cost.
+        # w − w̃ now, and room for it after the next step. A small network's step takes about a
+        # millisecond; to allocate that room in each would take a good part of it.
         self.drift, self.next_drift = list(self._zeros().values()), list(self._zeros().values())
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ class CWC(Learner):
     def before_step(self) -> None:
         """Eq. 3: add 2 σ C (w − w̃) to the gradient of the task."""
         gradients = [
-            # The optimizer leaves a parameter alone that the loss does not depend on.
+            # The loss does not use such a parameter, and the optimizer leaves it alone.
             torch.zeros_like(weight) if weight.grad is None else weight.grad
             for weight in self.weights
         ]
@@ -85,7 +85,7 @@ class CWC(Learner):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Follow the weights."""
+        """Note how far the weights have moved."""
         torch._foreach_copy_(self.next_drift, self.weights)
         torch._foreach_sub_(self.next_drift, self.start)
         torch._foreach_sub_(self.drift, self.next_drift)  # now it is minus the step

@@ -17,7 +17,7 @@ class FedBN(Learner):
         """Weights, biases, running statistics and counters of all BatchNorm layers.
 
         Raises:
-            SettingsError: There is none, so that this would be FedAvg.
+            SettingsError: The model has no BatchNorm layer, so this would be FedAvg.
         """
         names = batchnorm_keys(model)
         if not names:

@@ -1,10 +1,11 @@
 """FedER at the hospital (strategies/feder.py).
 
-Pennisi et al., arXiv:2206.10048, Eq. 5, on batches of B of the hospital's images and as many out of
-the buffer that came with the model, which a network sees as one batch (for λ = 0.5 its loss is the
-mean over 2B images, as in the authors' code):
+Pennisi et al., arXiv:2206.10048, Eq. 5. A step takes B of the hospital's images x and B images x'
+of the buffer that came with the model, as one batch of 2B, and minimises
 
     λ · mean over B of ℓ(M(x), y)  +  (1 − λ) · mean over B of ℓ(M(x'), y')
+
+For λ = 0.5 this is the mean over the 2B images, as in the authors' code.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from strategies.protocol.settings import Settings, require
 
 @dataclass(frozen=True)
 class ReplaySettings:
-    """How much the buffer counts: of the keys `feder.*`."""
+    """The weight of the buffer: one of the keys `feder.*`."""
 
     replay_weight: float  # 1 − λ
 
@@ -34,8 +35,8 @@ class FedER(Learner):
 
     Args:
         model: The network, with the weights as received.
-        samples: The hospital's images. If there are none, as with FedER-B, the first buffer takes
-            their place, which is the hospital's own.
+        samples: The hospital's images. If there are none (FedER-B), the first buffer, which is the
+            hospital's own, takes their place.
         settings: Of the run.
         received: A buffer to replay, if there is one.
     """

@@ -2,10 +2,9 @@
 
 By default, `rewind.batch-norm = "train"`, a visit is like any other. With "reference" it is as in
 the authors' code. That code measures the loss after each epoch and does not go back to training
-mode: after the first epoch, BatchNorm normalises by running statistics that stay as they are, and
-there is no dropout. Its FedAvg stays in training mode until the rewind leg, and it averages
-parameters only: every hospital has running statistics of its own, which go with the model on that
-leg.
+mode: after the first epoch, BatchNorm normalises by its running statistics, which no longer change,
+and there is no dropout. Its FedAvg stays in training mode until the rewind leg, and it averages
+parameters only: the running statistics stay local, and go with the model on the rewind leg.
 """
 
 from dataclasses import dataclass
@@ -20,15 +19,13 @@ from strategies.protocol.settings import Settings
 
 @dataclass(frozen=True)
 class BatchNormSettings:
-    """How BatchNorm is trained: of the keys `rewind.*`."""
+    """How BatchNorm is trained: one of the keys `rewind.*`."""
 
     batch_norm: Literal["train", "reference"]
 
 
 class FedRewind(Learner):
     """Cross-entropy on one of a visit's three legs."""
-
-    withholds = False
 
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
@@ -55,6 +52,8 @@ class FedRewind(Learner):
 
 class FedRewindAveraged(FedRewind):
     """The same where the server averages afterwards."""
+
+    withholds = False  # the statistics go with the model on the rewind leg
 
     def reference_epochs(self, leg: int) -> int:
         """All epochs before the rewind leg."""

@@ -11,11 +11,11 @@ from torch.nn import functional
 from learning.models import normalise
 from learning.samples import Samples
 
-FISHER_IMAGES = 256  # gradients of single images take time: as many as say enough
+FISHER_IMAGES = 256  # enough for an estimate; the gradients of single images take time
 
 
 class SynapticIntelligence:
-    """How much each parameter has lowered the loss of the visit, for how far it went.
+    """How much each parameter has lowered the loss of the visit, relative to how far it moved.
 
     Zenke et al., "Continual learning through synaptic intelligence", ICML 2017, arXiv:1703.04200,
     Eq. 3 to 5. With g the gradient of the task's loss alone, over the steps t of one visit:
@@ -32,11 +32,11 @@ class SynapticIntelligence:
         self.path = [torch.zeros_like(weight) for weight in model.parameters()]  # ω
 
     def before_step(self, gradients: list[Tensor]) -> None:
-        """Keep g(t), to which the gradient of the penalty is going to be added."""
+        """Copy g(t), before the penalty's gradient is added to it."""
         torch._foreach_copy_(self.gradients, gradients)
 
     def after_step(self, minus_steps: list[Tensor]) -> None:
-        """Go on with ω, by w(t) − w(t+1)."""
+        """Add g(t) (w(t) − w(t+1)) to ω."""
         torch._foreach_addcmul_(self.path, self.gradients, minus_steps)
 
     def estimate(
@@ -50,7 +50,7 @@ class SynapticIntelligence:
 
 
 class FisherInformation:
-    """How sure the trained model is that each parameter must have its value.
+    """How much the trained model's predictions depend on each parameter.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (EWC), PNAS 2017,
     arXiv:1612.00796: the diagonal of the Fisher information, with labels y drawn from the model's
@@ -65,10 +65,10 @@ class FisherInformation:
         self.model = model
 
     def before_step(self, gradients: list[Tensor]) -> None:
-        """Of no interest here."""
+        """Nothing: this estimate does not follow the steps."""
 
     def after_step(self, minus_steps: list[Tensor]) -> None:
-        """Of no interest here."""
+        """Nothing: this estimate does not follow the steps."""
 
     def estimate(
         self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
@@ -82,7 +82,8 @@ class FisherInformation:
             logits = self.model(normalise(image[None]))  # [1, K]
             chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
             label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)
-            gradients = torch.autograd.grad(functional.cross_entropy(logits, label), weights)
+            loss = functional.cross_entropy(logits, label)
+            gradients = torch.autograd.grad(loss, weights, materialize_grads=True)
             torch._foreach_addcmul_(information, gradients, gradients, value=1 / len(drawn))
         return information
 

@@ -19,7 +19,7 @@ class Received:
     Attributes:
         buffers: Synthetic images to train on.
         memory: What travels with the model, by name; empty at the model's first visit.
-        rehearsal: What this hospital has kept for its stream, by name; empty at its first visit.
+        rehearsal: What the hospital has kept for its stream, by name; empty at its first visit.
         leg: Which of a visit's trainings of one model this is, from 1.
         new_rounds: How many rounds have begun since the model's last visit.
     """
@@ -35,9 +35,9 @@ class Learner:
     """What a hospital minimises during one visit; other learners build on this one.
 
     The loop (learning/training.py) calls `observe` for every batch, takes the gradient of the loss
-    that it returns and makes a step. What a learner keeps goes three ways: `memory` travels with
-    the model, the entries that `local` names stay at the hospital until the model's next visit, and
-    `rehearsal` stays at the hospital for whatever it learns next.
+    that it returns and makes a step. A learner keeps things in three ways: `memory` travels with
+    the model; the state-dict keys that `local` names stay at the hospital, for the next model that
+    comes; and `rehearsal` stays at the hospital, for its stream of images.
 
     Args:
         model: The network, with the weights as received.
@@ -46,8 +46,8 @@ class Learner:
         received: What came with the model and what was kept here.
 
     Attributes:
-        samples: What an epoch is a pass over.
-        withholds: Whether the entries that `local` names never leave the hospital.
+        samples: The images that an epoch is a pass over.
+        withholds: Whether the keys that `local` names do not travel.
     """
 
     withholds = True
@@ -70,7 +70,7 @@ class Learner:
         """Change the gradient before the optimizer's step; here nothing."""
 
     def after_step(self) -> None:
-        """Take note of what a step of the optimizer has done; here nothing."""
+        """Note what the optimizer's step has done; here nothing."""
 
     def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
         """What travels with the trained model, by name, in any shape; here nothing."""
@@ -88,7 +88,7 @@ class Learner:
     def local(model: nn.Module, settings: Settings) -> set[str]:
         """State-dict keys that stay local; here none.
 
-        What the last visit left there takes the place of what arrives.
+        The next model that comes gets their values as this visit left them.
         """
         return set()
 

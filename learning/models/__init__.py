@@ -1,7 +1,7 @@
-"""The networks that hospitals hand on: what each is built from, and all that there are.
+"""The networks that hospitals hand on, and the description that each is built from.
 
 To add one, write a file with a function from `Architecture` to network and name it in `MODELS`.
-Those of torchvision are looked up there: its import takes seconds, for which others need not wait.
+Torchvision is imported only for its own networks, because that takes seconds.
 Notation of shapes: `N` images of `C` channels and `H`×`W` pixels, `K` classes.
 """
 
@@ -31,7 +31,7 @@ _JSON_TYPES = {
 
 @dataclass(frozen=True)
 class Architecture:
-    """All that is needed to build a network; it travels with the weights.
+    """What a network is built from; travels with the weights.
 
     Raises:
         ModelError: No model has this name.
@@ -64,15 +64,15 @@ class Architecture:
         return torchvision_model(self)
 
     def blank(self) -> nn.Module:
-        """The same network to load weights into: zeros instead of draws, so built much faster."""
+        """The network with zeros in place of random weights: built faster, to load weights into."""
         with ZeroDraws():  # type: ignore[no-untyped-call]
             return self.build()
 
     def check(self) -> None:
-        """Make sure, once before a run, that the model can train on such images.
+        """Check, once before a run, that the model can train on such images.
 
         Raises:
-            ModelError: It cannot; the message has torch's reason.
+            ModelError: It cannot; the message gives torch's reason.
         """
         images = torch.empty(2, self.channels, self.height, self.width, device="meta")
         try:

@@ -14,31 +14,31 @@ from learning.errors import ModelError
 from learning.models import MODELS, Architecture
 
 IMAGENET = "imagenet"
-AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads of files that our networks are built without
+AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads that files may have, and our networks have not
 
 
 def load_pretrained(network: nn.Module, architecture: Architecture, source: str) -> None:
     """Replace all weights of a new torchvision network but those of its head.
 
-    The head is what depends on the number of classes: the last layer. It stays as it was drawn,
-    even if the pretrained one happens to have as many classes, for those were others.
+    The head is the last layer, whose shape depends on the number of classes. It keeps its random
+    weights even if the pretrained head has as many classes, because they are other classes.
 
     Args:
-        network: What `architecture` has built.
-        architecture: Its own.
-        source: "imagenet" for the weights that torchvision calls IMAGENET1K_V1, or its default
-            where there are none of that name, from torch's cache or downloaded to it; otherwise
+        network: As `architecture` has built it.
+        architecture: The network's.
+        source: "imagenet", for torchvision's weights IMAGENET1K_V1, or its default weights for a
+            model without these; they are read from torch's cache, or downloaded into it. Otherwise
             the absolute path of a file with a state dict.
 
     Raises:
-        ModelError: The network is none of torchvision's, or the weights are not there, damaged, or
+        ModelError: The network is not one of torchvision's, or the weights are missing, damaged, or
             those of another network.
     """
     name, channels = architecture.name, architecture.channels
     if name in MODELS:
         raise ModelError(
-            f"The setting 'pretrained' is '{source}', but the model '{name}' is none of "
-            "torchvision's: choose one of those, such as resnet18, or leave 'pretrained' empty."
+            f"The setting 'pretrained' is '{source}', but the model '{name}' is not one "
+            "of torchvision's: choose one of those, such as resnet18, or leave 'pretrained' empty."
         )
     if source == IMAGENET and channels != 3:
         raise ModelError(
@@ -51,7 +51,7 @@ def load_pretrained(network: nn.Module, architecture: Architecture, source: str)
     head = {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
     reason = _misfit(network, weights, head)
     if reason:
-        grey = ". Of a network for 3 channels? Set 'image-channels' to 3" if channels != 3 else ""
+        grey = ". If they are for 3 channels, set 'image-channels' to 3" if channels != 3 else ""
         size = f"{channels}x{architecture.height}x{architecture.width}"
         raise ModelError(
             f"The weights '{source}' of the setting 'pretrained' are not the state dict of "
@@ -73,8 +73,8 @@ def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
         missing, unexpected = network.load_state_dict(weights, strict=False)
     except (RuntimeError, ValueError) as error:  # shapes and types; the first line has no reason
         return str(error).splitlines()[:2][-1].strip().rstrip(".")
-    # In this order: the text leaves the hospital, and the names in a file are given only once it is
-    # known to hold such a network.
+    # The text leaves the hospital: it quotes a name out of the file only if the file has all names
+    # of the model, and so does hold a network.
     if missing:
         return f"it has no '{missing[0]}'"
     return f"the model has no '{unexpected[0]}'" if unexpected else ""
@@ -91,7 +91,7 @@ def _imagenet(name: str) -> Any:
         )
     except Exception as error:  # network, cache, file: it fails in many ways
         raise ModelError(
-            f"The ImageNet weights of {name} are neither whole in '{path}' nor to be had from "
+            f"The ImageNet weights of {name} can neither be read from '{path}' nor downloaded from "
             f"{url} ({type(error).__name__}): put that file there, in place of a damaged one, or "
             "set 'pretrained' to its absolute path elsewhere."
         ) from error

@@ -33,9 +33,15 @@ ANSWERS: dict[str, dict[str, type]] = {
     },
     "evaluate": {"metrics": MetricRecord},
 }
-# Its name, the names of its classes, the public half of its keys, and what the check of its buffer
-# came to.
-CARD = frozenset({"hospital", "classes", "identity", "release"})
+CARD = frozenset(
+    {
+        "hospital",  # its name
+        "classes",  # the names of its classes
+        "shape",  # of its images: channels, height, width
+        "identity",  # the public half of its keys
+        "release",  # the release check's result
+    }
+)
 # Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
 # same shape where there are no trained weights.
 DISTANCES = [

@@ -13,10 +13,13 @@ from tests.fakes import context, run_config
     [
         ("", {}, "hospital-1"),
         ("", {"site": "Graz"}, "Graz"),
-        ("registered", {"site": "Graz"}, "registered"),
+        ("registered", {}, "registered"),
+        ("registered", {"site": "Graz"}, "Graz"),
+        ("../elsewhere", {"site": "Graz"}, "Graz"),
     ],
 )
-def test_names(given, node_config, name):
+def test_the_hospital_s_own_name_counts_before_the_server_s(given, node_config, name):
+    """It names the hospital's folder."""
     assert open_hospital(context(1, 3, run_config(), **node_config), given).name == name
 
 
@@ -57,10 +60,12 @@ def test_numbers_in_names_sort_as_numbers():
     assert names == ["hospital-02", "hospital-11"]
 
 
-@pytest.mark.parametrize("name", ["a/b", "..//x", "global", "St. Anna"])
+@pytest.mark.parametrize("name", ["a/b", "..", "..//x", "global", "St. Anna", "Köln"])
 def test_a_name_that_cannot_be_used_is_refused(name):
-    with pytest.raises(SettingsError, match=f"name \\(site\\) is '{name}'"):
+    with pytest.raises(SettingsError, match=f"cannot be called '{name}'.* Set 'site'"):
         open_hospital(context(0, 2, run_config(), site=name))
+    with pytest.raises(SettingsError, match=f"cannot be called '{name}'"):
+        open_hospital(context(0, 2, run_config()), name)
 
 
 def test_what_the_hospital_says_of_its_data_set_wins():
@@ -84,3 +89,16 @@ def test_threads_are_those_of_the_settings_not_of_the_process():
     assert torch.get_num_threads() == 2
     open_hospital(context(0, 2, run_config()))
     assert torch.get_num_threads() == 1
+
+
+def test_in_a_simulation_the_images_of_everyone_are_those_of_all_hospitals():
+    places = [context(k, 2, run_config()) for k in range(2)]
+    alone = [open_hospital(place).data.train for place in places]
+    assert len(open_hospital(places[0]).everyone()) == sum(map(len, alone))
+
+
+def test_outside_of_a_simulation_there_are_no_images_of_everyone():
+    place = context(0, 1, run_config())
+    place.node_config = {}
+    with pytest.raises(SettingsError, match="do not leave it"):
+        open_hospital(place).everyone()

@@ -3,7 +3,7 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from learning.augmentation import AUGMENTATIONS
+from learning.augmentation import AUGMENTATIONS, check_augmentation
 from strategies.protocol.settings import SettingsError, TrainSettings
 
 IMAGE = torch.arange(2 * 3 * 3, dtype=torch.uint8).reshape(2, 3, 3)  # all pixels differ
@@ -60,5 +60,7 @@ def test_none_returns_the_very_same_tensor():
 def test_images_that_are_not_square_flip_but_do_not_rotate():
     images = torch.rand(2, 3, 4, 5)
     assert augment("flip", images).shape == images.shape
-    with pytest.raises(SettingsError, match="needs square images, not 3x4x5; it must be 'none'"):
-        augment("flip-rotate", images)
+    check_augmentation("flip", (3, 4, 5))
+    check_augmentation("flip-rotate", (3, 4, 4))
+    with pytest.raises(SettingsError, match=r"'flip-rotate'.* are 3x4x5: set image-size"):
+        check_augmentation("flip-rotate", (3, 4, 5))

@@ -261,7 +261,7 @@ def test_pretrained_networks_need_three_channels(source, resnet18):
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 def test_our_models_have_no_pretrained_weights(name):
-    with pytest.raises(ModelError, match=f"the model '{name}' is none of torchvision's: choose"):
+    with pytest.raises(ModelError, match=f"the model '{name}' is not one of torchvision's: choose"):
         load_pretrained(colour(name).blank(), colour(name), "imagenet")
 
 
@@ -327,7 +327,7 @@ def test_imagenet_weights_that_cannot_be_had_say_where_they_belong(cached, damag
     if damaged:
         cached.parent.mkdir(parents=True)
         cached.write_text("hello")
-    where = re.escape(f"neither whole in '{cached}' nor to be had from https://download")
+    where = re.escape(f"can neither be read from '{cached}' nor downloaded from https://download")
     reason = r"\(\w+\)" if damaged else r"\(URLError\)"
     with pytest.raises(ModelError, match=f"{where}.* {reason}: put that file there, .* or set"):
         load_pretrained(colour("resnet18").blank(), colour("resnet18"), "imagenet")

@@ -1,26 +1,21 @@
 import time
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from client_app.datasets import LocalData, open_data
-from client_app.hospital import Hospital
-from client_app.store import Store
+from learning.augmentation import AUGMENTATIONS, Draws
 from learning.errors import DeadlineError
 from learning.learners import LEARNERS
 from learning.learners.centralized import Centralized
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
-from learning.learners.plain import NOTHING, Plain, Received
+from learning.learners.plain import Plain, Received
 from learning.models import Architecture
-from learning.samples import Samples
+from learning.samples import Samples, joined
 from learning.training import batches, train
-from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import FakeGrid, Ledger, settings
 
@@ -38,23 +33,21 @@ def network(name="mlp"):
         return Architecture(name, 1, 8, 8, 3, (16,)).build()
 
 
-def hospital(**overrides):
-    """One of two simulated hospitals, which holds `data()`."""
-    held = LocalData(data(), data(), ("a", "b", "c"))
-    return Hospital("h", settings(**overrides), held, torch.device("cpu"), "mlp", Store(Path("no")))
+def learner_of(kind, model, samples=None, received=None, **overrides):
+    """A learner on `data()`, unless other samples are given."""
+    chosen = data() if samples is None else samples
+    return kind(model, chosen, settings(**overrides), received or Received())
 
 
-def visit(
-    learner="plain", model=None, epochs=2, seed=0, deadline=60.0, received=NOTHING, **overrides
-):
+def draws(seed=0, augment="none"):
+    return Draws(torch.Generator().manual_seed(seed), AUGMENTATIONS[augment])
+
+
+def visit(learner="plain", model=None, epochs=2, seed=0, deadline=60.0, received=None, **overrides):
     model = model or network()
-    if learner == "centralized":
-        overrides = {"centralized__data": "synthetic", **overrides}
-        received = Received([data()])
-    where = hospital(**overrides)
     metrics = train(
-        LEARNERS[learner](model, where, received),
-        where.settings.train,
+        learner_of(LEARNERS[learner], model, received=received, **overrides),
+        settings(**overrides).train,
         epochs,
         np.random.default_rng(seed),
         time.monotonic() + deadline,
@@ -146,7 +139,7 @@ def test_fedprox_adds_the_gradient_of_the_squared_norm():
     """
     model = nn.Linear(2, 1, bias=False)
     model.weight.data = torch.tensor([[1.0, 2.0]])
-    learner = FedProx(model, hospital(fedprox__mu=0.5))
+    learner = learner_of(FedProx, model, fedprox__mu=0.5)
     model.weight.data = torch.tensor([[3.0, 2.0]])
     model.weight.grad = torch.zeros(1, 2)
     learner.before_step()
@@ -169,7 +162,7 @@ def test_fedprox_pulls_through_all_steps_of_a_visit():
 def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet_home():
     """ResNet-18 has 20 BatchNorm layers of 5 entries, three of them called `downsample.1`."""
     model = network("resnet18")
-    home = FedBN.owns(model, settings())
+    home = FedBN.local(model, settings())
     assert len(home) == 20 * 5
     assert {f"layer{k}.0.downsample.1.running_mean" for k in (2, 3, 4)} <= home
     travels = set(model.state_dict()) - home
@@ -177,7 +170,7 @@ def test_fedbn_keeps_every_batchnorm_layer_of_a_resnet_home():
 
 
 def test_others_keep_nothing_home():
-    assert Plain.owns(network("resnet18"), settings()) == set()
+    assert Plain.local(network("resnet18"), settings()) == set()
 
 
 def grey(level, label, count=4):
@@ -187,21 +180,37 @@ def grey(level, label, count=4):
     )
 
 
+class Watched(nn.Module):
+    """A network that keeps the images it was given, and has the same logits for all."""
+
+    def __init__(self, *logits):
+        super().__init__()
+        self.logits = torch.tensor([logits])
+
+    def forward(self, images):
+        self.given = images
+        return self.logits.expand(len(images), -1)
+
+    @property
+    def levels(self):
+        """The grey level of each image."""
+        return ((self.given[:, 0, 0, 0] + 1) * 127.5).round().int().tolist()
+
+
 def test_feder_adds_as_many_images_of_the_buffer_as_it_has_own():
-    learner = FedER(network(), hospital(), Received([grey(9, 2)]))
-    batch = learner.extend(grey(1, 0, 3), torch.Generator().manual_seed(0))
-    assert batch.images[:, 0, 0, 0].tolist() == [1, 1, 1, 9, 9, 9]
-    assert batch.labels.tolist() == [0, 0, 0, 2, 2, 2]
+    model = Watched(0.0, 0.0, 0.0)
+    learner_of(FedER, model, received=Received([grey(9, 2)])).observe(grey(1, 0, 3), draws())
+    assert model.levels == [1, 1, 1, 9, 9, 9]
 
 
 @pytest.mark.parametrize(("own", "buffer"), [(3, 7), (7, 3), (4, 4)])
 def test_feder_replays_no_image_twice_before_all_others_once(own, buffer):
     images = torch.arange(buffer, dtype=torch.uint8).view(-1, 1, 1, 1)
     replayed = Samples(images, torch.zeros(buffer, dtype=torch.int64))
-    learner = FedER(network(), hospital(), Received([replayed]))
-    start = Samples(torch.full((own, 1, 1, 1), 99, dtype=torch.uint8), torch.zeros(own).long())
-    extended = learner.extend(start, torch.Generator().manual_seed(0))
-    times = torch.bincount(extended.images[own:].flatten().int(), minlength=buffer)
+    batch = Samples(torch.full((own, 1, 1, 1), 99, dtype=torch.uint8), torch.zeros(own).long())
+    model = Watched(0.0, 0.0)
+    learner_of(FedER, model, received=Received([replayed])).observe(batch, draws())
+    times = torch.bincount(torch.tensor(model.levels[own:]), minlength=buffer)
     assert times.sum() == own
     assert times.max() - times.min() <= 1
 
@@ -212,29 +221,34 @@ def test_feder_weighs_the_two_terms(replay_weight):
 
     Own images are of class 0, replayed ones of class 1: (1 − w) ln 4 + w ln 4/3.
     """
-
-    class Constant(nn.Module):
-        def forward(self, images):
-            return torch.tensor([[0.0, np.log(3)]]).expand(len(images), 2)
-
-    learner = FedER(
-        Constant(),
-        hospital(feder__replay_weight=replay_weight),
-        Received([grey(0, 1)]),
+    learner = learner_of(
+        FedER,
+        Watched(0.0, float(np.log(3))),
+        received=Received([grey(0, 1)]),
+        feder__replay_weight=replay_weight,
     )
-    batch = learner.extend(grey(0, 0, 2), torch.Generator())
     expected = (1 - replay_weight) * np.log(4) + replay_weight * np.log(4 / 3)
-    assert learner.loss(batch.images, batch.labels).item() == pytest.approx(expected)
+    assert learner.observe(grey(0, 0, 2), draws()).item() == pytest.approx(expected)
 
 
 def test_feder_with_half_the_weight_is_the_mean_over_all_images():
     """λ = 0.5 is what the authors' code does: one mean over 2B images."""
     model = network()
-    learner = FedER(model, hospital(), Received([grey(200, 1)]))
-    batch = learner.extend(grey(10, 0), torch.Generator().manual_seed(0))
-    images = batch.images / 127.5 - 1
-    expected = nn.functional.cross_entropy(model(images), batch.labels)
-    torch.testing.assert_close(learner.loss(images, batch.labels), expected)
+    learner = learner_of(FedER, model, received=Received([grey(200, 1)]))
+    both = joined([grey(10, 0), grey(200, 1)])
+    expected = nn.functional.cross_entropy(model(both.images / 127.5 - 1), both.labels)
+    torch.testing.assert_close(learner.observe(grey(10, 0), draws()), expected)
+
+
+def test_feder_draws_the_buffer_before_it_changes_the_images():
+    """The order of draws is part of a run: the same seed must go on giving the same model."""
+    model, buffer = network(), data(9)
+    learner = learner_of(FedER, model, received=Received([buffer]))
+    loss = learner.observe(data(4), draws(augment="flip"))
+    generator = torch.Generator().manual_seed(0)
+    both = joined([data(4), buffer[torch.randperm(9, generator=generator)[:4]]])
+    images = AUGMENTATIONS["flip"](both.images, generator) / 127.5 - 1
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(model(images), both.labels))
 
 
 @pytest.mark.parametrize(
@@ -252,26 +266,18 @@ def test_feder_with_replay_is_not():
     assert not torch.equal(plain["1.weight"], feder["1.weight"])
 
 
-def test_synthetic_only_takes_the_own_buffer_in_the_place_of_the_images():
+def test_without_images_the_first_buffer_takes_their_place():
     own, other = grey(1, 0), grey(9, 2)
-    where = hospital(feder__variant="synthetic-only")
-    learner = FedER(network(), where, Received([own, other]))
+    learner = learner_of(FedER, network(), data(0), Received([own, other]))
     assert learner.samples is own
     assert learner.replay is other
 
 
 def test_centralized_puts_everything_on_one_heap():
-    where = hospital(centralized__data="both", dataset="digits")
-    where = replace(where, data=open_data(where.settings, 0, 2), partitions=2)
-    everyone = where.everyone()
-    alone = [open_data(where.settings, index, 2).train for index in range(2)]
-    assert len(everyone) == sum(map(len, alone))
-    buffer = Samples(torch.zeros(5, *everyone.shape, dtype=torch.uint8), torch.zeros(5).long())
-    learner = Centralized(network(), where, Received([buffer, buffer]))
-    assert len(learner.samples) == len(everyone) + 10
+    learner = learner_of(Centralized, network(), data(7), Received([grey(1, 0), grey(9, 2)]))
+    assert torch.bincount(learner.samples.labels).tolist() == [3 + 4, 2, 2 + 4]
 
 
-def test_a_real_hospital_refuses_to_centralise_its_images():
-    with pytest.raises(SettingsError, match="do not leave it"):
-        Centralized.check(hospital())
-    Centralized.check(hospital(centralized__data="synthetic"))
+def test_centralized_on_buffers_alone_has_no_other_images():
+    learner = learner_of(Centralized, network(), data(0), Received([grey(1, 0), grey(9, 2)]))
+    assert torch.bincount(learner.samples.labels).tolist() == [4, 0, 4]

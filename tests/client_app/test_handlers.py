@@ -1,6 +1,7 @@
 """The handlers, called as Flower calls them."""
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import PIL.Image
@@ -11,6 +12,8 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import hospital as hospital_module
 from client_app.app import app
+from learning.learners import LEARNERS
+from learning.learners.plain import Plain
 from learning.models import Architecture
 from learning.packing import pack_buffer
 from learning.samples import Samples
@@ -24,7 +27,7 @@ from tests.fakes import context, run_config
 DIGITS = list("0123456789")
 
 
-def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **order):
+def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, site=None, **order):
     fields = {
         "round": 1,
         "hop": 1,
@@ -36,7 +39,8 @@ def ask(verb, tmp_path, parcels=None, ttl=60.0, model="mlp", config=None, **orde
     fields = {"classes": DIGITS, **fields}
     content = RecordDict({**(parcels or {}), "order": to_record(Order(**fields))})
     settings = run_config(model=model, **(config or {}))
-    place = context(0, 2, settings, **{"store-dir": str(tmp_path)})
+    node_config = {"store-dir": str(tmp_path), **({"site": site} if site else {})}
+    place = context(0, 2, settings, **node_config)
     return app(Message(content, 100, verb, ttl=ttl), place)
 
 
@@ -50,7 +54,11 @@ def parcel_of(content):
 
 def test_enrolling_gives_the_hospital_s_name_and_classes(tmp_path):
     content = ask("query.enrol", tmp_path, code=code_hash(), hospital="", classes=[]).content
-    assert dict(content["card"]) == {"hospital": "hospital-0", "classes": DIGITS}
+    assert dict(content["card"]) == {
+        "hospital": "hospital-0",
+        "classes": DIGITS,
+        "shape": [1, 8, 8],
+    }
     assert set(content) == {"card", "metrics"}
 
 
@@ -135,8 +143,95 @@ def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_befor
     assert accuracy[0] == accuracy[1]
     assert asked("evaluate", tested, 2)["metrics"]["a/accuracy"] == accuracy[0]
     assert check_parcel(third) != check_parcel(again)
-    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/home/*.npz")}
+    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/local/*.npz")}
     assert kept == {"2-1", "3-1"}
+
+
+class Counting(Plain):
+    """Keeps for the hospital's stream how many images it has seen there; `found` has each start."""
+
+    found: ClassVar[list[int]] = []
+
+    def __init__(self, model, samples, settings, received):
+        super().__init__(model, samples, settings, received)
+        self.seen = received.rehearsal.get("seen", torch.tensor(0))
+        self.found.append(self.seen.item())
+
+    def rehearsal(self):
+        return {"seen": self.seen + len(self.samples), "some": self.samples.images[:2]}
+
+
+@pytest.fixture
+def _counting(monkeypatch):
+    monkeypatch.setitem(LEARNERS, "counting", Counting)
+    monkeypatch.setattr(Counting, "found", [])
+
+
+@pytest.mark.usefixtures("_counting")
+def test_what_a_learner_keeps_for_the_stream_of_a_hospital_is_there_at_the_next_visit(tmp_path):
+    """Whichever model comes, on whichever leg. A visit ordered again finds what it found before."""
+
+    def visit(verb, round_, run="1"):
+        order = {"round": round_, "run": run, "learner": "counting", "epochs": 1}
+        return ask(verb, tmp_path, parcel_of(start), **order).content
+
+    start = prepared(tmp_path)
+    images = start["metrics"]["num-train"]
+    for verb, round_ in (("train", 1), ("train", 2), ("train", 2), ("train.rewind", 3)):
+        answer = visit(verb, round_)
+        assert set(answer) == {"model", "manifest", "metrics"}
+    assert Counting.found == [0, images, images, 2 * images]
+    kept = {path.stem for path in tmp_path.glob("hospital-0/runs/1/rehearsal/*.npz")}
+    assert kept == {"2-1", "3-1"}
+    visit("train", 1, run="2")
+    assert Counting.found[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "order", "words"),
+    [
+        ({"cwc__decay": 2.0}, {"learner": "cwc"}, "'cwc.decay' is 2.0; it must be from 0 to 1"),
+        ({"gan__preset": "tinny"}, {"buffer_size": 512}, "'gan.preset' is 'tinny'; it must be one"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_at_enrolment(tmp_path, config, order, words):
+    order = {"code": code_hash(), "hospital": "", "classes": [], **order}
+    answer = ask("query.enrol", tmp_path, config=config, **order)
+    assert answer.error.code == Failure.SETTINGS
+    assert words in answer.error.reason
+
+
+def test_a_preset_that_no_method_asks_for_is_not_looked_up(tmp_path):
+    config = {"gan__preset": "tinny"}
+    assert not ask("query.enrol", tmp_path, config=config, code=code_hash()).has_error()
+
+
+def test_images_that_are_not_square_and_are_to_be_turned_are_refused_at_enrolment(tmp_path):
+    images = np.zeros((8, 6, 4), np.uint8)
+    labels = np.arange(8) % 2
+    file = tmp_path / "data.npz"
+    np.savez(file, x_train=images, y_train=labels, x_test=images, y_test=labels)
+    config = {"dataset": f"npz:{file}", "partition": "iid"}
+    order = {"code": code_hash(), "hospital": "", "classes": []}
+    turned = {**config, "train__augment": "flip-rotate"}
+    answer = ask("query.enrol", tmp_path, config=turned, **order)
+    assert answer.error.code == Failure.SETTINGS
+    assert "'train.augment' is 'flip-rotate'" in answer.error.reason
+    assert "1x6x4: set image-size" in answer.error.reason
+    card = ask("query.enrol", tmp_path, config=config, **order).content["card"]
+    assert card["shape"] == [1, 6, 4]
+
+
+def test_the_server_s_name_for_a_hospital_leads_nowhere_else(tmp_path):
+    """Neither a path nor another hospital's folder, where the hospital has a name of its own."""
+    store = tmp_path / "store"
+    answer = ask("query.enrol", store, hospital="../elsewhere", code=code_hash())
+    assert answer.error.code == Failure.SETTINGS
+    assert not list(tmp_path.glob("elsewhere*"))
+    other = {"hospital": "hospital-1", "code": code_hash()}
+    card = ask("query.enrol", store, site="graz", **other).content["card"]
+    assert card["hospital"] == "graz"
+    assert [path.name for path in store.iterdir()] == ["graz"]
 
 
 def test_an_identity_of_a_run_that_is_none_names_no_file(tmp_path):
@@ -162,7 +257,16 @@ def test_a_parcel_damaged_on_its_way_is_refused(tmp_path):
     ("change", "words"),
     [
         ({"classes": ["cat", "dog"]}, "tells ['cat', 'dog'] apart"),
-        ({"architecture": Architecture("cnn", 1, 9, 9, 10).to_json()}, "is for (1, 9, 9) images"),
+        (
+            {"architecture": Architecture("cnn", 1, 9, 9, 10).to_json()},
+            "is for (1, 9, 9) images (channels, height, width), hospital 'hospital-0' has "
+            "(1, 8, 8): set image-size for the whole run",
+        ),
+        (
+            {"architecture": Architecture("cnn", 3, 9, 8, 10).to_json()},
+            "is for (3, 9, 8) images (channels, height, width), hospital 'hospital-0' has "
+            "(1, 8, 8): set image-channels for the whole run",
+        ),
     ],
 )
 def test_a_model_for_other_images_is_refused(tmp_path, change, words):
@@ -185,7 +289,7 @@ def test_evaluation_answers_with_figures_alone(tmp_path):
 
 
 def received(level=9):
-    """A buffer of another hospital, of 512 grey images (feder.buffer-size), and its hash."""
+    """A buffer of another hospital, of 512 grey images, and its hash."""
     images = torch.full((512, 1, 8, 8), level, dtype=torch.uint8)
     record = pack_buffer(Samples(images, torch.zeros(512, dtype=torch.int64)))
     return record, hash_arrays(record)
@@ -193,7 +297,8 @@ def received(level=9):
 
 def replay(tmp_path, content, hash_, sent=None):
     parcels = parcel_of(content) | ({f"{hash_}/buffer": sent} if sent else {})
-    return ask("train", tmp_path, parcels, epochs=1, learner="feder", replay=[hash_])
+    order = {"learner": "feder", "replay": [hash_], "buffer_size": 512}
+    return ask("train", tmp_path, parcels, epochs=1, **order)
 
 
 def test_a_buffer_that_came_once_is_kept(tmp_path):
@@ -266,7 +371,7 @@ def test_a_matrix_for_another_network_is_refused(tmp_path):
     parcel = dict(pack({"model": first["model"], "memory": memory}, label))
     answer = ask("train", tmp_path, parcel, config=config, learner="cwc", epochs=1)
     assert answer.error.code == Failure.PARCEL
-    assert "The memory of lineage 'hospital-0' has '1.bias'" in answer.error.reason
+    assert "The consolidation matrix has '1.bias'" in answer.error.reason
 
 
 def test_a_visit_answers_with_copies_of_the_model_after_each_epoch(tmp_path):

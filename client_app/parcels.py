@@ -1,0 +1,110 @@
+"""Parcels at the hospital: networks come out of them and go into them.
+
+State-dict keys that stay local (`Learner.local`) are taken from the hospital's last visit when a
+parcel is unpacked. When one is packed they are left out, unless the learner lets them travel, too.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, RecordDict
+from torch import Tensor, nn
+
+from client_app.hospital import Hospital
+from client_app.kept import Kept
+from client_app.request import Request
+from client_app.sealing import open_parcel
+from learning.models import Architecture
+from learning.packing import pack_network, unpack_memory, unpack_network
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import ParcelError
+
+
+@dataclass(frozen=True, eq=False)
+class Arrived:
+    """A model that has arrived.
+
+    Attributes:
+        network: On the hospital's device.
+        label: Of its parcel.
+        memory: What a method carries beside the model, by name.
+    """
+
+    network: nn.Module
+    label: Manifest
+    memory: Mapping[str, Tensor]
+
+
+def unpack(request: Request, parcel: RecordDict, *, tested: bool = False) -> Arrived:
+    """Check and open a parcel, and complete its network with the keys that stayed local.
+
+    Args:
+        request: What the parcel came with.
+        parcel: As it came.
+        tested: Whether the model is tested after the visit of this round and hop, not trained in
+            it.
+
+    Raises:
+        ParcelError: The parcel is damaged, or not for this hospital or its images.
+        ModelError: The architecture is unknown.
+    """
+    hospital, kept = request.hospital, Kept(request.run, "local")
+    with request.clock.measure("serialise"):
+        opened, label = open_parcel(parcel, request.seal)
+        _check_fit(hospital, label)
+        local = kept.after(request.visit) if tested else kept.before(request.visit)
+        network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
+        memory = opened.array_records.get("memory")
+        carried = unpack_memory(memory, label.lineage, hospital.device) if memory else {}
+        return Arrived(network, label, carried)
+
+
+def pack(
+    request: Request,
+    network: nn.Module,
+    label: Manifest,
+    beside: Mapping[str, ArrayRecord] | None = None,
+) -> RecordDict:
+    """Make a parcel of what may travel of a network, and of the records beside it.
+
+    Raises:
+        DivergedError: The network is not finite.
+        SettingsError: The learner cannot train such a network.
+    """
+    with request.clock.measure("serialise"):
+        withheld = _local(request, network) if request.learner.withholds else ()
+        half = request.hospital.settings.wire_dtype == "float16"
+        parcel = pack_network(network, label, beside, withheld, half)
+        return request.seal.close(parcel) if request.seal else parcel
+
+
+def keep_local(request: Request, network: nn.Module) -> None:
+    """Keep the keys that stay local, as the visit leaves them."""
+    if names := _local(request, network):
+        state = network.state_dict()
+        local = {name: state[name].cpu().numpy() for name in names}
+        Kept(request.run, "local").save(request.visit, local)
+
+
+def _local(request: Request, network: nn.Module) -> set[str]:
+    """The keys that stay local; of another hospital's model there are none."""
+    if request.is_rewind:
+        return set()
+    return request.learner.local(network, request.hospital.settings)
+
+
+def _check_fit(hospital: Hospital, label: Manifest) -> None:
+    architecture, data = Architecture.from_json(label.architecture), hospital.data
+    theirs = (architecture.channels, architecture.height, architecture.width)
+    ours = data.train.shape
+    if theirs != ours:
+        setting = "image-size" if theirs[0] == ours[0] else "image-channels"
+        raise ParcelError(
+            f"Lineage '{label.lineage}' is for {theirs} images (channels, height, width), "
+            f"hospital '{hospital.name}' has {ours}: set {setting} for the whole run."
+        )
+    if label.classes != list(data.classes):
+        raise ParcelError(
+            f"Lineage '{label.lineage}' tells {label.classes} apart, "
+            f"hospital '{hospital.name}' has the classes {list(data.classes)}."
+        )

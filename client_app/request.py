@@ -1,0 +1,90 @@
+"""A request: one message of the server, and the hospital that it is for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client_app.clock import Clock
+from client_app.hospital import Hospital, open_hospital
+from client_app.run import check_same_images, run_folder
+from client_app.sealing import Seal, seal_for
+from client_app.store import Store
+from learning.learners import LEARNERS
+from learning.learners.plain import Learner
+from strategies.protocol.code import code_hash
+from strategies.protocol.order import Order
+from strategies.protocol.records import from_record
+from strategies.protocol.settings import SettingsError
+
+
+@dataclass(frozen=True)
+class Request:
+    """What it takes to do what the server asks.
+
+    Attributes:
+        message: As it came.
+        order: What to do; `order.hospital` is the hospital's own name.
+        clock: Runs since the message came.
+        hospital: Whom it is for.
+        run: The run's part of the hospital's store.
+        seal: The keys for parcels; None if parcels are not sealed.
+    """
+
+    message: Message
+    order: Order
+    clock: Clock
+    hospital: Hospital
+    run: Store
+    seal: Seal | None
+
+    @classmethod
+    def open(cls, message: Message, context: Context, clock: Clock) -> "Request":
+        """Open the hospital that a message is for.
+
+        Raises:
+            SettingsError: The server runs other code, or settings cannot be used.
+            DataError: The hospital's images cannot be used, or have changed during the run.
+            ParcelError: A field of the order is missing, unknown or of the wrong type.
+        """
+        order = from_record(Order, message.content.config_records["order"])
+        joining = message.metadata.message_type == "query.enrol"
+        if joining and order.code != code_hash():
+            raise SettingsError(
+                "The hospital runs other code than the server. In a simulation, a local SuperLink "
+                "that was started in another folder runs that folder's code: stop it and run again."
+            )
+        hospital = open_hospital(context, order.hospital, tuple(order.classes))
+        run = run_folder(hospital.store, order.run)
+        part = [context.node_config.get(key) for key in ("partition-id", "num-partitions")]
+        check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
+        order = replace(order, hospital=hospital.name)
+        return cls(message, order, clock, hospital, run, seal_for(hospital, order))
+
+    @property
+    def learner(self) -> type[Learner]:
+        """The local objective that the order names."""
+        return LEARNERS[self.order.learner]
+
+    @property
+    def visit(self) -> tuple[int, int]:
+        """Round and hop."""
+        return self.order.round, self.order.hop
+
+    @property
+    def is_rewind(self) -> bool:
+        """Whether the model is another hospital's, here on its rewind leg: nothing of it stays."""
+        return self.message.metadata.message_type == "train.rewind"
+
+    def answer(
+        self,
+        metrics: Mapping[str, float],
+        parcel: RecordDict | None = None,
+        card: Mapping[str, str | list[str] | list[int]] | None = None,
+    ) -> Message:
+        """The answer to the message, with the seconds that were measured."""
+        figures = MetricRecord({**metrics, **self.clock.seconds})
+        content = RecordDict({**(parcel or {}), "metrics": figures})
+        if card:
+            content["card"] = ConfigRecord({**card})
+        return Message(content, reply_to=self.message)

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+
+from client_app.kept import Kept
+from client_app.store import Store
+
+
+@pytest.fixture
+def kept(tmp_path):
+    return Kept(Store(tmp_path), "local")
+
+
+def left(number):
+    return {"layer.weight": np.array([number])}
+
+
+def test_before_the_first_visit_there_is_nothing(kept):
+    assert kept.before((1, 1)) == kept.after((1, 1)) == {}
+
+
+def test_a_visit_starts_from_the_one_before_it_and_is_tested_as_it_left(kept):
+    for hop in (1, 2, 10):
+        kept.save((1, hop), left(hop))
+    assert kept.before((1, 10)) == left(2)
+    assert kept.after((1, 10)) == left(10)
+    assert kept.after((2, 1)) == kept.before((2, 1)) == left(10)
+
+
+def test_the_last_two_visits_are_kept(kept, tmp_path):
+    for hop in (1, 2, 3):
+        kept.save((1, hop), left(hop))
+    assert {path.stem for path in tmp_path.glob("local/*")} == {"1-2", "1-3"}
+
+
+def test_a_visit_that_is_made_again_takes_the_place_of_itself_and_of_later_ones(kept):
+    """The run went back to it: nothing may start from a visit that is to be made again."""
+    for hop in (1, 2, 3):
+        kept.save((1, hop), left(hop))
+    kept.save((1, 2), left(20))
+    assert kept.before((1, 4)) == left(20)
+
+
+def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
+    kept.save((1, 1), left(1))
+    rehearsal = Kept(Store(tmp_path), "rehearsal")
+    assert rehearsal.after((1, 1)) == {}
+    rehearsal.save((2, 1), {"seen": np.array(7)})
+    assert kept.before((2, 1)) == left(1)
