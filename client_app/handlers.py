@@ -8,15 +8,14 @@ from flwr.app import Context, Message
 from client_app.clock import Clock
 from client_app.first_parcel import first_parcel
 from client_app.parcels import unpack
+from client_app.presets import fitted_preset
 from client_app.received import replayed
 from client_app.request import Request
 from client_app.run import check_newest
 from client_app.visit import train_here
-from gan.presets import PRESETS
 from learning.augmentation import check_augmentation
 from learning.evaluation import count_right, normalise_once, probabilities, score
 from strategies.protocol.parcel import parcel_in, unbundle
-from strategies.protocol.settings import require
 
 
 def enrol(message: Message, context: Context) -> Message:
@@ -28,8 +27,7 @@ def enrol(message: Message, context: Context) -> Message:
         request.learner.check(settings)
         check_augmentation(settings.train.augment, data.train.shape)
         if request.order.buffer_size:
-            preset = settings.gan.preset
-            require(preset in PRESETS, "gan.preset", preset, f"one of {', '.join(PRESETS)}")
+            fitted_preset(settings.gan, data.train.shape)
     card: dict[str, str | list[str] | list[int]] = {
         "hospital": request.hospital.name,
         "classes": list(data.classes),

@@ -27,7 +27,7 @@ class Store:
         self.folder = folder
 
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Keep a set of arrays under a name such as "runs/1/home"."""
+        """Keep a set of arrays under a name such as "runs/1/local"."""
         path = self.folder / f"{name}.npz"
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft, draft.open("wb") as file:

@@ -11,10 +11,12 @@ from strategies.engine.events import figures
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
+    Layout,
     Manifest,
     check_parcel,
     check_same_layout,
     check_sealed,
+    layout_of,
     parcel_in,
     unbundle,
 )
@@ -49,30 +51,33 @@ def admit_first(content: RecordDict, order: Order) -> RecordDict:
     return parcel
 
 
-def admit_trained(content: RecordDict, order: Order, sent: RecordDict) -> Mapping[str, RecordDict]:
+def admit_trained(
+    content: RecordDict, order: Order, sent: Manifest, layout: Layout
+) -> Mapping[str, RecordDict]:
     """The parcel of a visit, under "visit", and copies after each epoch, under "epoch-<k>".
 
     Args:
         content: The answer.
         order: The visit that was ordered.
-        sent: The parcel that was sent.
+        sent: The label of the parcel that was sent.
+        layout: The layout of its model.
 
     Raises:
         ParcelError: A model is not the one that was sent, after the visit that was ordered.
     """
-    expected = Manifest.of(sent).after(order)
+    expected = sent.after(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     parcels = {**unbundle(content), "visit": parcel_in(content)}
     if parcels.keys() != {*copies, "visit"}:
         raise ParcelError(f"Expected the copies {list(copies)}, there are {list(parcels)[:-1]}.")
+    check_sealed(parcels.values(), order.sealed)
     for name, parcel in parcels.items():
         label = check_parcel(parcel)
         _check_lineage(label, expected.lineage)
         wanted = replace(expected, epochs=copies.get(name, order.epochs))
         if replace(label, hashes=[]) != replace(wanted, hashes=[]):
             raise ParcelError("The label of the model is not that of the visit that was ordered.")
-        check_same_layout(parcel, sent)
-    check_sealed(parcels.values(), order.sealed)
+        check_same_layout(layout_of(parcel), layout)
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels

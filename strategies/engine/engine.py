@@ -133,8 +133,8 @@ class Engine:
         """Take in what a visit has come to."""
         state, about = self.state, delivery.letter.about
         visit, order = about.visit, about.order
-        sent = state.shelf.get(about.sent)
-        delivery, parcels = admit(delivery, admit_trained, order, sent)
+        sent, layout = state.shelf.label(about.sent), state.shelf.layout(about.sent)
+        delivery, parcels = admit(delivery, admit_trained, order, sent, layout)
         model = state.models[visit.model]
         place = {"round": order.round, "hop": order.hop, "epochs": order.epochs}
         event = Event.of(delivery, visit.hospital, lineage=model.lineage, **place)

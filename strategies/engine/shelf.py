@@ -9,15 +9,38 @@ import json
 import os
 from collections import OrderedDict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from flwr.app import RecordDict
 
 from strategies.protocol.files import replacing
-from strategies.protocol.parcel import Manifest, check_hashes, count_bytes, load, save
+from strategies.protocol.parcel import (
+    Layout,
+    Manifest,
+    check_hashes,
+    count_bytes,
+    layout_of,
+    load,
+    save,
+)
 
 IN_MEMORY = 256 * 1024**2  # bytes of arrays
+
+
+@dataclass(frozen=True)
+class _Note:
+    """What is known of a parcel without reading it again."""
+
+    label: Manifest
+    layout: Layout
+    model_bytes: int
+
+    @classmethod
+    def of(cls, parcel: RecordDict, label: Manifest) -> "_Note":
+        model = RecordDict({name: parcel[name] for name in parcel if name == "model"})
+        return cls(label, layout_of(parcel), count_bytes(model))
 
 
 class Shelf:
@@ -32,8 +55,7 @@ class Shelf:
         folder.mkdir(parents=True, exist_ok=True)
         self._newest: OrderedDict[str, RecordDict] = OrderedDict()
         self._bytes = 0
-        self._labels: dict[str, Manifest] = {}
-        self._model_bytes: dict[str, int] = {}
+        self._notes: dict[str, _Note] = {}
 
     def put(self, parcel: RecordDict) -> str:
         """Keep a parcel that has been admitted, on the disk when this returns; its name here."""
@@ -47,7 +69,7 @@ class Shelf:
             with replacing(path) as draft:
                 save(parcel, draft)
                 sync(draft)
-        self._note(name, label, parcel)
+        self._notes[name] = _Note.of(parcel, label)
         self._remember(name, parcel)
         return name
 
@@ -58,12 +80,16 @@ class Shelf:
         return parcel
 
     def label(self, name: str) -> Manifest:
-        """Its label, for which its arrays need not be read again."""
-        return self._labels[name]
+        """Its label; this and what follows is known without a look at the disk."""
+        return self._notes[name].label
+
+    def layout(self, name: str) -> Layout:
+        """The layout of its model."""
+        return self._notes[name].layout
 
     def model_bytes(self, name: str) -> int:
         """The bytes of its model."""
-        return self._model_bytes[name]
+        return self._notes[name].model_bytes
 
     def check(self, names: Iterable[str]) -> None:
         """Make sure that parcels are there and whole, as after a kill.
@@ -77,7 +103,7 @@ class Shelf:
             parcel = load(self.path(name))
             label = Manifest.of(parcel)
             check_hashes(parcel, label)
-            self._note(name, label, parcel)
+            self._notes[name] = _Note.of(parcel, label)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Delete all parcels but these, and what a kill has left of others."""
@@ -87,16 +113,11 @@ class Shelf:
                 path.unlink()
         for draft in self.folder.glob(".*.part"):
             draft.unlink()
-        self._labels = {name: label for name, label in self._labels.items() if name in kept}
+        self._notes = {name: note for name, note in self._notes.items() if name in kept}
 
     def path(self, name: str) -> Path:
         """The file of a parcel, an archive that `strategies.protocol.parcel.load` reads."""
         return self.folder / f"{name}.npz"
-
-    def _note(self, name: str, label: Manifest, parcel: RecordDict) -> None:
-        self._labels[name] = label
-        model = {key: record for key, record in parcel.items() if key == "model"}
-        self._model_bytes[name] = count_bytes(RecordDict(model))
 
     def _remember(self, name: str, parcel: RecordDict) -> None:
         if name not in self._newest:

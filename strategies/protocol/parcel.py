@@ -26,6 +26,8 @@ from strategies.protocol.records import ParcelError, from_record, to_record
 
 FORMAT = 1
 
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -148,21 +150,17 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
                 )
 
 
-def check_same_layout(parcel: RecordDict, other: RecordDict) -> None:
-    """Refuse a model whose arrays differ from another's in name, dtype or shape.
+def layout_of(parcel: RecordDict) -> Layout:
+    """The dtype and shape of each array of a model; of a sealed one only a hospital can tell."""
+    model = parcel.array_records.get("model", ArrayRecord())
+    if is_sealed(model):
+        return {}
+    return {name: (array.dtype, tuple(array.shape)) for name, array in model.items()}
 
-    Of sealed ones only a hospital can tell.
-    """
-    if is_sealed(parcel.array_records["model"]):
-        return
-    layouts = [
-        {
-            name: (array.dtype, tuple(array.shape))
-            for name, array in each.array_records["model"].items()
-        }
-        for each in (parcel, other)
-    ]
-    differing = sorted(dict(layouts[0].items() ^ layouts[1].items()))
+
+def check_same_layout(layout: Layout, other: Layout) -> None:
+    """Refuse a model whose arrays differ from another's in name, dtype or shape."""
+    differing = sorted(dict(layout.items() ^ other.items()))
     if differing:
         raise ParcelError(
             f"The model came back with other arrays than it left with: {', '.join(differing[:5])}"

@@ -17,7 +17,7 @@ from learning.models import Architecture
 from learning.samples import Samples, joined
 from learning.training import batches, train
 from strategies.registry import STRATEGIES
-from tests.fakes import FakeGrid, Ledger, settings
+from tests.fakes import settings
 
 
 def data(count=20):
@@ -68,7 +68,7 @@ def test_every_learner_trains(learner):
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values())
 def test_every_strategy_has_its_learner(strategy):
-    assert strategy(settings(), FakeGrid({}), Ledger()).learner in LEARNERS
+    assert strategy(settings()).learner in LEARNERS
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():
