@@ -12,12 +12,11 @@ hospital that has its own images refuses.
 The hospital's half: learning/learners/centralized.py.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from strategies.engine.state import Model, State
-from strategies.engine.strategy import Strategy
+from strategies.cwt_serial import CWTSerial
+from strategies.engine.state import State
 from strategies.engine.visit import Visit
 from strategies.feder import FedERSettings
 from strategies.protocol.settings import Settings
@@ -30,10 +29,11 @@ class CentralizedSettings:
     data: Literal["real", "synthetic", "both"]
 
 
-class Centralized(Strategy):
-    """One model that stays where it is."""
+class Centralized(CWTSerial):
+    """One model, which never leaves the first hospital."""
 
     learner = "centralized"
+    tests_every_visit = False
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -42,11 +42,6 @@ class Centralized(Strategy):
         if data != "real":
             self.buffer_size = settings.section("feder", FedERSettings).buffer_size
 
-    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """Take in the first hospital's model alone."""
-        if not state.models:
-            state.models.update(list(newcomers.items())[:1])
-
     def plan(self, state: State) -> list[Visit]:
         """The first hospital trains its model on the buffers of all, if they share any."""
         if state.hop:
@@ -54,8 +49,3 @@ class Centralized(Strategy):
         replay = state.hospitals if self.buffer_size else []
         ((name, model),) = state.models.items()
         return [self.visit(model.place, name, replay=replay)]
-
-    def holders(self, state: State) -> dict[str, str]:
-        """Every hospital uses the one model."""
-        (name,) = state.models
-        return dict.fromkeys(state.hospitals, name)

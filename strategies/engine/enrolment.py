@@ -19,6 +19,7 @@ from strategies.engine.state import Model
 from strategies.protocol.classes import ordered
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 
 PAUSE = 3.0  # seconds between two looks at who can be reached
@@ -115,9 +116,7 @@ def _introduce(
         card = delivery.content.config_records.get("card", ConfigRecord())
         # One that failed did not say its name; it may be registered under one.
         hospital = str(card.get("hospital", registered.get(node) or f"node {node}"))
-        shape, common = _shape(card), run.state.shape
-        if shape and common and shape != common:
-            reason = _shapes_differ({hospital: shape, "the other hospitals": common})
+        if delivery.failure is None and (reason := _misfit(hospital, card, run.state.shape)):
             delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
         run.tell(Event.of(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
@@ -182,6 +181,18 @@ def agreed(named: Iterable[Sequence[str]]) -> list[str]:
 def _classes(card: ConfigRecord) -> list[str]:
     classes = card.get("classes")
     return list(map(str, classes)) if isinstance(classes, list) else []
+
+
+def _misfit(hospital: str, card: ConfigRecord, common: list[int]) -> str:
+    """Why a hospital cannot join the others; empty if it can."""
+    try:
+        check_name(hospital)
+    except ValueError as error:
+        return str(error)
+    shape = _shape(card)
+    if shape and common and shape != common:
+        return _shapes_differ({hospital: shape, "the other hospitals": common})
+    return ""
 
 
 def _common_shape(cards: Mapping[str, tuple[int, ConfigRecord]]) -> list[int]:

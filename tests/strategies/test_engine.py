@@ -529,3 +529,68 @@ def test_a_method_may_plan_again_after_each_delivery(monkeypatch):
     assert kept[0] == []
     assert [0, 0, 0, 1] in kept  # kept after the first delivery, before the second
     assert state.under_way == []
+
+
+# Who cannot join.
+
+
+class Shaped(CountingHospital):
+    """Tells the shape of its images."""
+
+    def __init__(self, name, *shape):
+        super().__init__(name)
+        self.shape = list(shape)
+
+    def enrol(self, message, order):
+        reply = super().enrol(message, order)
+        reply.content.config_records["card"]["shape"] = self.shape
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((1, 9, 8), r"1x8x8 at h0, 1x8x8 at h1, 1x9x8 at h2: set image-size for the whole run"),
+        ((3, 8, 8), r"3x8x8 at h2: set image-channels to 3 for the whole run"),
+    ],
+)
+def test_images_of_several_shapes_end_the_run_before_the_first_hop(shape, words):
+    hospitals = [Shaped("h0", 1, 8, 8), Shaped("h1", 1, 8, 8), Shaped("h2", *shape)]
+    grid = FakeGrid({100 + k: each for k, each in enumerate(hospitals)})
+    with pytest.raises(RunError, match=words):
+        go(settings(strategy="cwt"), grid, Ledger())
+    assert {m.metadata.message_type for m in grid.sent} == {"query.enrol"}
+
+
+def test_a_late_hospital_with_images_of_another_shape_is_refused_with_the_reason():
+    class Watching(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers[102] = Shaped("h2", 1, 9, 9)
+
+    grid, ledger = FakeGrid({100 + k: Shaped(f"h{k}", 1, 8, 8) for k in (0, 1)}), Watching()
+    go(settings(strategy="cwt", num_server_rounds=2), grid, ledger)
+    assert ledger.rounds == [1, 2]
+    (refused,) = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
+    assert (refused.hospital, refused.outcome) == ("h2", "settings")
+    assert "1x9x9 at h2, 1x8x8 at the other hospitals: set image-size" in refused.reason
+
+
+@pytest.mark.parametrize("name", ["global", "../h2", "h 2", ""])
+def test_a_hospital_that_gives_itself_a_name_that_misleads_is_refused(name):
+    """Names become lineages, files and parts of messages."""
+    state, ledger, _ = run(federation(3, h2=CountingHospital(name)), num_server_rounds=1)
+    assert state.hospitals == ["h0", "h1"]
+    (refused,) = [event for event in ledger.of("query.enrol") if event.outcome != "ok"]
+    assert refused.outcome == "settings"
+
+
+def test_a_card_that_makes_no_sense_does_not_end_the_run():
+    class Odd(CountingHospital):
+        def enrol(self, message, order):
+            reply = super().enrol(message, order)
+            reply.content.config_records["card"].update({"classes": 7, "shape": "wide"})
+            return reply
+
+    state, _, _ = run(federation(2, h1=Odd("h1")), num_server_rounds=1)
+    assert state.hospitals == ["h0", "h1"]
