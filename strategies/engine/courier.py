@@ -194,12 +194,12 @@ class Exchange(Generic[AboutT]):
     def deliveries(self) -> Iterator[Delivery[AboutT]]:
         """What becomes of each message, as soon as it is known, until none is under way."""
         last_answer = time.monotonic()
-        while True:
+        while self.queues or self.outstanding:
             busy = {each.letter.node for each in self.outstanding.values()}
             for node in [node for node in self.queues if node not in busy]:
                 yield from self._send(node)
             if not self.outstanding:
-                return
+                continue  # perhaps somebody has posted more meanwhile
             finished = list(self._collect())
             for delivery in finished:
                 self.courier.heard(delivery)

@@ -142,9 +142,28 @@ def test_more_messages_may_be_posted_while_answers_are_taken():
 
     exchange.post([letter(0)])
     assert written == []
+    exchange.post([Letter(9, "evaluate", -1, RecordDict, 60.0, "hop-timeout")])  # not connected
     seen = []
     for delivery in exchange.deliveries():
+        if delivery.letter.about == -1:
+            assert delivery.failure == Failure.GONE
+            continue
         seen.append(delivery.letter.about)
         if len(seen) < 6:
             exchange.post([letter(len(seen))])
     assert seen == written == list(range(6))
+
+
+def test_what_is_posted_when_nothing_is_under_way_any_more_is_sent_too():
+    exchange: Exchange[int] = Exchange(Courier(FakeGrid({1: answer})))
+
+    def letter(node):
+        return Letter(node, "evaluate", node, RecordDict, 60.0, "hop-timeout")
+
+    exchange.post([letter(9)])
+    seen = []
+    for delivery in exchange.deliveries():
+        seen.append((delivery.letter.node, delivery.failure))
+        if delivery.failure:
+            exchange.post([letter(1)])
+    assert seen == [(9, Failure.GONE), (1, None)]

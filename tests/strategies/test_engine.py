@@ -531,6 +531,29 @@ def test_a_method_may_plan_again_after_each_delivery(monkeypatch):
     assert state.under_way == []
 
 
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_plan_is_a_pure_function_of_the_state(name, monkeypatch):
+    plan = STRATEGIES[name].plan
+    planned = []
+
+    def twice(self, state):
+        before = state.to_json()
+        visits = plan(self, state)
+        assert plan(self, state) == visits
+        assert state.to_json() == before
+        planned.append((state.round, state.hop, len(visits)))
+        return visits
+
+    monkeypatch.setattr(STRATEGIES[name], "plan", twice)
+    _, ledger, _ = run(federation(3), name, num_server_rounds=2)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    rounds = {round_ for round_, *_ in planned}
+    assert rounds >= {1, 2}
+    for round_ in (1, 2):  # a round is over when nothing is planned
+        last = max(hop for each, hop, _ in planned if each == round_)
+        assert (round_, last, 0) in planned
+
+
 # Who cannot join.
 
 
