@@ -4,7 +4,7 @@ It happens at the beginning of every round, for hospitals that are new or have c
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 
@@ -104,14 +104,10 @@ def _introduce(
         The node and the card of each, by name, and what became of those that do not take part.
     """
     registered = {node.node_id: node.name for node in run.courier.grid.get_nodes()}
+    orders = {node: run.order(registered.get(node, ""), code=code_hash()) for node in nodes}
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
-    letters = [
-        run.letter("query.enrol", node, order, order)
-        for node in nodes
-        for order in [run.order(registered.get(node, ""), code=code_hash())]
-    ]
-    for delivery in run.courier.exchange(letters):
+    for delivery in _ask(run, "query.enrol", orders):
         node = delivery.letter.node
         card = delivery.content.config_records.get("card", ConfigRecord())
         # One that failed did not say its name; it may be registered under one.
@@ -137,12 +133,9 @@ def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Mo
     if nodes:
         log(INFO, "%d hospitals prepare their models", len(nodes))
     state, models = run.state, {}
-    letters = [
-        run.letter("query.prepare", node, order, order)
-        for hospital, node in nodes.items()
-        for order in [run.order(hospital, own_start=run.strategy.own_start)]
-    ]
-    for delivery in run.courier.exchange(letters):
+    own_start = run.strategy.own_start
+    orders = {node: run.order(name, own_start=own_start) for name, node in nodes.items()}
+    for delivery in _ask(run, "query.prepare", orders):
         order, node = delivery.letter.about, delivery.letter.node
         hospital = order.hospital
         delivery, parcel = admit(delivery, admit_first, order)
@@ -163,6 +156,12 @@ def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Mo
         if card := delivery.content.config_records.get("card"):
             log(INFO, "%s: %s", hospital, card.get("release"))
     return dict(sorted(models.items()))
+
+
+def _ask(run: Run, verb: str, orders: Mapping[int, Order]) -> Iterator[Delivery[Order]]:
+    return run.courier.exchange(
+        run.letter(verb, node, order, order) for node, order in orders.items()
+    )
 
 
 def agreed(named: Iterable[Sequence[str]]) -> list[str]:
