@@ -1,5 +1,10 @@
+import os
+
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
+
+# Before torch is imported: two test processes share the cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 
 @pytest.fixture(autouse=True)

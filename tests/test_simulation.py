@@ -8,6 +8,7 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.simulation import RunFailed, run, superlink
 from strategies.protocol.parcel import load
 from tests.fakes import metrics_of, write_archive
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulations")]
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMANDS = [
@@ -80,9 +81,10 @@ def simulation_of(environment):
 def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower, tmp_path):
     """FedBN, whose hospitals keep layers of their own; killed in its third round."""
     settings: dict[str, Any] = {"strategy": "fedbn", "num_server_rounds": 5, "train__epochs": 6}
-    unbroken = run(flower, tmp_path / "unbroken", hospitals=2, **settings)
+    one_actor = partial(run, flower, hospitals=2, cpus=2)
+    unbroken = one_actor(tmp_path / "unbroken", **settings)
     with ThreadPoolExecutor() as pool:
-        stopped = pool.submit(run, flower, tmp_path / "stopped", hospitals=2, **settings)
+        stopped = pool.submit(one_actor, tmp_path / "stopped", **settings)
         deadline = time.monotonic() + 120
         while not any(
             '"round": 3' in path.read_text() for path in tmp_path.glob("stopped/*/metrics.jsonl")
@@ -100,7 +102,7 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
             stopped.result()
     (result,) = (tmp_path / "stopped").iterdir()
     assert not (result / "summary.json").exists()
-    assert run(flower, tmp_path / "stopped", hospitals=2, resume=result) == result
+    assert one_actor(tmp_path / "stopped", resume=result) == result
     assert metrics_of(result) == metrics_of(unbroken)
     summaries = [json.loads((each / "summary.json").read_text()) for each in (result, unbroken)]
     assert [summary.pop("resumed") for summary in summaries] == [1, 0]
@@ -113,7 +115,7 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
 
 def test_a_run_that_cannot_start_says_why_and_is_marked_as_failed(flower, tmp_path):
     with pytest.raises(RunFailed, match=r"finished:failed.*Unknown data set 'didgits'"):
-        run(flower, tmp_path / "runs", hospitals=2, dataset="didgits")
+        run(flower, tmp_path / "runs", hospitals=2, cpus=2, dataset="didgits")
     (result,) = (tmp_path / "runs").iterdir()
     summary = json.loads((result / "summary.json").read_text())
     assert summary["status"] == "failed"

@@ -72,6 +72,7 @@ def while_it_works(tmp_path, act):
     return thread
 
 
+@pytest.mark.slow
 def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
     answers = [ask("query.prepare", lives=lives) for lives in (False, True)]
     first = parcel_of(answers[0])
@@ -94,6 +95,7 @@ def test_its_failures_arrive_with_their_text(ask):
     assert not ask("query.enrol", code=code_hash()).has_error()
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_at_work_is_answered_for_and_replaced(ask, tmp_path):
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)
@@ -106,6 +108,7 @@ def test_one_that_is_killed_at_work_is_answered_for_and_replaced(ask, tmp_path):
     assert residents(tmp_path) != [process]
 
 
+@pytest.mark.slow
 def test_one_that_is_stuck_is_given_up_and_replaced(ask, tmp_path, monkeypatch):
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)

@@ -1,6 +1,6 @@
 """A deployment whose processes are killed at random moments, again and again: no model is lost.
 
-`FEDHANDOFF_KILLS=50 uv run pytest -m slow -s tests/deploy/test_kills.py` kills fifty times.
+`FEDHANDOFF_KILLS=50 uv run pytest -n 0 -m slow -s tests/deploy/test_kills.py` kills fifty times.
 """
 
 import json
@@ -175,6 +175,7 @@ def check(result, visits):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("deployments")
 def test_kills_at_random_moments_lose_no_model(tmp_path):
     write_images(tmp_path / "images")
     with server(tmp_path) as address, hospitals(tmp_path, address):

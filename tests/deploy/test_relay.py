@@ -17,6 +17,7 @@ SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=3 seed=1 "
     "hop-timeout=300 sealed="
 )
+PART = 65536  # bytes of a file that are searched again when some of them have changed
 PATIENT = "Mustermann"  # in the name of every file of an image
 
 
@@ -60,7 +61,8 @@ class Spy(threading.Thread):
         super().__init__()
         self.folder, self.wanted = folder, wanted
         self.found = set()
-        self.read = {}  # the state in which files were read last
+        self.longest = max(map(len, wanted))
+        self.read = {}  # the state in which files were read last, and what was in them
         self.over = threading.Event()
 
     def __enter__(self):
@@ -81,11 +83,20 @@ class Spy(threading.Thread):
             path = self.folder / place
             for file in [path, *path.rglob("*")]:
                 with suppress(OSError):  # a folder, or it has gone meanwhile
-                    state = file.stat()
-                    if self.read.get(file) != (state.st_size, state.st_mtime_ns):
-                        self.read[file] = (state.st_size, state.st_mtime_ns)
+                    state = file.stat().st_size, file.stat().st_mtime_ns
+                    last, before = self.read.get(file, (None, b""))
+                    if state != last:
                         content = file.read_bytes()
-                        self.found |= {(place, each) for each in self.wanted if each in content}
+                        self.read[file] = state, content
+                        for part in self.changed(before, content):
+                            self.found |= {(place, each) for each in self.wanted if each in part}
+
+    def changed(self, before, content):
+        """Parts of a content, with all in it that may be wanted and was not there before."""
+        for start in range(0, len(content), PART):
+            part = slice(start, start + PART + self.longest)
+            if content[part] != before[part]:
+                yield content[part]
 
 
 @contextmanager
@@ -116,6 +127,7 @@ def tap(address, streams):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("deployments")
 def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
     """The same search finds all models, and still no image, where parcels are open."""
     images = tmp_path / "images"
@@ -137,7 +149,7 @@ def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
             Spy(folder, wanted) as spy,
             server(folder) as address,
             tap(address, streams) as tapped,
-            hospitals(folder, tapped, sealed),
+            hospitals(folder, tapped, sealed, ["--warm"]),
         ):
             results.append(run(folder, SETTINGS + str(sealed).lower()))
         assert spy.found == (set() if sealed else relayed | kept)

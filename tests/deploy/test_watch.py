@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -85,18 +86,22 @@ def clientapp(tmp_path):
         process.communicate()
 
 
-@pytest.mark.parametrize(
-    "lines",
-    [
+@pytest.mark.usefixtures("quick")
+def test_a_supernode_that_owes_nothing_is_left_alone():
+    written = [
         [b"Starting Flower SuperNode"],
         [RECEIVED, SENDING, SENT],
         [RECEIVED, SENDING, b"Failed to send message 8: gone"],
         [RECEIVED, SENDING, b"Run ID 7 is not in `RUNNING` status. Ignoring reply message 8."],
-    ],
-)
-def test_a_supernode_that_owes_nothing_is_left_alone(lines, supernode):
-    supernode.write(*lines)
-    assert supernode.is_left_alone(2.5)
+    ]
+    supernodes = [SuperNode() for _ in written]
+    for supernode, lines in zip(supernodes, written, strict=True):
+        supernode.write(*lines)
+    with ThreadPoolExecutor() as pool:
+        left_alone = list(pool.map(lambda supernode: supernode.is_left_alone(2.5), supernodes))
+    for supernode in supernodes:
+        supernode.end()
+    assert left_alone == [True] * len(written)
 
 
 def test_an_answer_that_nobody_works_on_is_noticed(supernode):
@@ -157,6 +162,7 @@ def clientapps(hospital):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("deployments")
 def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkeypatch):
     """What is to train at graz is ended before the app is loaded, which might answer for it."""
     code = (
