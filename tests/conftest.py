@@ -2,9 +2,24 @@ import os
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
+from xdist.scheduler import LoadScopeScheduling
 
 # Before torch is imported: two test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+class Scheduling(LoadScopeScheduling):
+    """Starts with what waits most: deployments in one process, simulations in the other."""
+
+    def _split_scope(self, nodeid):
+        for waiting in ("tests/deploy/", "tests/test_simulation.py"):
+            if nodeid.startswith(waiting):
+                return waiting
+        return nodeid
+
+
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

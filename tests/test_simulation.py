@@ -18,7 +18,7 @@ from benchmarks.simulation import RunFailed, run, superlink
 from strategies.protocol.parcel import load
 from tests.fakes import metrics_of, write_archive
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("simulations")]
+pytestmark = pytest.mark.slow
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMANDS = [

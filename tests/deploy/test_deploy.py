@@ -431,7 +431,6 @@ def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("deployments")
 def test_a_deployment_measures_what_a_simulation_measures(tmp_path):
     """The demo, then the same folders and settings on the simulation engine."""
     demo = subprocess.run(

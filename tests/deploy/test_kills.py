@@ -175,7 +175,6 @@ def check(result, visits):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("deployments")
 def test_kills_at_random_moments_lose_no_model(tmp_path):
     write_images(tmp_path / "images")
     with server(tmp_path) as address, hospitals(tmp_path, address):

@@ -127,7 +127,6 @@ def tap(address, streams):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("deployments")
 def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
     """The same search finds all models, and still no image, where parcels are open."""
     images = tmp_path / "images"

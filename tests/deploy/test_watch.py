@@ -162,7 +162,6 @@ def clientapps(hospital):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("deployments")
 def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkeypatch):
     """What is to train at graz is ended before the app is loaded, which might answer for it."""
     code = (
