@@ -36,19 +36,15 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 @app.train()
-def visit(message: Message, context: Context) -> Message:
-    """Train the model that arrives on the hospital's own images."""
-    from client_app import handlers
-
-    return handlers.visit(message, context)
-
-
 @app.train("rewind")
-def rewind(message: Message, context: Context) -> Message:
-    """Train another hospital's model on its rewind leg, before it goes back (FedRewind)."""
-    from client_app import handlers
+def visit(message: Message, context: Context) -> Message:
+    """Train the model that arrives on the hospital's own images.
 
-    return handlers.visit(message, context)
+    On a `rewind` leg it is another hospital's, before it goes back (FedRewind).
+    """
+    from client_app.visit import train_here
+
+    return train_here(message, context)
 
 
 @app.evaluate()

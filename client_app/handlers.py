@@ -1,21 +1,21 @@
-"""What a hospital does with the messages that client_app/app.py lists."""
+"""What a hospital does with the messages that client_app/app.py lists; visits are in visit.py."""
 
 from collections.abc import Mapping
 
 import torch
 from flwr.app import Context, Message
+from torch import nn
 
-from client_app.clock import Clock
-from client_app.first_parcel import first_parcel
-from client_app.parcels import unpack
+from client_app.hospital import Hospital
+from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.presets import fitted_preset
-from client_app.received import replayed
-from client_app.request import Request
-from client_app.run import check_newest
-from client_app.visit import train_here
+from client_app.request import Clock, Request
 from learning.augmentation import check_augmentation
 from learning.evaluation import count_right, normalise_once, probabilities, score
-from strategies.protocol.parcel import parcel_in, unbundle
+from learning.packing import pack_buffer
+from learning.randomness import seeded
+from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
+from strategies.protocol.settings import rng_for
 
 
 def enrol(message: Message, context: Context) -> Message:
@@ -39,22 +39,43 @@ def enrol(message: Message, context: Context) -> Message:
 
 
 def prepare(message: Message, context: Context) -> Message:
-    """Make the hospital's first model, and its buffer if the order asks for one."""
+    """Make the hospital's first model, and its buffer if the order asks for one.
+
+    Raises:
+        ModelError: The network cannot take the hospital's images, or the weights do not fit.
+        SettingsError: Images of everyone are wanted outside of a simulation; or the learner, or the
+            generative model, cannot be used with this network or these images.
+        ReleaseError: The buffer may not leave the hospital.
+        DivergedError: The training of the generative model failed.
+        DeadlineError: The deadline has passed.
+    """
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
-        parcel, metrics, card = first_parcel(request)
+        order, hospital = request.order, request.hospital
+        data = hospital.data
+        if order.images == "everyone":
+            hospital.everyone()  # refuses here, before the first hop
+        network = _first_model(hospital, order.own_start)
+        metrics: dict[str, float] = {
+            "num-train": len(data.train),
+            "num-test": len(data.test),
+            "num-quarantined": data.quarantined,
+        }
+        beside, card = {}, {}
+        if order.buffer_size:
+            from client_app.buffer import make_buffer  # with it come imports that take seconds
+
+            made = make_buffer(hospital, order.buffer_size, clock.deadline)
+            beside["buffer"] = pack_buffer(made.samples)
+            metrics |= made.figures
+            card["release"] = f"{len(made.samples)} synthetic images passed the release check."
+        label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
+        parcel = pack(request, network, label, beside)
+        keep_local(request, network)
+        if buffer := parcel.array_records.get("buffer"):
+            keep_buffer(hospital, hash_arrays(buffer), buffer)
     return request.answer(metrics, parcel, card)
-
-
-def visit(message: Message, context: Context) -> Message:
-    """Train the model that arrives on the hospital's own images."""
-    request = Request.open(message, context, Clock(message.metadata.ttl))
-    arrived = unpack(request, parcel_in(message.content))
-    if request.seal:
-        check_newest(request.run, arrived.label)
-    parcel, metrics = train_here(request, arrived, replayed(request))
-    return request.answer(metrics, parcel)
 
 
 def test(message: Message, context: Context) -> Message:
@@ -66,7 +87,7 @@ def test(message: Message, context: Context) -> Message:
         images = normalise_once(samples.images)
     total = torch.zeros((), device=request.hospital.device)
     for lineage, parcel in unbundle(message.content).items():
-        network = unpack(request, parcel, tested=True).network
+        network, *_ = unpack(request, parcel, tested=True)
         with clock.measure("evaluate"):
             each = probabilities(network, images, clock.deadline)
             total = total + each
@@ -76,6 +97,24 @@ def test(message: Message, context: Context) -> Message:
     if request.order.ensemble:
         metrics |= _named("ensemble", score(total, samples.labels))
     return request.answer(metrics)
+
+
+def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
+    """A network with random weights or, with the setting `pretrained`, with trained ones.
+
+    Args:
+        hospital: Decides on the architecture.
+        own_start: Whether the random weights are the hospital's own, or the same at all hospitals.
+    """
+    architecture, settings = hospital.architecture, hospital.settings
+    architecture.check()
+    with seeded(rng_for(settings.seed, "model", hospital=hospital.name if own_start else "")):
+        network = architecture.build()
+    if settings.pretrained:
+        from learning.models.pretrained import load_pretrained  # and with it torchvision
+
+        load_pretrained(network, architecture, settings.pretrained)
+    return network
 
 
 def _named(lineage: str, metrics: Mapping[str, float]) -> dict[str, float]:

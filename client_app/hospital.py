@@ -60,14 +60,9 @@ class Hospital:
                 "The setting 'strategy' is 'centralized' with real images, which works in a "
                 "simulation only: this hospital's images do not leave it."
             )
-        indices = range(self.partitions)
-        classes = self.data.classes
-        store = self.store.folder.parent
-        parts = [
-            open_data(self.settings, index, self.partitions, classes, store).train
-            for index in indices
-        ]
-        return joined(parts).to(self.device)
+        count, classes, store = self.partitions, self.data.classes, self.store.folder.parent
+        each = (open_data(self.settings, index, count, classes, store) for index in range(count))
+        return joined(data.train for data in each).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
@@ -100,6 +95,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     except ValueError as error:
         raise SettingsError(f"{error} Set 'site' in the hospital's node-config.") from error
     store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
+    classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
     # many as it has cores: without this line the same seed would not give the same run.
@@ -107,9 +103,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     return Hospital(
         name=name,
         settings=settings,
-        data=_data_on(
-            device, settings, index, hospitals, classes or tuple(settings.class_names), store
-        ),
+        data=_data_on(device, settings, index, hospitals, classes, store),
         device=device,
         model=str(node_config.get("model", settings.models[index % len(settings.models)])),
         partitions=int(node_config.get("num-partitions", 0)),

@@ -11,7 +11,6 @@ for that name afterwards.
 """
 
 import base64
-import binascii
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -128,7 +127,7 @@ def read_members(path: Path) -> dict[str, Member]:
             try:
                 name, key = line.split()
                 members[name] = Member.parse(key)
-            except (ValueError, binascii.Error) as error:
+            except ValueError as error:
                 raise SettingsError(
                     f"Line {number} of the hospital's file of members is not a name and a key."
                 ) from error
@@ -145,7 +144,7 @@ def pin(path: Path, announced: Mapping[str, str]) -> dict[str, Member]:
     for name, key in announced.items():
         try:
             member = Member.parse(key)
-        except (ValueError, binascii.Error) as error:
+        except ValueError as error:
             raise ParcelError(f"The server announced a key of '{name}' that is not one.") from error
         if str(members.setdefault(name, member)) != str(member):
             raise ParcelError(

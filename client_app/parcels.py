@@ -1,41 +1,30 @@
-"""Parcels at the hospital: networks come out of them and go into them.
+"""Parcels and buffers at the hospital: networks and images come out of them and go into them.
 
 State-dict keys that stay local (`Learner.local`) are taken from the hospital's last visit when a
 parcel is unpacked. When one is packed they are left out, unless the learner lets them travel, too.
+Buffers that were received are kept by hash, so that each is sent to a hospital once.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from client_app.hospital import Hospital
-from client_app.kept import Kept
 from client_app.request import Request
+from client_app.run import Kept
 from client_app.sealing import open_parcel
 from learning.models import Architecture
-from learning.packing import pack_network, unpack_memory, unpack_network
-from strategies.protocol.parcel import Manifest
+from learning.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
+from learning.samples import Samples
+from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import ParcelError
 
 
-@dataclass(frozen=True, eq=False)
-class Arrived:
-    """A model that has arrived.
-
-    Attributes:
-        network: On the hospital's device.
-        label: Of its parcel.
-        memory: What a method carries beside the model, by name.
-    """
-
-    network: nn.Module
-    label: Manifest
-    memory: Mapping[str, Tensor]
-
-
-def unpack(request: Request, parcel: RecordDict, *, tested: bool = False) -> Arrived:
+def unpack(
+    request: Request, parcel: RecordDict, *, tested: bool = False
+) -> tuple[nn.Module, Manifest, dict[str, Tensor]]:
     """Check and open a parcel, and complete its network with the keys that stayed local.
 
     Args:
@@ -43,6 +32,10 @@ def unpack(request: Request, parcel: RecordDict, *, tested: bool = False) -> Arr
         parcel: As it came.
         tested: Whether the model is tested after the visit of this round and hop, not trained in
             it.
+
+    Returns:
+        The network on the hospital's device, the parcel's label, and what a method carries beside
+        the model, by name.
 
     Raises:
         ParcelError: The parcel is damaged, or not for this hospital or its images.
@@ -56,7 +49,7 @@ def unpack(request: Request, parcel: RecordDict, *, tested: bool = False) -> Arr
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         memory = opened.array_records.get("memory")
         carried = unpack_memory(memory, label.lineage, hospital.device) if memory else {}
-        return Arrived(network, label, carried)
+        return network, label, carried
 
 
 def pack(
@@ -86,6 +79,21 @@ def keep_local(request: Request, network: nn.Module) -> None:
         Kept(request.run, "local").save(request.visit, local)
 
 
+def replayed(request: Request) -> list[Samples]:
+    """The buffers that the order names: from the message, or kept from an earlier one.
+
+    Raises:
+        ParcelError: A buffer is damaged, missing, or not for this hospital's images.
+    """
+    with request.clock.measure("serialise"):
+        return [_buffer(request, hash_) for hash_ in request.order.replay]
+
+
+def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
+    """Keep a buffer, as it travels, under its hash."""
+    hospital.store.save(f"buffers/{hash_}", {name: array.numpy() for name, array in buffer.items()})
+
+
 def _local(request: Request, network: nn.Module) -> set[str]:
     """The keys that stay local; of another hospital's model there are none."""
     if request.is_rewind:
@@ -108,3 +116,20 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
             f"Lineage '{label.lineage}' tells {label.classes} apart, "
             f"hospital '{hospital.name}' has the classes {list(data.classes)}."
         )
+
+
+def _buffer(request: Request, hash_: str) -> Samples:
+    if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
+        raise ParcelError(f"'{hash_:.80}' is not the hash of a buffer.")
+    hospital, order = request.hospital, request.order
+    sent = request.message.content.array_records.get(f"{hash_}/buffer")
+    kept = {} if sent else hospital.store.load(f"buffers/{hash_}")
+    record = sent or ArrayRecord({name: Array(array) for name, array in kept.items()})
+    if hash_arrays(record) != hash_:
+        raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
+    opened = request.seal.open_buffer(record) if request.seal else record
+    classes = len(hospital.data.classes)
+    samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
+    if sent:
+        keep_buffer(hospital, hash_, sent)
+    return samples.to(hospital.device)

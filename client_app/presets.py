@@ -6,27 +6,18 @@ from gan.presets import PRESETS, Preset
 from strategies.protocol.settings import GANSettings, SettingsError
 
 
-def check_preset(settings: GANSettings) -> Preset:
-    """The preset that the settings name.
-
-    Raises:
-        SettingsError: There is none of that name; lists those there are.
-    """
-    if settings.preset not in PRESETS:
-        raise SettingsError(
-            f"The setting 'gan.preset' is '{settings.preset}'; it must be one of "
-            f"{', '.join(PRESETS)}."
-        )
-    return PRESETS[settings.preset]
-
-
 def fitted_preset(settings: GANSettings, shape: tuple[int, int, int]) -> Preset:
     """The preset that the settings name, for images of a shape (C, H, W).
 
     Raises:
         SettingsError: There is none of that name, or the images are too large for it.
     """
-    preset, size = check_preset(settings), max(shape[1:])
+    if settings.preset not in PRESETS:
+        raise SettingsError(
+            f"The setting 'gan.preset' is '{settings.preset}'; it must be one of "
+            f"{', '.join(PRESETS)}."
+        )
+    preset, size = PRESETS[settings.preset], max(shape[1:])
     if size > 2 * preset.resolution:
         raise SettingsError(
             f"The setting 'gan.preset' is '{settings.preset}', for images of {preset.resolution} "

@@ -1,11 +1,12 @@
-"""A request: one message of the server, and the hospital that it is for."""
+"""A request: one message of the server, its time, and the hospital that it is for."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.clock import Clock
 from client_app.hospital import Hospital, open_hospital
 from client_app.run import check_same_images, run_folder
 from client_app.sealing import Seal, seal_for
@@ -16,6 +17,30 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import SettingsError
+
+
+class Clock:
+    """The time of one message: when to give up, and how long what took. Starts when it arrives.
+
+    Args:
+        allowed: Seconds until the message expires.
+
+    Attributes:
+        deadline: When to give up, in the time of `time.monotonic`.
+        seconds: Seconds spent so far, by the name of the metric.
+    """
+
+    def __init__(self, allowed: float) -> None:
+        self.deadline = time.monotonic() + allowed
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def measure(self, what: str) -> Iterator[None]:
+        """Add the time spent inside to the metric `seconds-<what>`."""
+        start = time.perf_counter()
+        yield
+        spent = self.seconds.get(f"seconds-{what}", 0.0) + time.perf_counter() - start
+        self.seconds[f"seconds-{what}"] = spent
 
 
 @dataclass(frozen=True)

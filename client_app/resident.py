@@ -31,6 +31,7 @@ from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.files import replacing
 
+APP = Path(__file__).absolute().parents[1]
 IDLE = 900.0  # seconds without a message after which the process ends and frees its memory
 HELLO = 5.0  # seconds to wait until a message is accepted
 GRACE = 5.0  # seconds of grace after the message's deadline
@@ -62,12 +63,8 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
 def _place(context: Context) -> Path:
     """The file with the address of this hospital's process for this code."""
     store = Path(str(context.node_config.get("store-dir", DEFAULT))).expanduser()
-    facts = (_app(), sys.executable, sorted(context.node_config.items()))
+    facts = (APP, sys.executable, sorted(context.node_config.items()))
     return store / "resident" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _app() -> Path:
-    return Path(__file__).absolute().parents[1]
 
 
 def _connect(place: Path) -> Connection:
@@ -80,7 +77,7 @@ def _connect(place: Path) -> Connection:
     # A name short enough for a socket, in a folder that only this user can open.
     address = f"{tempfile.mkdtemp(prefix='fedhandoff-')}/resident"
     command = [sys.executable, "-m", "client_app.resident", address]
-    started = subprocess.run(command, cwd=_app(), stdin=subprocess.DEVNULL, check=False)
+    started = subprocess.run(command, cwd=APP, stdin=subprocess.DEVNULL, check=False)
     connection = None if started.returncode else _call(address)
     if connection is None:
         raise ConnectionError("The resident process has not started; the hospital's log says why.")

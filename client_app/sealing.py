@@ -88,15 +88,13 @@ class Seal:
     def _place(self, name: str, manifest: Manifest) -> dict[str, str]:
         """Where a record of a parcel belongs."""
         label = json.dumps(dict(to_record(replace(manifest, hashes=[]))), sort_keys=True)
-        return {
-            "run": self.run,
-            "record": name,
-            "label": hashlib.sha256(label.encode()).hexdigest(),
-        }
+        digest = hashlib.sha256(label.encode()).hexdigest()
+        return {"run": self.run, "record": name, "label": digest}
 
     def _close(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
         key, ephemeral = ChaCha20Poly1305.generate_key(), X25519PrivateKey.generate()
-        ciphertext = ChaCha20Poly1305(key).encrypt(NONCE, _to_bytes(record), None)
+        archive.write(file := BytesIO(), record)
+        ciphertext = ChaCha20Poly1305(key).encrypt(NONCE, file.getvalue(), None)
         public = ephemeral.public_key()
         keys = {
             name: _wrapping(ephemeral.exchange(member.writing), public, member.writing)
@@ -154,7 +152,8 @@ class Seal:
         wrapping = _wrapping(shared, public, self.identity.reading.public_key())
         try:
             key = wrapping.decrypt(NONCE, bytes.fromhex(keys[self.identity.name]), None)
-            return _from_bytes(ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None))
+            opened = BytesIO(ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None))
+            return ArrayRecord(archive.read(opened)[0])
         except (InvalidTag, ValueError, TypeError) as error:
             raise ParcelError(
                 f"A record of '{sender}' cannot be opened: does '{sender}' have this hospital's "
@@ -214,14 +213,3 @@ def _wrapping(
     salt = ephemeral.public_bytes_raw() + recipient.public_bytes_raw()
     derive = HKDF(SHA256(), length=32, salt=salt, info=b"fedhandoff parcel key 1")
     return ChaCha20Poly1305(derive.derive(shared))
-
-
-def _to_bytes(record: ArrayRecord) -> bytes:
-    file = BytesIO()
-    archive.write(file, record)
-    return file.getvalue()
-
-
-def _from_bytes(content: bytes) -> ArrayRecord:
-    arrays, _ = archive.read(BytesIO(content))
-    return ArrayRecord(arrays)

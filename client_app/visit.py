@@ -1,43 +1,41 @@
 """A visit: one local training of one model, at the hospital where it has arrived."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from flwr.app import RecordDict
+from flwr.app import Context, Message, RecordDict
+from torch import Tensor
 
-from client_app.kept import Kept
-from client_app.parcels import Arrived, keep_local, pack
-from client_app.request import Request
+from client_app.parcels import keep_local, pack, replayed, unpack
+from client_app.request import Clock, Request
+from client_app.run import Kept, check_newest
 from learning.evaluation import probabilities, score
 from learning.learners.plain import Received
 from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
-from strategies.protocol.parcel import bundle
+from strategies.protocol.parcel import Manifest, bundle, parcel_in
 from strategies.protocol.settings import rng_for
 
 
-def train_here(
-    request: Request, arrived: Arrived, buffers: Sequence[Samples]
-) -> tuple[RecordDict, dict[str, float]]:
-    """Train the model that has arrived, and test it if the order says so.
-
-    Args:
-        request: What is asked, and of whom.
-        arrived: The model.
-        buffers: Synthetic images to train on.
+def train_here(message: Message, context: Context) -> Message:
+    """Train the model that arrives, and test it if the order says so.
 
     Returns:
         The trained model's parcel, with its `snapshots` if they were ordered; and metrics.
 
     Raises:
-        ParcelError: The learner refuses the memory that came with the model.
+        ParcelError: A parcel or a buffer is refused, by its learner for instance.
         DivergedError: The trained network, or its memory, is not finite.
         DeadlineError: The deadline has passed.
     """
+    request = Request.open(message, context, Clock(message.metadata.ttl))
+    network, before, carried = unpack(request, parcel_in(message.content))
+    if request.seal:
+        check_newest(request.run, before)
     order, hospital, clock = request.order, request.hospital, request.clock
-    network, label = arrived.network, arrived.label.after(order)
+    label = before.after(order)
     place = (*request.visit, hospital.name)
     snapshots: dict[str, RecordDict] = {}
 
@@ -45,7 +43,7 @@ def train_here(
         if order.snapshots and epoch < order.epochs:
             snapshots[f"epoch-{epoch}"] = pack(request, network, replace(label, epochs=epoch))
 
-    received = _received(request, arrived, buffers)
+    received = _received(request, before, carried)
     with clock.measure("train"):
         learner = request.learner(network, _images(request), hospital.settings, received)
         rng = rng_for(hospital.settings.seed, "visit", *place)
@@ -62,19 +60,20 @@ def train_here(
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)
-    return RecordDict({**parcel, **bundle(snapshots, ["manifest", "model"])}), metrics
+    shown = bundle(snapshots, ["manifest", "model"])
+    return request.answer(metrics, RecordDict({**parcel, **shown}))
 
 
-def _received(request: Request, arrived: Arrived, buffers: Sequence[Samples]) -> Received:
+def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:
     """What came with the model, and what the hospital has kept for its stream."""
     kept = Kept(request.run, "rehearsal").before(request.visit)
     device = request.hospital.device
     return Received(
-        buffers,
-        arrived.memory,
+        replayed(request),
+        memory,
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
         leg=request.order.leg,
-        new_rounds=request.order.round - arrived.label.round,
+        new_rounds=request.order.round - label.round,
     )
 
 

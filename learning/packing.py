@@ -23,7 +23,7 @@ from learning.samples import Samples
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import ParcelError
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[Any]]
 
 
 def pack_network(
@@ -46,16 +46,12 @@ def pack_network(
         DivergedError: The network is not finite, or would not be in 16 bits.
     """
     state: dict[str, Tensor] = network.state_dict()
-    _check_converged(state)
     travelling = {name: tensor for name, tensor in state.items() if name not in withheld}
     if half:
-        travelling = {
-            name: tensor.half() if tensor.is_floating_point() else tensor
-            for name, tensor in travelling.items()
-        }
-        _check_converged(travelling)
-    model = {name: Array(tensor.cpu().numpy()) for name, tensor in travelling.items()}
-    return pack({"model": ArrayRecord(model), **(beside or {})}, manifest)
+        floats = {name: tensor for name, tensor in travelling.items() if tensor.is_floating_point()}
+        travelling |= {name: tensor.half() for name, tensor in floats.items()}
+    _check_converged({**state, **travelling})
+    return pack({"model": _record(travelling), **(beside or {})}, manifest)
 
 
 def _check_converged(state: Mapping[str, Tensor]) -> None:
@@ -65,6 +61,10 @@ def _check_converged(state: Mapping[str, Tensor]) -> None:
         )
 
 
+def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
+    return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in tensors.items()})
+
+
 def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
     """Write what a method carries beside the model as a record.
 
@@ -72,7 +72,7 @@ def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
         DivergedError: The memory is not finite.
     """
     _check_converged(memory)
-    return ArrayRecord({name: Array(tensor.cpu().numpy()) for name, tensor in memory.items()})
+    return _record(memory)
 
 
 def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> dict[str, Tensor]:
@@ -104,8 +104,8 @@ def unpack_network(
         ModelError: The architecture is unknown.
     """
     network = _network(manifest.architecture, device)
-    arrays = {name: array.numpy() for name, array in parcel.array_records["model"].items()} | local
-    state = {name: _whole(torch.from_numpy(array)) for name, array in arrays.items()}
+    arrived = {name: array.numpy() for name, array in parcel.array_records["model"].items()}
+    state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
     what = f"The model of lineage '{manifest.lineage}'"
     check_layout(state, network.state_dict(), what)
     _check_finite(state, what)

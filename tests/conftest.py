@@ -35,7 +35,7 @@ def _quick_buffers(monkeypatch):
     import torch  # here, because it takes seconds, and most tests do without
 
     from client_app import buffer
-    from client_app.buffer.release import Release
+    from client_app.buffer.job import Release
     from learning.samples import Samples
 
     def blend(hospital, size, deadline):

@@ -167,7 +167,9 @@ def test_the_apps_load_without_torch(module):
 
 def test_a_hospital_works_without_torchvision_unless_it_must():
     """Its import takes seconds, for each message to a deployed hospital."""
-    code = "import client_app.handlers, sys; sys.exit('torchvision' in sys.modules)"
+    code = (
+        "import client_app.handlers, client_app.visit, sys; sys.exit('torchvision' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -4,8 +4,9 @@
 
 A sampler learns from the hospital's training images and renders. An audit discards what is too
 near to one of them, and checks what is left as a whole before it may leave. Both are looked up in
-client_app/buffer/registry.py. A GAN is trained once: it is kept in the hospital's store under a
-hash of all that it depends on, goes on where it was if it was interrupted, and serves later runs.
+client_app/buffer/registry.py; client_app/buffer/stages.py goes through the stages. A GAN is trained
+once: it is kept in the hospital's store under a hash of all that it depends on, goes on where it
+was if it was interrupted, and serves later runs.
 
     <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
     <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
@@ -18,12 +19,8 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from client_app.buffer.job import Job, frequent
-from client_app.buffer.measures import declared, diversity
-from client_app.buffer.pictures import draw
-from client_app.buffer.registry import AUDITS, SAMPLERS, named
-from client_app.buffer.release import Release
-from client_app.buffer.rendering import render
+from client_app.buffer.job import Job, Release, frequent
+from client_app.buffer.stages import AUDIT, SAMPLER, make
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.perceptual import PairwiseLPIPS
@@ -31,8 +28,6 @@ from gan.presets import Preset
 from learning.errors import DeadlineError, DivergedError
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
-
-SAMPLER, AUDIT = "gan", "nearest-record"
 
 
 def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
@@ -67,7 +62,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     place = hospital.store.folder / folder
     job = Job(hospital, size, train, learnt, fingerprint, preset, distance, seed, place, deadline)
     try:
-        release = _make(job)
+        release = make(job)
     except FloatingPointError as error:
         raise DivergedError(f"The training of the GAN diverged: {error}") from error
     except TimeoutError as error:
@@ -77,24 +72,6 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
         ) from error
     hospital.store.save(name, release.arrays())
     return release
-
-
-def _make(job: Job) -> Release:
-    """Train, render, audit, measure, draw."""
-    if not len(job.learnt):
-        raise job.refusal("No class has release.min-class-images images.")
-    sampler = named("sampler", SAMPLERS, SAMPLER)(job)
-    figures = declared(sampler.figures, job)
-    audit = named("audit", AUDITS, AUDIT)(job)
-    samples, discarded = render(job, sampler, audit)
-    verdict = audit.check(samples.images, samples.labels)
-    if not verdict.passed:
-        raise job.refusal(*verdict.reasons)
-    figures |= declared({"release-passed": 1.0, "release-discarded": discarded}, job)
-    figures |= declared(verdict.figures, job)
-    figures |= declared(diversity(job, samples), job)
-    draw(job, samples)
-    return Release(samples, figures)
 
 
 def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:

@@ -8,9 +8,9 @@ Shapes: `N` images, `C` channels, `H, W` pixels of the hospital's images, `R` of
 import logging
 
 from torch import Tensor
-from torch.nn.functional import interpolate
 
 from client_app.buffer.job import Job, some
+from client_app.datasets.resize import resized
 from gan.adversaries import Examples, Privacy
 from gan.checks import Progress
 from gan.pixel_range import from_bytes
@@ -124,5 +124,4 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
 def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images uint8 [N, C, *, *] in another size, on the same device."""
     # On the CPU: on CUDA torch does not resize bytes with antialiasing.
-    resized = interpolate(images.cpu(), size=size, mode="bilinear", antialias=True)
-    return resized.to(images.device)
+    return resized(images.cpu(), size).to(images.device)

@@ -1,9 +1,13 @@
-"""All that the stages of making a buffer work with."""
+"""What the stages of making a buffer work with, and what comes of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from client_app.errors import ReleaseError
 from client_app.hospital import Hospital
@@ -50,14 +54,36 @@ class Job:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Release:
+    """Synthetic images, and the figures of the sampler and the audit, all of them declared."""
+
+    samples: Samples
+    figures: dict[str, float]
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The same for the hospital's store."""
+        return {
+            "images": self.samples.images.cpu().numpy(),
+            "labels": self.samples.labels.cpu().numpy(),
+            "names": np.array(list(self.figures)),
+            "values": np.array(list(self.figures.values()), dtype=float),
+        }
+
+    @classmethod
+    def from_arrays(cls, kept: Mapping[str, NDArray[Any]], device: torch.device) -> "Release":
+        """Read what `arrays` gave."""
+        samples = Samples(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
+        figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
+        return cls(samples.to(device), dict(figures))
+
+
 def frequent(samples: Samples, fewest: int) -> Samples:
     """Those of classes with at least `fewest` images: fewer would be learnt one by one."""
-    chosen = torch.bincount(samples.labels)[samples.labels] >= fewest
-    return samples[chosen]
+    return samples[torch.bincount(samples.labels)[samples.labels] >= fewest]
 
 
 def some(samples: Samples, count: int) -> Samples:
     """At most `count` of the samples, at random."""
     chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:count]
-    chosen = chosen.to(samples.labels.device)
-    return samples[chosen]
+    return samples[chosen.to(samples.labels.device)]

@@ -3,8 +3,8 @@
 Shapes: `N` images, `C` channels, `H, W` pixels.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -12,9 +12,6 @@ from client_app.buffer.gan_sampler import GANSampler
 from client_app.buffer.job import Job
 from client_app.buffer.nearest_record import nearest_record
 from gan.audit import Verdict
-from strategies.protocol.settings import SettingsError
-
-MakerT = TypeVar("MakerT")
 
 
 class Sampler(Protocol):
@@ -42,14 +39,3 @@ class Audit(Protocol):
 
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {"gan": GANSampler}
 AUDITS: dict[str, Callable[[Job], Audit]] = {"nearest-record": nearest_record}
-
-
-def named(kind: str, registry: Mapping[str, MakerT], name: str) -> MakerT:
-    """Look up a sampler or an audit.
-
-    Raises:
-        SettingsError: There is none of that name; lists those there are.
-    """
-    if name not in registry:
-        raise SettingsError(f"There is no {kind} '{name}'; choose one of {', '.join(registry)}.")
-    return registry[name]

@@ -13,11 +13,10 @@ import torch
 
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
-from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import Shares, cut
-from client_app.datasets.pool import Indices, LocalData, Pool
+from client_app.datasets.pool import Indices, LocalData, Pool, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError

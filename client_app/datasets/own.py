@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.library import Opened, Progress, open_library
-from client_app.datasets.limits import too_many
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
-from client_app.datasets.pool import Pool
+from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
 from strategies.protocol.classes import ordered
@@ -105,35 +104,29 @@ class Survey:
                 root[top(index)] = top(first.setdefault(name, index))
         return [top(index) for index in range(len(root))]
 
-    def findings(self, max_quarantined: float) -> list[Finding]:
+    def findings(self, max_quarantined: float) -> Iterator[Finding]:
         """What keeps the hospital from taking part, as far as is known without the pixels."""
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
-        found = []
         if too_many(unusable, total, max_quarantined):
-            found.append(
-                Finding(
-                    "unusable-images",
-                    f"{unusable} of {total} images cannot be used; the setting 'max-quarantined' "
-                    f"allows a share of {max_quarantined:g}.",
-                    "Repair or remove them; each is listed with the reason.",
-                )
+            yield Finding(
+                "unusable-images",
+                f"{unusable} of {total} images cannot be used; the setting 'max-quarantined' "
+                f"allows a share of {max_quarantined:g}.",
+                "Repair or remove them; each is listed with the reason.",
             )
         labels = Counter(entry.label for entry in self.entries)
         if len(labels) > MANY_CLASSES and median(labels.values()) < FEW_IMAGES:
-            found.append(
-                Finding(
-                    "classes-like-patients",
-                    f"There are {len(labels)} classes, most of them with fewer than {FEW_IMAGES} "
-                    "images: they look like patients, and the names of classes leave the hospital.",
-                    "Let a class be what is to be recognised. Name patients by subfolders of the "
-                    "class, or in the column 'patient'.",
-                )
+            yield Finding(
+                "classes-like-patients",
+                f"There are {len(labels)} classes, most of them with fewer than {FEW_IMAGES} "
+                "images: they look like patients, and the names of classes leave the hospital.",
+                "Let a class be what is to be recognised. Name patients by subfolders of the "
+                "class, or in the column 'patient'.",
             )
         if any(entry.split for entry in self.entries):
-            found += self._split_findings()
-        return found
+            yield from self._split_findings()
 
-    def _split_findings(self) -> Iterable[Finding]:
+    def _split_findings(self) -> Iterator[Finding]:
         """What is wrong with the split that the manifest gives."""
         tested = {entry.split == "test" for entry in self.entries}
         if len(tested) < 2:
@@ -222,7 +215,7 @@ def load_own(kind: str, path: str, settings: Settings, store: Path) -> Pool:
             problem and no more, since the server reads it; the rest is in the hospital's own log.
     """
     found = survey(kind, path, Form.of(settings), store)
-    if findings := found.findings(settings.max_quarantined):
+    if findings := list(found.findings(settings.max_quarantined)):
         for finding in findings:
             logging.getLogger("flwr").error("%s %s", finding.text, finding.advice)
         problems = ", ".join(finding.problem for finding in findings)

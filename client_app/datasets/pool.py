@@ -89,3 +89,13 @@ def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
     # N labels have at most N classes. `Pool` refuses a larger label, such as a code of 10^9.
     last = min(int(labels.max(initial=-1)), len(labels))
     return tuple(str(number) for number in range(last + 1))
+
+
+def too_many(unusable: int, images: int, allowed: float) -> bool:
+    """Whether more than an `allowed` share (`max-quarantined`) of the images cannot be used."""
+    return images > 0 and unusable / images > allowed  # not multiplied: 0.29 * 100 < 29
+
+
+def too_few(train: Indices, test: Indices) -> bool:
+    """Whether there are fewer than 2 images to train on, or none to test on."""
+    return len(train) < 2 or len(test) < 1

@@ -45,27 +45,31 @@ def formed(images: Tensor, form: Form) -> Tensor:
 
 
 def _squashed(images: Tensor, size: int) -> Tensor:
-    return interpolate(images, size=(size, size), mode="bilinear", antialias=True)
+    return resized(images, (size, size))
 
 
 def _cropped(images: Tensor, size: int) -> Tensor:
-    height, width = images.shape[-2:]
-    scale = size / min(height, width)
-    sides = (max(size, round(scale * height)), max(size, round(scale * width)))
-    images = interpolate(images, size=sides, mode="bilinear", antialias=True)
-    top, left = ((side - size) // 2 for side in sides)
+    images = _scaled(images, size / min(images.shape[-2:]), least=size)
+    top, left = ((side - size) // 2 for side in images.shape[-2:])
     return images[..., top : top + size, left : left + size]
 
 
 def _padded(images: Tensor, size: int) -> Tensor:
-    height, width = images.shape[-2:]
-    scale = size / max(height, width)
-    if scale < 1:
-        sides = (max(1, round(scale * height)), max(1, round(scale * width)))
-        images = interpolate(images, size=sides, mode="bilinear", antialias=True)
+    scale = size / max(images.shape[-2:])
+    images = _scaled(images, scale, least=1) if scale < 1 else images
     rows, columns = (size - side for side in images.shape[-2:])
     left, top = columns // 2, rows // 2
     return pad(images, (left, columns - left, top, rows - top))
+
+
+def _scaled(images: Tensor, scale: float, least: int) -> Tensor:
+    height, width = (max(least, round(scale * side)) for side in images.shape[-2:])
+    return resized(images, (height, width))
+
+
+def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Bring uint8 [n, C, *, *] to a height and width."""
+    return interpolate(images, size=size, mode="bilinear", antialias=True)
 
 
 _FITS = {"squash": _squashed, "pad": _padded, "crop": _cropped}

@@ -16,10 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from client_app.datasets.library import Progress
-from client_app.datasets.limits import too_few, too_many
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Finding, Survey, survey
-from client_app.datasets.pool import Indices
+from client_app.datasets.pool import Indices, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
@@ -123,15 +122,16 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
     train = test = everything[:0]
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0)
-        findings += _too_few(train, test)
+        if too_few(train, test):
+            text = f"There are {len(train)} images to train on and {len(test)} to test on."
+            advice = "A hospital needs at least 2 and 1; see also 'test-fraction'."
+            findings.append(Finding("too-few-images", text, advice))
     except DataError as error:
         findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
+    sides = {"train": pool.labels[train], "test": pool.labels[test]}
     classes = {
-        name: {
-            side: int((pool.labels[part] == label).sum())
-            for side, part in (("train", train), ("test", test))
-        }
-        for label, name in enumerate(pool.classes)
+        name: {side: int((labels == number).sum()) for side, labels in sides.items()}
+        for number, name in enumerate(pool.classes)
     }
     where = [entry.where for entry in found.entries]
     sketches, varied = _sketches(found)
@@ -187,15 +187,6 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
             f"{strange} of {total} images show none of the federation's classes (classes).",
             "Give them one of these labels, or leave them out.",
             "red" if too_many(strange, total, settings.max_quarantined) else "amber",
-        )
-
-
-def _too_few(train: Indices, test: Indices) -> Iterator[Finding]:
-    if too_few(train, test):
-        yield Finding(
-            "too-few-images",
-            f"There are {len(train)} images to train on and {len(test)} to test on.",
-            "A hospital needs at least 2 and 1; see also 'test-fraction'.",
         )
 
 

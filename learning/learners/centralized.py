@@ -1,17 +1,13 @@
 """Centralised training at the one hospital that trains (strategies/centralized.py)."""
 
-from torch import nn
-
-from learning.learners.plain import Learner, Received
-from learning.samples import Samples, joined
-from strategies.protocol.settings import Settings
+from learning.learners.plain import Learner
+from learning.samples import joined
 
 
 class Centralized(Learner):
     """Cross-entropy on everybody's images, real, synthetic or both, as one set."""
 
-    def __init__(
-        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
-    ) -> None:
-        parts = [*received.buffers, *([samples] if len(samples) else [])]
-        super().__init__(model, joined(parts), settings, received)
+    def begin_visit(self) -> None:
+        """Join the images of the visit and the buffers."""
+        real = [self.samples] if len(self.samples) else []
+        self.samples = joined([*self.received.buffers, *real])

@@ -10,14 +10,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from learning.learners.importance import IMPORTANCE
-from learning.learners.plain import Learner, Received
+from learning.learners.plain import Learner
 from learning.packing import check_layout
-from learning.samples import Samples
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings, require
+from strategies.protocol.settings import require
 
 
 @dataclass(frozen=True)
@@ -48,23 +47,22 @@ class CWC(Learner):
         ParcelError: C is not of the parameters' shapes, or has negative entries.
     """
 
-    def __init__(
-        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
-    ) -> None:
-        super().__init__(model, samples, settings, received)
-        cwc = settings.section("cwc", CWCSettings)
-        self.strength = cwc.strength
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+    table = ("cwc", CWCSettings)
+    own: CWCSettings
+
+    def begin_visit(self) -> None:
+        """Note where the weights start, and read C."""
+        self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self.weights = list(self.parameters.values())
         self.start = [weight.detach().clone() for weight in self.weights]  # w̃
         # Eq. 5: C^{1,r+1} = γ (C^{K,r} + Ω^{K,r}); within a round nothing decays.
-        kept = cwc.decay**received.new_rounds
-        memory = received.memory or self._zeros()
+        kept = self.own.decay**self.received.new_rounds
+        memory = self.received.memory or self._zeros()
         check_layout(memory, self.parameters, "The consolidation matrix")
         self.consolidation = [kept * memory[name] for name in self.parameters]
         if any((entries < 0).any() for entries in self.consolidation):
             raise ParcelError("The consolidation matrix has negative entries.")
-        self.importance = IMPORTANCE[cwc.importance](model, cwc.damping)
+        self.importance = IMPORTANCE[self.own.importance](self.model, self.own.damping)
         # w − w̃ now, and room for it after the next step. A small network's step takes about a
         # millisecond; to allocate that room in each would take a good part of it.
         self.drift, self.next_drift = list(self._zeros().values()), list(self._zeros().values())
@@ -81,7 +79,8 @@ class CWC(Learner):
             for weight in self.weights
         ]
         self.importance.before_step(gradients)
-        torch._foreach_addcmul_(gradients, self.consolidation, self.drift, value=2 * self.strength)
+        strength = 2 * self.own.strength
+        torch._foreach_addcmul_(gradients, self.consolidation, self.drift, value=strength)
 
     @torch.no_grad()
     def after_step(self) -> None:
@@ -97,8 +96,3 @@ class CWC(Learner):
         importance = self.importance.estimate(self.drift, self.samples, rng)
         total = torch._foreach_add(self.consolidation, importance)
         return dict(zip(self.parameters, total, strict=True))
-
-    @staticmethod
-    def check(settings: Settings) -> None:
-        """Refuse settings out of range."""
-        settings.section("cwc", CWCSettings)

@@ -12,8 +12,8 @@ from strategies.protocol.settings import Settings, SettingsError
 class FedBN(Learner):
     """Cross-entropy; every BatchNorm layer, whatever its name, stays local."""
 
-    @staticmethod
-    def local(model: nn.Module, settings: Settings) -> set[str]:
+    @classmethod
+    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
         """Weights, biases, running statistics and counters of all BatchNorm layers.
 
         Raises:

@@ -10,13 +10,13 @@ For λ = 0.5 this is the mean over the 2B images, as in the authors' code.
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.learners.plain import Learner, Received
+from learning.learners.plain import Learner
 from learning.samples import Samples, joined
-from strategies.protocol.settings import Settings, require
+from strategies.protocol.settings import require
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,14 @@ class FedER(Learner):
         received: A buffer to replay, if there is one.
     """
 
-    def __init__(
-        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
-    ) -> None:
-        buffers = list(received.buffers)
-        super().__init__(model, samples if len(samples) else buffers.pop(0), settings, received)
-        self.weight = settings.section("feder", ReplaySettings).replay_weight
-        self.replay = buffers[0] if buffers and self.weight > 0 else None
+    table = ("feder", ReplaySettings)
+    own: ReplaySettings
+
+    def begin_visit(self) -> None:
+        """Choose what is trained on, and what is replayed."""
+        buffers = list(self.received.buffers)
+        self.samples = self.samples if len(self.samples) else buffers.pop(0)
+        self.replay = buffers[0] if buffers and self.own.replay_weight > 0 else None
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """Eq. 5, with as many random images of the buffer as the batch has: [N] -> [2N]."""
@@ -57,9 +58,5 @@ class FedER(Learner):
         logits = self.model(draws.view(both.images))
         losses = functional.cross_entropy(logits, both.labels, reduction="none")  # [2N]
         own, replayed = losses.chunk(2)
-        return (1 - self.weight) * own.mean() + self.weight * replayed.mean()
-
-    @staticmethod
-    def check(settings: Settings) -> None:
-        """Refuse a weight out of range."""
-        settings.section("feder", ReplaySettings)
+        weight = self.own.replay_weight
+        return (1 - weight) * own.mean() + weight * replayed.mean()

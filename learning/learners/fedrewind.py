@@ -12,8 +12,7 @@ from typing import Literal
 
 from torch import nn
 
-from learning.learners.plain import Learner, Received, batchnorm_keys
-from learning.samples import Samples
+from learning.learners.plain import Learner, batchnorm_keys
 from strategies.protocol.settings import Settings
 
 
@@ -27,14 +26,14 @@ class BatchNormSettings:
 class FedRewind(Learner):
     """Cross-entropy on one of a visit's three legs."""
 
-    def __init__(
-        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
-    ) -> None:
-        super().__init__(model, samples, settings, received)
-        # Epochs in which the network is in training mode, from the first one on.
-        self.training_epochs = settings.train.epochs
-        if settings.section("rewind", BatchNormSettings).batch_norm == "reference":
-            self.training_epochs = self.reference_epochs(received.leg)
+    table = ("rewind", BatchNormSettings)
+    own: BatchNormSettings
+
+    def begin_visit(self) -> None:
+        """Choose the epochs in which the network is in training mode, from the first one on."""
+        self.training_epochs = self.settings.train.epochs
+        if self.own.batch_norm == "reference":
+            self.training_epochs = self.reference_epochs(self.received.leg)
 
     def reference_epochs(self, leg: int) -> int:
         """Epochs in training mode in the authors' code."""
@@ -43,11 +42,6 @@ class FedRewind(Learner):
     def begin_epoch(self, epoch: int) -> None:
         """Put the network into its mode."""
         self.model.train(epoch <= self.training_epochs)
-
-    @staticmethod
-    def check(settings: Settings) -> None:
-        """Refuse an unknown mode."""
-        settings.section("rewind", BatchNormSettings)
 
 
 class FedRewindAveraged(FedRewind):
@@ -59,9 +53,8 @@ class FedRewindAveraged(FedRewind):
         """All epochs before the rewind leg."""
         return self.training_epochs if leg == 1 else 0
 
-    @staticmethod
-    def local(model: nn.Module, settings: Settings) -> set[str]:
+    @classmethod
+    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
         """Running statistics and counters of all BatchNorm layers, if they are not averaged."""
-        if settings.section("rewind", BatchNormSettings).batch_norm == "train":
-            return set()
-        return batchnorm_keys(model, statistics_alone=True)
+        averaged = cls.check(settings).batch_norm == "train"
+        return set() if averaged else batchnorm_keys(model, statistics_alone=True)

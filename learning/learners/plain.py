@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -42,21 +43,30 @@ class Learner:
     Args:
         model: The network, with the weights as received.
         samples: The images of the visit.
-        settings: Of the run; a learner reads its own table (`Settings.section`).
+        settings: Of the run.
         received: What came with the model and what was kept here.
 
     Attributes:
         samples: The images that an epoch is a pass over.
+        table: Name and frozen dataclass of the learner's own settings; None if it has none.
+        own: These settings.
         withholds: Whether the keys that `local` names do not travel.
     """
 
+    table: tuple[str, type[Any]] | None = None
+    own: Any
     withholds = True
 
     def __init__(
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
     ) -> None:
-        self.model = model
-        self.samples = samples
+        self.model, self.samples = model, samples
+        self.settings, self.received = settings, received
+        self.own = self.check(settings)
+        self.begin_visit()
+
+    def begin_visit(self) -> None:
+        """Get ready to train, with all that the learner was given; here nothing."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Put the network into its mode for an epoch, from 1."""
@@ -80,12 +90,13 @@ class Learner:
         """What the hospital keeps for its stream, by name, in any shape; here nothing."""
         return {}
 
-    @staticmethod
-    def check(settings: Settings) -> None:
-        """Refuse, before the first hop, settings that cannot be used; here none."""
+    @classmethod
+    def check(cls, settings: Settings) -> Any:
+        """The learner's own settings; read before the first hop, to refuse what cannot be used."""
+        return settings.section(*cls.table) if cls.table else None
 
-    @staticmethod
-    def local(model: nn.Module, settings: Settings) -> set[str]:
+    @classmethod
+    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
         """State-dict keys that stay local; here none.
 
         The next model that comes gets their values as this visit left them.

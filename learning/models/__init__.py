@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from learning.errors import ModelError
-from learning.models.cnn import cnn
-from learning.models.mlp import mlp
-from learning.models.zero_draws import ZeroDraws
+from learning.models.small import cnn, mlp
+from learning.randomness import ZeroDraws
 
 _JSON_TYPES = {
     "name": str,

@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from client_app import buffer
-from client_app.buffer import make_buffer
-from client_app.buffer.measures import declared
-from client_app.buffer.registry import AUDITS, SAMPLERS, named
+from client_app.buffer import make_buffer, stages
+from client_app.buffer.stages import declared
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from gan.presets import PRESETS
@@ -175,7 +173,7 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
 
 
 def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch):
-    monkeypatch.setattr(buffer, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
+    monkeypatch.setattr(stages, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
     with pytest.raises(UndeclaredError, match="'diversty-untrained-squeeze' is not declared"):
         make_buffer(hospital(), 20, soon())
 
@@ -187,12 +185,6 @@ def test_a_figure_is_named_after_what_measured_the_distance():
         "release-nearest-lpips-vgg": 0.1,
         "release-nearest-pixels": 0.2,
     }
-
-
-@pytest.mark.parametrize(("kind", "registry"), [("sampler", SAMPLERS), ("audit", AUDITS)])
-def test_an_unknown_sampler_or_audit_is_refused_with_the_known_ones(kind, registry):
-    with pytest.raises(SettingsError, match=f"no {kind} 'gam'; choose one of {min(registry)}"):
-        named(kind, registry, "gam")
 
 
 def test_a_preset_is_checked_without_torch():

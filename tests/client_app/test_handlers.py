@@ -152,10 +152,9 @@ class Counting(Plain):
 
     found: ClassVar[list[int]] = []
 
-    def __init__(self, model, samples, settings, received):
-        super().__init__(model, samples, settings, received)
-        self.seen = received.rehearsal.get("seen", torch.tensor(0))
-        self.found.append(self.seen.item())
+    def begin_visit(self):
+        self.seen = self.received.rehearsal.get("seen", torch.tensor(0))
+        self.found.append(int(self.seen))
 
     def rehearsal(self):
         return {"seen": self.seen + len(self.samples), "some": self.samples.images[:2]}

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from client_app.kept import Kept
+from client_app.run import Kept
 from client_app.store import Store
 
 

@@ -45,12 +45,12 @@ class DERPlusPlus(Learner):
     The reservoir (Vitter, 1985) holds images, labels, and the logits at insertion.
     """
 
-    def __init__(self, model, samples, settings, received):
-        super().__init__(model, samples, settings, received)
-        self.der = settings.section("der", DERSettings)
-        self.reservoir = dict(received.rehearsal) or {
-            "images": samples.images[:0],
-            "labels": samples.labels[:0],
+    table = ("der", DERSettings)
+
+    def begin_visit(self):
+        self.reservoir = dict(self.received.rehearsal) or {
+            "images": self.samples.images[:0],
+            "labels": self.samples.labels[:0],
             "logits": torch.empty(0),
             "seen": torch.tensor(0),
         }
@@ -65,9 +65,9 @@ class DERPlusPlus(Learner):
                 for _ in range(2)
             )
             outputs = self.model(draws.view(images[first]))
-            loss = loss + self.der.alpha * functional.mse_loss(outputs, stored[first])
+            loss = loss + self.own.alpha * functional.mse_loss(outputs, stored[first])
             outputs = self.model(draws.view(images[second]))
-            loss = loss + self.der.beta * functional.cross_entropy(outputs, labels[second])
+            loss = loss + self.own.beta * functional.cross_entropy(outputs, labels[second])
         self.insert(batch, logits.detach(), draws.generator)
         return loss
 
@@ -77,9 +77,9 @@ class DERPlusPlus(Learner):
         rows = list(range(old))
         for row in range(old, old + len(batch)):
             seen = int(self.reservoir["seen"])
-            if seen < self.der.capacity:
+            if seen < self.own.capacity:
                 rows.append(row)
-            elif (place := _below(seen + 1, generator)) < self.der.capacity:
+            elif (place := _below(seen + 1, generator)) < self.own.capacity:
                 rows[place] = row
             self.reservoir["seen"] = torch.tensor(seen + 1)
         new = {"images": batch.images, "labels": batch.labels, "logits": logits}
@@ -89,10 +89,6 @@ class DERPlusPlus(Learner):
 
     def rehearsal(self):
         return self.reservoir
-
-    @staticmethod
-    def check(settings):
-        settings.section("der", DERSettings)
 
 
 def _below(end: int, generator: torch.Generator) -> int:

@@ -1,0 +1,103 @@
+"""The stages of making a buffer, one after the other: train, render, audit, measure, draw."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from client_app.buffer.job import REAL_IMAGES, Job, Release, some
+from client_app.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
+from gan.audit import save_nearest
+from gan.quality import within_class_diversity
+from gan.synthesis import balanced_labels, save_grid
+from learning.samples import Samples
+from strategies.protocol.may_leave import METRICS, UndeclaredError
+
+SAMPLER, AUDIT = "gan", "nearest-record"
+
+
+def make(job: Job) -> Release:
+    """Train a sampler, render, audit, measure, draw.
+
+    Raises:
+        ReleaseError: The images may not leave; says which and why.
+    """
+    if not len(job.learnt):
+        raise job.refusal("No class has release.min-class-images images.")
+    sampler, audit = SAMPLERS[SAMPLER](job), AUDITS[AUDIT](job)
+    samples, discarded = render(job, sampler, audit)
+    verdict = audit.check(samples.images, samples.labels)
+    if not verdict.passed:
+        raise job.refusal(*verdict.reasons)
+    checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
+    figures = declared({**sampler.figures, **checked, **diversity(job, samples)}, job)
+    draw(job, samples)
+    return Release(samples, figures)
+
+
+def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
+    """Render until the audit refuses no image: what it refuses is discarded and drawn anew.
+
+    Returns:
+        The buffer, and the share of all rendered images that was discarded.
+
+    Raises:
+        ReleaseError: That share is above `release.max-discarded`.
+        TimeoutError: The deadline has passed.
+    """
+    labels = balanced_labels(job.size, job.learnt.labels)
+    images = torch.empty(0)
+    wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
+    rendered = discarded = 0
+    while len(wanted):
+        if time.monotonic() > job.deadline:
+            raise TimeoutError("Rendering took longer than allowed.")
+        drawn = sampler.render(labels[wanted], job.seed + rendered)
+        images = images.index_copy(0, wanted, drawn) if rendered else drawn
+        refused = audit.refuses(drawn)
+        rendered += len(drawn)
+        discarded += int(refused.sum())
+        if discarded > job.hospital.settings.release.max_discarded * rendered:
+            raise job.refusal(*audit.check(images, labels).reasons)
+        wanted = wanted[refused]
+    return Samples(images, labels), discarded / rendered
+
+
+def diversity(job: Job, samples: Samples) -> dict[str, float]:
+    """Mean distance of two images of a class: of the buffer, and of as many real images."""
+    kinds = {"real": some(job.learnt, len(samples)), "synthetic": samples}
+    return {
+        f"diversity-{kind}-perceptual": within_class_diversity(
+            each.images, each.labels, job.distance
+        )
+        for kind, each in kinds.items()
+    }
+
+
+def declared(figures: Mapping[str, float], job: Job) -> dict[str, float]:
+    """The figures under the names that leave: "perceptual" becomes the name of the distance.
+
+    Raises:
+        UndeclaredError: A name is not in METRICS.
+    """
+    named = {key.replace("perceptual", job.distance.name): each for key, each in figures.items()}
+    if undeclared := sorted(named.keys() - METRICS):
+        raise UndeclaredError(
+            f"The figure '{undeclared[0]}' is not declared: add it to METRICS in "
+            "strategies/protocol/may_leave.py, or do not measure it."
+        )
+    return named
+
+
+def draw(job: Job, samples: Samples) -> None:
+    """Pictures for the hospital's own eyes, in the job's folder.
+
+    They are the buffer (buffer.png), and which real image is nearest to which synthetic one
+    (nearest-to-synthetic.png, nearest-to-real.png).
+    """
+    features, real, synthetic = job.distance.features, job.train, samples.images
+    by_class = samples.labels.argsort(stable=True)
+    save_grid(job.folder / "buffer.png", synthetic[by_class], columns=32)
+    save_nearest(job.folder / "nearest-to-synthetic.png", synthetic, real.images, features)
+    shown = some(real, REAL_IMAGES).images
+    save_nearest(job.folder / "nearest-to-real.png", shown, synthetic, features)

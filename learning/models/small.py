@@ -1,0 +1,41 @@
+"""Two small networks, quick on a CPU core: a perceptron and a convolutional network."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from learning.models import Architecture
+
+CNN_WIDTHS = (16, 32, 64, 128)
+
+
+def mlp(architecture: "Architecture") -> nn.Module:
+    """Hidden layers with ReLU on the pixels; logistic regression if there are none."""
+    pixels = architecture.channels * architecture.height * architecture.width
+    widths = (pixels, *architecture.hidden)
+    layers: list[nn.Module] = [nn.Flatten()]  # [N, C·H·W]
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], architecture.classes))
+
+
+def cnn(architecture: "Architecture") -> nn.Module:
+    """Four convolutions with BatchNorm, each of which halves the image, and a linear layer.
+
+    For images of 8x8 to 256x256 pixels.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((architecture.channels, *CNN_WIDTHS)):
+        layers += [
+            nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(
+        *layers,  # [N, 128, H/16, W/16]
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),  # [N, 128]
+        nn.Linear(CNN_WIDTHS[-1], architecture.classes),
+    )
