@@ -24,19 +24,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gan import losses
 from gan.augment import Controller, augment
-from gan.losses import (
-    Reduction,
-    discriminator_loss,
-    generator_loss,
-    path_lengths,
-    path_loss,
-    privacy,
-    r1,
-)
 from gan.networks import Discriminator, Generator
 from gan.pixel_range import from_bytes
 from gan.presets import Preset
+from gan.schedule import due
 
 PATH_MEMORY = 0.01  # weight of the newest path length in their running mean
 
@@ -69,18 +62,8 @@ class Privacy:
     """
 
     weight: float
-    reduction: Reduction
+    reduction: losses.Reduction
     distance: Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Real and synthetic images [b, C, R, R] in [-1, 1] and their labels [b], sorted."""
-
-    real: Tensor
-    real_labels: Tensor
-    fake: Tensor
-    fake_labels: Tensor
 
 
 class Adversaries:
@@ -89,23 +72,25 @@ class Adversaries:
     Attributes:
         average: The generator with averaged weights: the one to render with.
         ada: The controller of the augmentation.
+        sums: Of what the steps measured, until somebody sets them to zero: loss of the
+            discriminator, loss of the generator without the privacy term, and mean distance of
+            synthetic from real images (0 without the privacy term), [3].
     """
 
-    def __init__(
-        self, examples: Examples, preset: Preset, privacy_term: Privacy, device: torch.device
-    ) -> None:
+    TRAINED = ("generator", "discriminator", "average", "g_optimizer", "d_optimizer")
+
+    def __init__(self, examples: Examples, preset: Preset, privacy: Privacy) -> None:
         """Draw initial weights from torch's global generator."""
-        self.preset, self.privacy_term = preset, privacy_term
-        self.images, self.labels = examples.images.to(device), examples.labels.to(device)
+        self.preset, self.privacy = preset, privacy
+        self.images, self.labels = examples.images, examples.labels
+        device = self.images.device
         cuda = device.type == "cuda"
         fast = cuda and torch.cuda.is_bf16_supported(including_emulation=False)
         self.half = torch.autocast("cuda", torch.bfloat16, enabled=fast)
         layout = torch.channels_last if cuda else torch.contiguous_format
-        channels = examples.images.shape[1]
-        self.generator = Generator(preset, examples.classes, channels)
-        self.discriminator = Discriminator(preset, examples.classes, channels)
-        self.generator.to(device).to(memory_format=layout)
-        self.discriminator.to(device).to(memory_format=layout)
+        sizes = (preset, examples.classes, self.images.shape[1])
+        self.generator = Generator(*sizes).to(device).to(memory_format=layout)
+        self.discriminator = Discriminator(*sizes).to(device).to(memory_format=layout)
         self.average = copy.deepcopy(self.generator).requires_grad_(False)
         self.g_optimizer = _adam(self.generator, preset.learning_rate, preset.path_every)
         self.d_optimizer = _adam(self.discriminator, preset.learning_rate, preset.r1_every)
@@ -114,30 +99,29 @@ class Adversaries:
         self.judge = _compiled(self.discriminator, cuda)
         self.seen = 0  # real images so far
         self.path_mean = 0.0  # running mean of path lengths
+        self.sums = torch.zeros(3, device=device)
 
-    def step(self, *, r1_due: bool, path_due: bool, private: bool) -> Tensor:
+    def step(self, iteration: int, private: bool) -> None:
         """Train both networks on one batch.
 
         Args:
-            r1_due: Whether the discriminator is regularised.
-            path_due: Whether the generator is regularised.
+            iteration: Finished steps; decides on what does not come with every step.
             private: Whether the generator's loss has the privacy term.
-
-        Returns:
-            Loss of the discriminator, loss of the generator without the privacy term, and mean
-            distance of synthetic from real images (0 without the privacy term): [3].
         """
-        batch = self._draw()
-        d_loss = self._train_discriminator(batch, r1_due)
-        g_loss, apart = self._train_generator(batch, path_due, private)
-        self.seen += len(batch.real)
+        real, real_labels, fake, fake_labels = self._draw()
+        d_loss = self._train_discriminator(real, real_labels, fake.detach(), fake_labels, iteration)
+        g_loss, apart = self._train_generator(real, fake, fake_labels, iteration, private)
+        self.seen += len(real)
         # A short memory while everything still changes fast (StyleGAN2-ADA, appendix C).
         half_life = min(self.preset.ema_images, self.seen / 20)
-        _follow(self.average, self.generator, half_life, len(batch.real))
-        return torch.stack([d_loss, g_loss, apart])
+        _follow(self.average, self.generator, half_life, len(real))
+        self.sums += torch.stack([d_loss, g_loss, apart])
 
-    def _draw(self) -> _Batch:
-        """Real images, and synthetic ones of labels that are as frequent as the real ones'."""
+    def _draw(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Real images [b, C, R, R] in [-1, 1] and their labels [b], then synthetic ones and theirs.
+
+        Synthetic labels are as frequent as real ones.
+        """
         size = (2, self.preset.batch_size)
         chosen = torch.randint(len(self.images), size, device=self.images.device)
         # Sorted, so that the minibatch standard deviation compares images of one class.
@@ -147,48 +131,47 @@ class Adversaries:
         w = _mixed(self.generator, fake_labels, self.preset.style_mixing)  # [b, L, D]
         with self.half:
             fake = self.synthesise(w)
-        return _Batch(real, real_labels, fake, fake_labels)
+        return real, real_labels, fake, fake_labels
 
-    def _train_discriminator(self, batch: _Batch, r1_due: bool) -> Tensor:
+    def _train_discriminator(
+        self, real: Tensor, real_labels: Tensor, fake: Tensor, fake_labels: Tensor, iteration: int
+    ) -> Tensor:
         """Raise the logits of real images, lower those of synthetic ones; the loss."""
         preset = self.preset
         self.discriminator.requires_grad_(True)
         self.d_optimizer.zero_grad()
-        real = augment(batch.real, self.ada.p, preset.mirror)
+        real = augment(real, self.ada.p, preset.mirror)
         with self.half:
-            real_logits = self.judge(real, batch.real_labels)
-            fake = augment(batch.fake.detach(), self.ada.p, preset.mirror)
-            fake_logits = self.judge(fake, batch.fake_labels)
-        loss = discriminator_loss(real_logits, fake_logits)
+            real_logits = self.judge(real, real_labels)
+            fake_logits = self.judge(augment(fake, self.ada.p, preset.mirror), fake_labels)
+        loss = losses.discriminator_loss(real_logits, fake_logits)
         loss.backward()
-        if r1_due:
+        if due(iteration, preset.r1_every):
             # Lazy regularisation (StyleGAN2, section 3.1): seldom, and that much stronger.
-            penalty = r1(self.discriminator, real, batch.real_labels)
+            penalty = losses.r1(self.discriminator, real, real_labels)
             (penalty * preset.r1_gamma * preset.r1_every).backward()
         self.d_optimizer.step()
         self.ada.observe(real_logits)
         return loss.detach()
 
     def _train_generator(
-        self, batch: _Batch, path_due: bool, private: bool
+        self, real: Tensor, fake: Tensor, fake_labels: Tensor, iteration: int, private: bool
     ) -> tuple[Tensor, Tensor]:
         """Raise the logits of synthetic images; the loss, and the distance from real images."""
-        preset, term = self.preset, self.privacy_term
         self.discriminator.requires_grad_(False)
         self.g_optimizer.zero_grad()
         with self.half:
-            seen = augment(batch.fake, self.ada.p, preset.mirror)
-            fake_logits = self.judge(seen, batch.fake_labels)
-        loss = generator_loss(fake_logits)
+            fake_logits = self.judge(augment(fake, self.ada.p, self.preset.mirror), fake_labels)
+        loss = losses.generator_loss(fake_logits)
         total, apart = loss, torch.zeros((), device=loss.device)
         if private:
-            pairs = term.distance(batch.real, batch.fake)  # [b, b]
+            pairs = self.privacy.distance(real, fake)  # [b, b]
             apart = pairs.detach().mean()
             # FedER, Eq. 4.
-            total = loss - term.weight * privacy(pairs, term.reduction)
+            total = loss - self.privacy.weight * losses.privacy(pairs, self.privacy.reduction)
         total.backward()
-        if path_due:
-            self._regularise_paths(batch.fake_labels)
+        if due(iteration, self.preset.path_every):
+            self._regularise_paths(fake_labels)
         self.g_optimizer.step()
         return loss.detach(), apart
 
@@ -196,32 +179,24 @@ class Adversaries:
         """Add the gradient of path length regularisation (StyleGAN2, section 3.2)."""
         preset = self.preset
         z = torch.randn(len(labels), preset.latent, device=labels.device)
-        lengths = path_lengths(self.generator, self.generator.map(labels, z))
+        lengths = losses.path_lengths(self.generator, self.generator.map(labels, z))
         self.path_mean += PATH_MEMORY * (lengths.mean().item() - self.path_mean)
-        bend = path_loss(lengths, torch.tensor(self.path_mean, device=labels.device))
+        bend = losses.path_loss(lengths, torch.tensor(self.path_mean, device=labels.device))
         (bend * preset.path_weight * preset.path_every).backward()
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        return {
-            "generator": self.generator,
-            "discriminator": self.discriminator,
-            "average": self.average,
-            "g-optimizer": self.g_optimizer,
-            "d-optimizer": self.d_optimizer,
-            "augmentation": self.ada,
-        }
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as plain numbers and tensors."""
-        state = {name: part.state_dict() for name, part in self._parts.items()}
-        return {**state, "seen": self.seen, "path-mean": self.path_mean}
+        state = {name: getattr(self, name).state_dict() for name in self.TRAINED}
+        numbers = {"seen": self.seen, "path_mean": self.path_mean, "sums": self.sums}
+        return {**state, **numbers, "ada": vars(self.ada)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where other adversaries were."""
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
-        self.seen, self.path_mean = state["seen"], state["path-mean"]
+        for name in self.TRAINED:
+            getattr(self, name).load_state_dict(state[name])
+        vars(self.ada).update(state["ada"])
+        self.seen, self.path_mean = state["seen"], state["path_mean"]
+        self.sums = state["sums"].to(self.sums.device)
 
 
 def _adam(network: nn.Module, learning_rate: float, every: int) -> torch.optim.Adam:

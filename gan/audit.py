@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torchvision.utils import make_grid, save_image
 
 from gan.pixel_range import from_bytes
+from gan.synthesis import save_grid
 
 BLOCK, BLOCK_VALUES = 2048, 2**28  # most images, and float32 values (1 GiB), in a block of vectors
 KEPT_VALUES = 2**29  # most float32 values (2 GiB) of a set of vectors that is kept
@@ -155,9 +155,11 @@ class Auditor:
                 "Every held-out image is a copy of a training image: there is no other to compare "
                 "with."
             )
-        self.embeddings: dict[str, Callable[[Tensor], Tensor]]
-        self.embeddings = {"pixels": pixels, "perceptual": partial(perceptual, features=features)}
-        self.vectors = {name: Vectors(training, each) for name, each in self.embeddings.items()}
+        perceive = partial(perceptual, features=features)
+        self.vectors = {
+            "pixels": Vectors(training, pixels),
+            "perceptual": Vectors(training, perceive),
+        }
         self.unseen = self._distances(self._embed(unseen))
         # Not interpolated: the thresholds are distances that were measured.
         self.thresholds = {
@@ -167,10 +169,7 @@ class Auditor:
         size = min(len(training), len(unseen))
         rng = torch.Generator().manual_seed(0)
         self.equal = [
-            Vectors(
-                each[torch.randperm(len(each), generator=rng)[:size].to(each.device)],
-                self.embeddings["perceptual"],
-            )
+            Vectors(each[torch.randperm(len(each), generator=rng)[:size].to(each.device)], perceive)
             for each in (training, unseen)
         ]
 
@@ -230,7 +229,7 @@ class Auditor:
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
     def _embed(self, images: Tensor) -> dict[str, Vectors]:
-        return {name: Vectors(images, each) for name, each in self.embeddings.items()}
+        return {name: Vectors(images, each.embed) for name, each in self.vectors.items()}
 
     def _distances(self, vectors: dict[str, Vectors]) -> dict[str, Tensor]:
         """The distance [N] to the closest training image in each metric."""
@@ -274,9 +273,7 @@ def save_nearest(
     distances, indices = nearest(Vectors(images, embed), Vectors(others, embed))
     order = distances.argsort(stable=True)[:PAIRS]
     pairs = torch.cat([images[order], others[indices[order]]], dim=3).cpu()  # [pairs, C, H, 2W]
-    scale = max(1, PIXELS // pairs.shape[2])
-    pairs = pairs.repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
-    save_image(make_grid(pairs.float() / 255, nrow=COLUMNS, padding=8, pad_value=1), path)
+    save_grid(path, pairs, COLUMNS, PIXELS, border=8, grey=1)
 
 
 def _hash(image: Tensor) -> bytes:

@@ -8,7 +8,6 @@ Shapes: `N` images, `C` channels, `H, W` pixels.
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,14 +44,6 @@ class Controller:
         direction = math.copysign(1, signs.mean().item() - self.target)
         self.p = min(max(self.p + direction * len(signs) / self.images, 0.0), 1.0)
         self.signs.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as plain numbers and tensors."""
-        return {"p": self.p, "signs": list(self.signs)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where another controller was."""
-        self.__dict__.update(state)
 
 
 def augment(images: Tensor, p: float, mirror: bool) -> Tensor:

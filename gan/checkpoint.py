@@ -1,25 +1,14 @@
 """The files of a training: checkpoints to go on from after a kill, and the progress as text."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 
-from gan.checks import Progress
+from gan.adversaries import Adversaries
+from gan.schedule import Progress, Standing
 from strategies.protocol.files import replacing
-
-
-class Part(Protocol):
-    """Something whose state goes into a checkpoint."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as plain numbers and tensors."""
-
-    def load_state_dict(self, state: dict[str, Any], /) -> object:
-        """Continue where another part was."""
 
 
 class Checkpoints:
@@ -38,20 +27,29 @@ class Checkpoints:
         """Whether `save` has written this name."""
         return (self.folder / f"{name}.pt").exists()
 
-    def save(self, name: str, **parts: Part) -> None:
-        """Write `<name>.pt`: the states of parts, and of torch's global generators."""
-        cuda = torch.cuda.is_available()
+    def save(self, name: str, networks: Adversaries, standing: Standing) -> None:
+        """Write `<name>.pt`: both states, and those of torch's global generators.
+
+        Before that it writes `progress.jsonl`: all checks, one line each.
+        """
+        lines = [json.dumps(asdict(each)) + "\n" for each in standing.progress]
+        with replacing(self.folder / "progress.jsonl") as draft:
+            draft.write_text("".join(lines))
         content = {
             "made-with": self.made_with,
-            "parts": {part: each.state_dict() for part, each in parts.items()},
+            "networks": networks.state_dict(),
+            "standing": asdict(standing),
             "random": torch.get_rng_state(),
-            "random-cuda": torch.cuda.get_rng_state_all() if cuda else [],
+            "random-cuda": torch.cuda.get_rng_state_all(),
         }
         with replacing(self.folder / f"{name}.pt") as draft:
             torch.save(content, draft)
 
-    def load(self, name: str, **parts: Part) -> None:
-        """Bring parts, and torch's global generators, back to where they were at `save`.
+    def load(self, name: str, networks: Adversaries) -> Standing:
+        """Bring networks and torch's global generators back to where they were at `save`.
+
+        Returns:
+            Where the training stood then.
 
         Raises:
             ValueError: Another training wrote the file.
@@ -63,14 +61,8 @@ class Checkpoints:
                 f"{self.folder} holds another training: {content['made-with']}. Choose another "
                 f"folder for this one: {self.made_with}."
             )
-        for part, each in parts.items():
-            each.load_state_dict(content["parts"][part])
+        networks.load_state_dict(content["networks"])
         torch.set_rng_state(content["random"])
-        if content["random-cuda"]:
-            torch.cuda.set_rng_state_all(content["random-cuda"])
-
-    def write_progress(self, progress: Iterable[Progress]) -> None:
-        """Write `progress.jsonl`: all checks, one line each."""
-        lines = [json.dumps(asdict(each)) + "\n" for each in progress]
-        with replacing(self.folder / "progress.jsonl") as draft:
-            draft.write_text("".join(lines))
+        torch.cuda.set_rng_state_all(content["random-cuda"])
+        progress = [Progress(**each) for each in content["standing"].pop("progress")]
+        return Standing(**content["standing"], progress=progress)

@@ -27,12 +27,7 @@ class Linear(nn.Module):
     """
 
     def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        gain: float = 1.0,
-        bias: float = 0.0,
-        speed: float = 1.0,
+        self, inputs: int, outputs: int, gain: float = 1.0, bias: float = 0.0, speed: float = 1.0
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / speed)

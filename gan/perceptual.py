@@ -7,9 +7,10 @@ Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual M
 import logging
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlparse
 from urllib.request import Request, urlopen
 
@@ -74,7 +75,10 @@ class PairwiseLPIPS(nn.Module):
         if weights == "untrained":
             _initialise(self.layers, seed)
         else:
-            _load(self.layers, Path(weights), self.backbone.model)
+            expected = f"the state dict of torchvision's {self.backbone.model}"
+            with reading(Path(weights), expected) as state:
+                wanted = {name: state[f"features.{name}"] for name in self.layers.state_dict()}
+                self.layers.load_state_dict(wanted)
         self.requires_grad_(False)
         self.eval()
         self.register_buffer("mean", torch.tensor(MEAN).view(1, 3, 1, 1))
@@ -150,16 +154,20 @@ def _initialise(layers: nn.Module, seed: int) -> None:
                 nn.init.zeros_(layer.bias)
 
 
-def _load(layers: nn.Module, path: Path, model: str) -> None:
-    """Take the weights from the state dict of the whole model."""
-    expected = f"the state dict of torchvision's {model}, as torch.save writes it"
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[Any]:
+    """Load weights for the block that uses them.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It does not hold weights, or not those that the block needs.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. Expected: {expected}.")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        layers.load_state_dict({name: state[f"features.{name}"] for name in layers.state_dict()})
+        yield torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no class for what can be wrong with a file
-        raise ValueError(f"{path} is not {expected}.") from error
+        raise ValueError(f"{path} does not hold {expected}.") from error
 
 
 def _channel_weights(net: Net) -> Iterator[Tensor]:

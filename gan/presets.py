@@ -80,11 +80,10 @@ PRESETS: dict[str, Preset] = {
     # 16 x 16 or less: digits in half a minute on one CPU core, at a high learning rate. A small
     # latent is what makes digits of a class differ: so short a training gives no meaning to each
     # of 64 numbers.
-    "tiny": Preset(
+    "tiny": replace(
+        _XRAY,
         channels=(48, 32, 16),
         latent=12,
-        mapping_layers=2,
-        batch_size=32,
         learning_rate=0.008,
         r1_gamma=0.3,
         r1_every=8,
@@ -92,7 +91,6 @@ PRESETS: dict[str, Preset] = {
         path_every=0,
         style_mixing=0.5,
         ema_images=2_000,
-        ada_target=0.6,
         ada_images=50_000,
         mirror=False,
         iterations=1200,
@@ -105,28 +103,20 @@ PRESETS: dict[str, Preset] = {
         perceptual_net="squeeze",
     ),
     # 64 x 64: hours on a CPU, minutes on a small GPU.
-    "small": Preset(
+    "small": replace(
+        _XRAY,
         channels=(128, 128, 96, 64, 32),
         latent=128,
-        mapping_layers=2,
-        batch_size=32,
-        learning_rate=0.0025,
         r1_gamma=0.0002 * 64**2 / 32 * 4,  # the "auto" rule is too weak for few small images
-        r1_every=16,
         path_weight=0.0,
         path_every=0,
-        style_mixing=0.9,
         ema_images=5_000,
-        ada_target=0.6,
         ada_images=200_000,
-        mirror=True,
         iterations=20_000,
         patience=5_000,
         privacy_iterations=5_000,
-        privacy_scale=1.0,
         check_every=500,
         fid_images=1_000,
-        pretrained=True,
         perceptual_net="squeeze",
     ),
     "xray-256": _XRAY,

@@ -22,48 +22,22 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
-from torchvision.utils import make_grid, save_image
 
+from gan.networks import Generator
+from gan.perceptual import PairwiseLPIPS
+from gan.pixel_range import to_bytes
+from gan.synthesis import save_grid
 from strategies.protocol.files import replacing
 
 NOISE_ADDED = 0.05  # noise that is added to w at the start, as a share of the scale of W
+LEARNING_RATE = 0.1  # the highest, after the ramp up and before the ramp down
 NOISE_WEIGHT = 1e5  # of the noise regularisation
 SHOWN, PIXELS = 8, 96  # images in projections.png, smallest side of them in pixels
-
-
-class Generator(Protocol):
-    """The part of a generator that a projection needs."""
-
-    @property
-    def latent(self) -> int:
-        """Size of z."""
-
-    @property
-    def noise_shapes(self) -> list[tuple[int, int]]:
-        """Height and width of every layer's noise map."""
-
-    def map(self, labels: Tensor, z: Tensor) -> Tensor:
-        """The w [N, D] of labels [N] and normal z."""
-
-    def synthesise(self, w: Tensor, noise: Sequence[Tensor] | None) -> Tensor:
-        """Images [N, C, R, R] in [-1, 1] of w [N, D] and a noise map [N, 1, h, w] per layer."""
-
-
-class Metric(Protocol):
-    """A perceptual distance: the squared norm of the difference of features [N, F]."""
-
-    @property
-    def name(self) -> str:
-        """Name of the distance in reports."""
-
-    def features(self, images: Tensor) -> Tensor:
-        """The features [N, F] of images [N, C, R, R] in [-1, 1]."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +77,6 @@ def project(
     seed: int,
     deadline: float,
     steps: int = 1000,
-    learning_rate: float = 0.1,
     batch: int = 32,
 ) -> Projection:
     """Find the w and the noise maps whose image is most similar, for each of N images.
@@ -116,7 +89,6 @@ def project(
         seed: Decides on all noise; torch's global generators do not change.
         deadline: When to give up, in the time of `time.monotonic`.
         steps: Of Adam, per batch.
-        learning_rate: The highest, after the ramp up and before the ramp down.
         batch: Images optimised at once; changes the speed and the memory taken, not the result.
 
     Raises:
@@ -125,23 +97,18 @@ def project(
     done = []
     for targets in images.split(batch):
         rng = torch.Generator().manual_seed(seed)
-        noise = [
-            torch.randn(1, 1, *shape, generator=rng)
-            .to(images.device)
-            .repeat(len(targets), 1, 1, 1)
-            .requires_grad_()
-            for shape in generator.noise_shapes
-        ]
-        w = start.w.repeat(len(targets), 1).requires_grad_()  # [N, D]
-        variables = [w, *noise]
-        optimizer = torch.optim.Adam(variables, lr=learning_rate)
+        maps = [torch.randn(1, 1, *shape, generator=rng) for shape in generator.noise_shapes]
+        noise = [each.to(images.device).repeat(len(targets), 1, 1, 1) for each in maps]
+        w = start.w.repeat(len(targets), 1)  # [N, D]
+        variables = [each.requires_grad_() for each in (w, *noise)]
+        optimizer = torch.optim.Adam(variables, lr=LEARNING_RATE)
         with torch.no_grad():
             wanted = features(targets)  # [N, F]
         for step in range(steps):
             if time.monotonic() > deadline:
                 raise TimeoutError("The projection took longer than allowed.")
             at = step / steps
-            optimizer.param_groups[0]["lr"] = learning_rate * ramp(at)
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(at)
             # Noise on w, 0.05 σ_w t² with t from 1 to 0 over the first three quarters (appendix D).
             t = max(0.0, 1 - at / 0.75)
             added = torch.randn(w.shape[1], generator=rng).to(w) * NOISE_ADDED * start.scale * t**2
@@ -190,13 +157,11 @@ def measure_privacy(
     images: Tensor,
     start: Start,
     *,
-    metric: Metric,
+    metric: PairwiseLPIPS,
     folder: Path,
     seed: int,
     deadline: float,
     steps: int = 1000,
-    learning_rate: float = 0.1,
-    batch: int = 32,
 ) -> dict[str, float]:
     """Project images with a generator trained without and one trained with the privacy loss.
 
@@ -213,8 +178,6 @@ def measure_privacy(
         seed: As in `project`, like the arguments below.
         deadline: When to give up, in the time of `time.monotonic`.
         steps: Of Adam, per batch.
-        learning_rate: The highest.
-        batch: Images optimised at once.
 
     Returns:
         The mean distances `projection-plain` and `projection-private`.
@@ -231,8 +194,6 @@ def measure_privacy(
             seed=seed,
             deadline=deadline,
             steps=steps,
-            learning_rate=learning_rate,
-            batch=batch,
         )
         for name, generator in (("plain", plain), ("private", private))
     }
@@ -241,10 +202,8 @@ def measure_privacy(
         draft.write_text(json.dumps({"metric": metric.name, **distances}))
     _histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
     shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
-    rows = torch.cat([each[shown].cpu() for each in (images, *(p.images for p in found.values()))])
-    scale = max(1, PIXELS // rows.shape[2])
-    rows = (rows / 2 + 0.5).repeat_interleave(scale, dim=2).repeat_interleave(scale, dim=3)
-    save_image(make_grid(rows.clamp(0, 1), nrow=len(shown)), folder / "projections.png")
+    rows = torch.cat([each[shown] for each in (images, *(p.images for p in found.values()))])
+    save_grid(folder / "projections.png", to_bytes(rows), len(shown), PIXELS)
     return {f"projection-{name}": each.distances.mean().item() for name, each in found.items()}
 
 
@@ -252,8 +211,7 @@ def _histogram(metric: str, distances: Mapping[str, Sequence[float]]) -> Figure:
     """Both distributions over the same bins, the plain one blue and the private one red."""
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.add_subplot()
-    both = [each for values in distances.values() for each in values]
-    bins = torch.linspace(0, max(both) or 1.0, 41).tolist()
+    bins = torch.linspace(0, max(map(max, distances.values())) or 1.0, 41).tolist()
     for (name, values), colour in zip(distances.items(), ("#2f6690", "#c8553d"), strict=True):
         axes.hist(values, bins=bins, color=colour, alpha=0.6, label=name)
     axes.set_xlabel(f"{metric} between an image and its projection")

@@ -2,7 +2,6 @@
 
 import logging
 import math
-from abc import ABC, abstractmethod
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,8 +14,8 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from gan.perceptual import PairwiseLPIPS, weights_file
-from gan.pixel_range import from_bytes, to_bytes
+from gan.perceptual import PairwiseLPIPS, reading, weights_file
+from gan.pixel_range import from_bytes
 
 BATCH = 32  # images that go through a network at once
 STEPS = 300  # the classifier's training: a few seconds on one core for small images
@@ -24,24 +23,8 @@ LEARNING_RATE = 0.003
 WIDTHS = (16, 32, 64)
 
 
-class Extractor(nn.Module, ABC):
-    """What a Fréchet distance compares images by.
-
-    Attributes:
-        name: The distance's name in reports; one extractor's distances compare with no other's.
-        num_features: D, how many features an image has.
-    """
-
-    name: str
-    num_features: int
-
-    @abstractmethod
-    def features(self, images: Tensor) -> Tensor:
-        """Features [N, D] of images [N, C, H, W] in [-1, 1]."""
-
-
-class Classifier(Extractor):
-    """Three convolutions, each of which halves the image, and a linear layer.
+class Classifier(nn.Module):
+    """Three convolutions, each of which halves the image; a linear layer on top is `head`.
 
     As a feature extractor it replaces the Inception network where that is not available. It is
     trained on the hospital's own images alone.
@@ -63,17 +46,12 @@ class Classifier(Extractor):
         self.head = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [N, K] of images [N, C, H, W] in [-1, 1]."""
-        logits: Tensor = self.head(self.features(images))
-        return logits
-
-    def features(self, images: Tensor) -> Tensor:
-        """What the last layer sees, [N, D], of images [N, C, H, W] in [-1, 1]."""
-        features: Tensor = self.body(images)
+        """What the head sees, float64 [N, D], of images uint8 [N, C, H, W]."""
+        features: Tensor = self.body(from_bytes(images)).double()
         return features
 
 
-class Inception(Extractor):
+class Inception(nn.Module):
     """The network of the FID (Heusel et al., 2017), as torch-fidelity has it.
 
     Args:
@@ -89,19 +67,13 @@ class Inception(Extractor):
 
     def __init__(self, weights: Path):
         super().__init__()
-        expected = f"torch-fidelity's Inception weights, {URL_INCEPTION_V3}"
-        if not weights.is_file():
-            raise FileNotFoundError(f"There is no file {weights}. Expected: {expected}.")
-        try:
-            # torch-fidelity would unpickle anything: this line refuses all but weights.
-            torch.load(weights, map_location="cpu", weights_only=True)
+        # torch-fidelity would unpickle anything: `reading` refuses all but weights.
+        with reading(weights, f"torch-fidelity's Inception weights, {URL_INCEPTION_V3}"):
             self.network = FeatureExtractorInceptionV3("inception", ["2048"], str(weights))
-        except Exception as error:  # torch has no class for what can be wrong with a file
-            raise ValueError(f"{weights} does not hold {expected}.") from error
 
-    def features(self, images: Tensor) -> Tensor:
-        """Features [N, 2048] of images [N, C, H, W] in [-1, 1], C = 1 or 3."""
-        features: Tensor = self.network(to_bytes(images).expand(-1, 3, -1, -1))[0]
+    def forward(self, images: Tensor) -> Tensor:
+        """Features, float64 [N, 2048], of images uint8 [N, C, H, W], C = 1 or 3."""
+        features: Tensor = self.network(images.expand(-1, 3, -1, -1))[0].double()
         return features
 
 
@@ -116,10 +88,10 @@ class Frechet:
         name: The extractor's.
     """
 
-    def __init__(self, real: Tensor, extractor: Extractor):
+    def __init__(self, real: Tensor, extractor: Classifier | Inception):
         self.name = extractor.name
         # Heusel et al. 2017, Eq. 6.
-        self._metric = FrechetInceptionDistance(_Features(extractor), reset_real_features=False)
+        self._metric = FrechetInceptionDistance(extractor, reset_real_features=False)
         self._metric.to(real.device)
         self._update(real, real=True)
 
@@ -134,18 +106,6 @@ class Frechet:
     def _update(self, images: Tensor, real: bool) -> None:
         for batch in images.split(BATCH):
             self._metric.update(batch.to(self._metric.device), real=real)
-
-
-class _Features(nn.Module):
-    """An extractor as torchmetrics calls it: bytes in, float64 out."""
-
-    def __init__(self, extractor: Extractor):
-        super().__init__()
-        self.extractor = extractor
-        self.num_features = extractor.num_features
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.extractor.features(from_bytes(images)).double()
 
 
 def frechet(
@@ -171,19 +131,14 @@ def frechet(
         FileNotFoundError: There is no file `inception_weights`.
         ValueError: The file does not hold the network.
     """
-    extractor: Extractor
-    weights = None
     if pretrained:
         weights = Path(inception_weights) if inception_weights else weights_file(URL_INCEPTION_V3)
-    if weights is not None:
-        extractor = Inception(weights).to(real.device)
-    else:
-        if pretrained:
-            logging.getLogger(__name__).warning(
-                "No FID without its network's weights: '%s' is measured instead.", Classifier.name
-            )
-        extractor = train_classifier(real, labels, classes, seed)
-    return Frechet(real, extractor)
+        if weights:
+            return Frechet(real, Inception(weights).to(real.device))
+        logging.getLogger(__name__).warning(
+            "No FID without its network's weights: '%s' is measured instead.", Classifier.name
+        )
+    return Frechet(real, train_classifier(real, labels, classes, seed))
 
 
 def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
@@ -202,7 +157,8 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
         for _ in range(STEPS):
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
             optimizer.zero_grad()
-            cross_entropy(model(from_bytes(images[batch])), labels[batch]).backward()
+            logits = model.head(model.body(from_bytes(images[batch])))
+            cross_entropy(logits, labels[batch]).backward()
             optimizer.step()
     return model.requires_grad_(False).eval()
 

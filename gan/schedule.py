@@ -1,98 +1,95 @@
-"""When a training of the generative model does what: its two phases, and what is due in each.
+"""Where a training of the generative model stands, and what is due next in its two phases.
 
 Paper: FedER (Pennisi et al. 2023, arXiv:2206.10048), section IV.B.2: phase 1 ends when the
 generator gets no better; phase 2, with the privacy term, when its images are no longer good enough.
 """
 
-import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from gan.presets import Preset
 
 ENOUGH = 2.5  # phase 2 ends when the Fréchet distance is that many times phase 1's (IV.B.2)
 
 
-@dataclass
-class Schedule:
-    """Where a training stands.
+@dataclass(frozen=True)
+class Progress:
+    """How a training stood at one of its checks.
 
     Attributes:
-        preset: Gives the cadences and the lengths of the phases.
-        phases: How many there are, 1 or 2.
-        phase: The present one, from 1; larger than `phases` = the training is over.
-        iteration: Finished steps of this phase.
-        best: Lowest Fréchet distance of phase 1.
-        best_iteration: The iteration that had it.
+        phase: 1 without, 2 with the privacy term.
+        iteration: Steps of this phase.
+        iterations_per_second: Since the last check, with the time that checks take.
+        frechet: Distance of the averaged generator's images from the real ones.
+        ada_p: Probability of augmentation.
+        privacy_distance: Mean distance of synthetic from real images; None in phase 1.
+        discriminator_loss: Mean since the last check.
+        generator_loss: Mean since the last check, without the privacy term.
+        seconds: Since the training began, without the time between a kill and going on.
     """
 
-    preset: Preset
-    phases: int
+    phase: int
+    iteration: int
+    iterations_per_second: float
+    frechet: float
+    ada_p: float
+    privacy_distance: float | None
+    discriminator_loss: float
+    generator_loss: float
+    seconds: float
+
+
+@dataclass
+class Standing:
+    """Where a training stands: plain numbers, all of which go into its checkpoint.
+
+    Attributes:
+        phase: The present one, from 1; after the last one the training is over.
+        iteration: Finished steps of this phase.
+        seconds: As in `Progress`.
+        progress: All checks so far.
+    """
+
     phase: int = 1
     iteration: int = 0
-    best: float = math.inf
-    best_iteration: int = 0
-
-    @property
-    def over(self) -> bool:
-        """Whether there is nothing left to do."""
-        return self.phase > self.phases
+    seconds: float = 0.0
+    progress: list[Progress] = field(default_factory=list)
 
     @property
     def private(self) -> bool:
         """Whether the generator's loss has the privacy term."""
         return self.phase == 2
 
-    @property
-    def r1_due(self) -> bool:
-        """Whether the next step has a gradient penalty."""
-        return self.iteration % self.preset.r1_every == 0
 
-    @property
-    def path_due(self) -> bool:
-        """Whether the next step has path length regularisation."""
-        return self.preset.path_every > 0 and self.iteration % self.preset.path_every == 0
+def due(iteration: int, every: int) -> bool:
+    """Whether something that comes every so many iterations comes now; 0 = never."""
+    return every > 0 and iteration % every == 0
 
-    @property
-    def check_due(self) -> bool:
-        """Whether the step just taken is followed by a check."""
-        every = self.preset.check_every
-        if self.private:
-            # The private generator is the last one that was still good enough: look closely.
-            every = max(1, every // 5)
-        return self.iteration % every == 0 or self.iteration >= self._limit
 
-    def judge(self, score: float) -> tuple[bool, bool]:
-        """Take the Fréchet distance of a check.
+def check_due(standing: Standing, preset: Preset) -> bool:
+    """Whether the step just taken is followed by a check."""
+    every = preset.check_every
+    if standing.private:
+        # The private generator is the last one that was still good enough: look closely.
+        every = max(1, every // 5)
+    return due(standing.iteration, every) or _is_last(standing, preset)
 
-        Returns:
-            Whether the generator is the best so far (phase 1) or good enough (phase 2) and is to be
-            kept, and whether the phase ends here.
-        """
-        ends = self.iteration >= self._limit
-        if self.private:
-            good = score <= ENOUGH * self.best
-            return good, ends or not good
-        better = score < self.best
-        if better:
-            self.best, self.best_iteration = score, self.iteration
-        stale = self.iteration - self.best_iteration >= self.preset.patience
-        return better, ends or stale
 
-    def next_phase(self) -> None:
-        """Begin the next phase, or be over."""
-        self.phase, self.iteration = self.phase + 1, 0
+def judge(standing: Standing, preset: Preset) -> tuple[bool, bool]:
+    """Judge the generator by the check just made.
 
-    @property
-    def _limit(self) -> int:
-        return self.preset.privacy_iterations if self.private else self.preset.iterations
+    Returns:
+        Whether the generator is the best so far (phase 1) or good enough (phase 2) and is to be
+        kept, and whether the phase ends here.
+    """
+    now, ends = standing.progress[-1], _is_last(standing, preset)
+    best = min((p for p in standing.progress if p.phase == 1), key=lambda p: p.frechet)
+    if standing.private:
+        good = now.frechet <= ENOUGH * best.frechet
+        return good, ends or not good
+    stale = now.iteration - best.iteration >= preset.patience
+    return best is now, ends or stale
 
-    def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as plain numbers."""
-        state = asdict(self)
-        del state["preset"], state["phases"]
-        return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where another schedule was."""
-        self.__dict__.update(state)
+def _is_last(standing: Standing, preset: Preset) -> bool:
+    limit = preset.privacy_iterations if standing.private else preset.iterations
+    return standing.iteration >= limit

@@ -12,8 +12,6 @@ from torchvision.utils import save_image
 from gan.networks import Generator
 from gan.pixel_range import to_bytes
 
-SHOWN = 32  # pixels a side that smaller images are enlarged to in a picture
-
 
 def balanced_labels(count: int, present: Tensor) -> Tensor:
     """The classes that occur in `present` int64 [.], in turn: int64 [count]."""
@@ -42,8 +40,19 @@ def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> 
     return torch.cat(made)
 
 
-def save_grid(path: Path, images: Tensor, columns: int = 16) -> None:
-    """Write uint8 [n, C, H, W] as one PNG file, `columns` in a row."""
-    factor = max(1, SHOWN // images.shape[-1])
+def save_grid(
+    path: Path, images: Tensor, columns: int, height: int = 32, border: int = 2, grey: float = 0.0
+) -> None:
+    """Write images as one PNG file.
+
+    Args:
+        path: The file.
+        images: uint8 [n, C, H, W]; small ones are enlarged by a whole factor.
+        columns: Images in a row.
+        height: Pixels up to which images are enlarged.
+        border: Pixels around each image.
+        grey: Of the border, from 0 for black to 1 for white.
+    """
+    factor = max(1, height // images.shape[2])
     large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)
-    save_image(large / 255, path, nrow=columns)
+    save_image(large / 255, path, nrow=columns, padding=border, pad_value=grey)

@@ -16,26 +16,11 @@ import torch
 from torch import Tensor
 
 from gan.adversaries import Adversaries, Examples, Privacy
-from gan.checkpoint import Checkpoints, Part
-from gan.checks import Checks, Progress
+from gan.checkpoint import Checkpoints
+from gan.checks import Checks
 from gan.networks import Generator
 from gan.presets import Preset
-from gan.schedule import Schedule
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and until when to train.
-
-    Attributes:
-        folder: For checkpoints, `progress.jsonl` and a picture at every check.
-        device: Where to compute.
-        deadline: When to give up, in the time of `time.monotonic`.
-    """
-
-    folder: Path
-    device: torch.device
-    deadline: float
+from gan.schedule import Progress, Standing, check_due, judge
 
 
 @dataclass(frozen=True)
@@ -59,20 +44,22 @@ def train_gan(
     preset: Preset,
     privacy: Privacy,
     frechet: Callable[[Tensor], float],
-    place: Place,
+    folder: Path,
     *,
     seed: int,
+    deadline: float,
     report: Callable[[Progress], None],
 ) -> Trained:
     """Train a generative model, or go on with or return what the folder holds.
 
     Args:
-        examples: What to learn from.
+        examples: What to learn from, on the device to compute on.
         preset: Sizes and schedules.
         privacy: The privacy term of phase 2.
         frechet: Distance of uint8 images [n, C, R, R] from the real ones.
-        place: Where and until when.
+        folder: For checkpoints, `progress.jsonl` and a picture at every check.
         seed: Decides on everything random; torch's global generators do not change.
+        deadline: When to give up, in the time of `time.monotonic`.
         report: Called at every check.
 
     Raises:
@@ -85,50 +72,43 @@ def train_gan(
     if size != (preset.resolution, preset.resolution):
         raise ValueError(f"Images of {size} pixels for a GAN of {preset.resolution}: resize them.")
     made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
-    files = Checkpoints(place.folder, f"{made_with}, images {examples.fingerprint}")
+    files = Checkpoints(folder, f"{made_with}, images {examples.fingerprint}")
+    checks = Checks(examples.labels.cpu(), preset, frechet, seed)
+    last_phase = 2 if privacy.weight > 0 else 1
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
-        networks = Adversaries(examples, preset, privacy, place.device)
-        schedule = Schedule(preset, phases=2 if privacy.weight > 0 else 1)
-        checks = Checks(examples.labels, preset, frechet, seed, place.device)
-        everything: dict[str, Part] = {
-            "networks": networks,
-            "schedule": schedule,
-            "checks": checks,
-        }
-        if files.has("checkpoint"):
-            files.load("checkpoint", **everything)
-        files.write_progress(checks.progress)
+        networks = Adversaries(examples, preset, privacy)
+        standing = files.load("checkpoint", networks) if files.has("checkpoint") else Standing()
+        began = time.monotonic() - standing.seconds
 
-        while not schedule.over:
-            if time.monotonic() > place.deadline:
-                files.save("checkpoint", **everything)
-                raise TimeoutError(f"GAN training stopped in phase {schedule.phase}.")
-            losses = networks.step(
-                r1_due=schedule.r1_due, path_due=schedule.path_due, private=schedule.private
-            )
-            schedule.iteration += 1
-            checks.add(losses)
-            if not schedule.check_due:
+        while standing.phase <= last_phase:
+            if time.monotonic() > deadline:
+                standing.seconds = time.monotonic() - began
+                files.save("checkpoint", networks, standing)
+                raise TimeoutError(f"GAN training stopped in phase {standing.phase}.")
+            networks.step(standing.iteration, standing.private)
+            standing.iteration += 1
+            if not check_due(standing, preset):
                 continue
 
-            phase, iteration = schedule.phase, schedule.iteration
-            progress = checks.check(networks.average, phase, iteration, networks.ada.p)
-            checks.draw(networks.average, place.folder / f"phase-{phase}-{iteration:06d}.png")
-            keep, ends = schedule.judge(progress.frechet)
+            standing.seconds = time.monotonic() - began
+            progress = checks.measure(networks, standing)
+            standing.progress.append(progress)
+            picture = folder / f"phase-{standing.phase}-{standing.iteration:06d}.png"
+            checks.draw(networks, picture)
+            keep, ends = judge(standing, preset)
             if keep:
-                files.save("private" if schedule.private else "plain", networks=networks)
+                files.save("private" if standing.private else "plain", networks, standing)
             if ends:
-                schedule.next_phase()
-                if schedule.private:
-                    # From the best of phase 1, optimizers, augmentation and random state too.
-                    files.load("plain", networks=networks)
-            files.save("checkpoint", **everything)
-            files.write_progress(checks.progress)
+                standing.phase, standing.iteration = standing.phase + 1, 0
+                # From the best of phase 1, optimizers, augmentation and random state too.
+                if standing.private:
+                    files.load("plain", networks)
+            files.save("checkpoint", networks, standing)
             report(progress)
 
-        files.load("plain", networks=networks)
+        files.load("plain", networks)
         plain = copy.deepcopy(networks.average)
         if files.has("private"):
-            files.load("private", networks=networks)
-        return Trained(plain, networks.average, checks.progress)
+            files.load("private", networks)
+        return Trained(plain, networks.average, standing.progress)

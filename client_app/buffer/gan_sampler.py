@@ -12,12 +12,12 @@ from torch import Tensor
 from client_app.buffer.job import Job, some
 from client_app.datasets.resize import resized
 from gan.adversaries import Examples, Privacy
-from gan.checks import Progress
 from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
+from gan.schedule import Progress
 from gan.synthesis import render
-from gan.training import Place, Trained, train_gan
+from gan.training import Trained, train_gan
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
@@ -97,8 +97,9 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
         preset,
         Privacy(weight, gan.privacy_reduction, job.distance),
         distance_to_real,
-        Place(job.folder, hospital.device, job.deadline),
+        job.folder,
         seed=job.seed,
+        deadline=job.deadline,
         report=report,
     )
 

@@ -13,12 +13,12 @@ from gan.projection import Start, mean_w, measure_privacy, project, ramp, roughn
 HOUR = time.monotonic() + 3600
 
 
-class Linear:
+class Linear(Generator):
     """Images that are a linear function of w, with next to no noise."""
 
-    latent = 3
-
     def __init__(self, rank=3):
+        torch.nn.Module.__init__(self)  # none of the generator's layers
+        self.latent = 3
         self.noise_shapes = [(4, 4), (8, 8)]
         rng = torch.Generator().manual_seed(5)
         self.matrix = torch.linalg.qr(torch.randn(16, 3, generator=rng))[0].T.clone()  # [3, 16]
@@ -27,12 +27,14 @@ class Linear:
     def map(self, labels, z):
         return 2 * z + labels[:, None]
 
-    def synthesise(self, w, noise):
+    def synthesise(self, w, noise=None):
         return (w @ self.matrix).unflatten(1, (1, 4, 4)) + 1e-4 * noise[0]
 
 
-class Metric:
-    name = "untrained-toy"
+class Metric(PairwiseLPIPS):
+    def __init__(self):
+        super().__init__("squeeze", "untrained")
+        self.name = "untrained-toy"
 
     def features(self, images):
         return images.flatten(1)

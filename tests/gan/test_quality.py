@@ -19,17 +19,17 @@ from gan.quality import (
 )
 
 
-class Pixels(quality.Extractor):
+class Pixels(Classifier):
     """The grey values themselves, 0 to 255, as features."""
 
     name = "pixels"
 
     def __init__(self, count):
-        super().__init__()
+        super().__init__(1, 1)
         self.num_features = count
 
-    def features(self, images):
-        return images.add(1).mul(127.5).flatten(1)
+    def forward(self, images):
+        return images.flatten(1).double()
 
 
 def noise(*shape, seed=0):
@@ -89,7 +89,8 @@ def test_the_classifier_learns_and_tells_noise_from_digits(digits, caplog):
     assert not caplog.records
     model = train_classifier(images[:700], labels[:700], 10, seed=0)
     with torch.no_grad():
-        right = model(from_bytes(images[700:])).argmax(dim=1) == labels[700:]
+        logits = model.head(model(images[700:]).float())
+    right = logits.argmax(dim=1) == labels[700:]
     assert right.float().mean() > 0.85
     assert distance(images[700:]) < 0.2 * distance(noise(200, 1, 8, 8))
 
@@ -100,7 +101,7 @@ def test_the_classifier_follows_from_its_seed_alone(digits, monkeypatch):
     images, labels = digits
     models = [train_classifier(images, labels, 10, seed) for seed in (1, 1, 2)]
     assert torch.equal(before, torch.get_rng_state())
-    first, again, other = (model.features(torch.ones(1, 1, 8, 8)) for model in models)
+    first, again, other = (model(noise(1, 1, 8, 8)) for model in models)
     assert first.shape == (1, Classifier.num_features)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -129,11 +130,11 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
         == "fid"
     )
     network = Inception(path)
-    grey = from_bytes(images[:2])
-    features = network.features(grey)
+    features, colour = network(images[:2]), images[:2].expand(-1, 3, -1, -1)
     assert features.shape == (2, Inception.num_features)
-    assert torch.equal(features, network.features(grey.expand(-1, 3, -1, -1)))
-    assert torch.equal(features, network.network(images[:2].expand(-1, 3, -1, -1))[0])
+    assert features.dtype == torch.float64
+    assert torch.equal(features, network(colour))
+    assert torch.equal(features.float(), network.network(colour)[0])
 
 
 def test_files_without_the_network_are_named(tmp_path, digits):

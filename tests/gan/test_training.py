@@ -8,14 +8,15 @@ import torch
 from sklearn.datasets import load_digits
 from sklearn.svm import SVC
 
+from gan import losses
 from gan.adversaries import Examples, Privacy
 from gan.augment import Controller
-from gan.checks import Progress
 from gan.networks import Generator
 from gan.pixel_range import from_bytes
 from gan.presets import PRESETS
+from gan.schedule import Progress
 from gan.synthesis import balanced_labels, render
-from gan.training import Place, train_gan
+from gan.training import train_gan
 
 LABELS = torch.tensor([0, 2, 2, 0, 2, 0, 2])  # of three classes; nobody has the second
 
@@ -63,8 +64,9 @@ def train(micro, tmp_path):
             preset,
             Privacy(privacy_weight, "mean", distance),
             frechet,
-            Place(folder, torch.device("cpu"), deadline),
+            folder,
             seed=seed,
+            deadline=deadline,
             report=report,
         )
 
@@ -187,7 +189,7 @@ def test_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     stops = 0
     while True:
         try:
-            resumed = train(deadline=float(next(clock)) + 5)
+            resumed = train(deadline=float(next(clock)) + 3)
         except TimeoutError:
             stops += 1
         else:
@@ -195,6 +197,40 @@ def test_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     assert stops > 3
     assert torch.equal(weights(resumed.private), weights(unbroken.private))
     assert [*map(told, resumed.progress)] == [*map(told, unbroken.progress)]
+
+
+def test_regularisation_comes_with_some_steps_only(train, micro, tmp_path, monkeypatch):
+    """Of six steps every second has a gradient penalty and every third a path length."""
+    done, steps = [], 0
+
+    def watch(name):
+        original = getattr(losses, name)
+
+        def watched(*given):
+            done.append((name, steps))
+            return original(*given)
+
+        monkeypatch.setattr(losses, name, watched)
+
+    watch("r1")
+    watch("path_lengths")
+
+    class Counted(Controller):
+        def observe(self, logits):
+            nonlocal steps
+            super().observe(logits)
+            steps += 1
+
+    monkeypatch.setattr("gan.adversaries.Controller", Counted)
+    train(privacy_weight=0.0)
+    # A path length follows the controller, a gradient penalty precedes it.
+    assert [step for name, step in done if name == "r1"] == [0, 2, 4]
+    assert [step - 1 for name, step in done if name == "path_lengths"] == [0, 3]
+    done.clear()
+    train(
+        preset=dataclasses.replace(micro, path_every=0), privacy_weight=0.0, folder=tmp_path / "no"
+    )
+    assert {name for name, _ in done} == {"r1"}
 
 
 def test_a_finished_training_is_returned_at_once(train):
