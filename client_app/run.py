@@ -92,16 +92,13 @@ class Kept:
         return self._newest([each for each in self._visits() if each <= visit])
 
     def save(self, visit: Place, arrays: dict[str, NDArray[np.generic]]) -> None:
-        """Keep what this visit leaves, and what the visit before it left; forget all others.
+        """Keep what this visit leaves, and what the visit before it left; forget older ones.
 
-        A visit that comes after this one was made before the run went back to this one.
+        Later ones stay: after a resume a hospital prepares again, before the visits it has made.
         """
         self.run.save(self._name(visit), arrays)
-        visits = self._visits()
-        keep = [visit, *[each for each in visits if each < visit][-1:]]
-        for each in visits:
-            if each not in keep:
-                self.run.discard(self._name(each))
+        for older in [each for each in self._visits() if each < visit][:-1]:
+            self.run.discard(self._name(older))
 
     def _newest(self, visits: list[Place]) -> dict[str, NDArray[np.generic]]:
         return self.run.load(self._name(visits[-1])) if visits else {}

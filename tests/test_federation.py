@@ -131,7 +131,7 @@ def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path
     for message in grid.sent:
         for record in message.content.array_records.values():
             assert not [name for name in record if "bn" in name or "downsample.1" in name]
-    homes = [np.load(path) for path in tmp_path.glob("hospital-*/runs/*/home/2-1.npz")]
+    homes = [np.load(path) for path in tmp_path.glob("hospital-*/runs/*/local/2-1.npz")]
     assert len(homes) == HOSPITALS
     assert all(home["bn1.num_batches_tracked"] == 2 for home in homes)  # one batch a round
     assert [event for event in ledger.events if event.outcome != "ok"] == []

@@ -32,12 +32,14 @@ def test_the_last_two_visits_are_kept(kept, tmp_path):
     assert {path.stem for path in tmp_path.glob("local/*")} == {"1-2", "1-3"}
 
 
-def test_a_visit_that_is_made_again_takes_the_place_of_itself_and_of_later_ones(kept):
-    """The run went back to it: nothing may start from a visit that is to be made again."""
-    for hop in (1, 2, 3):
+def test_a_visit_that_is_made_again_starts_where_it_did_and_takes_its_own_place(kept):
+    """After a resume; the hospital has prepared again before it."""
+    for hop in (1, 2):
         kept.save((1, hop), left(hop))
+    kept.save((0, 0), left(0))
+    assert kept.before((1, 2)) == left(1)
     kept.save((1, 2), left(20))
-    assert kept.before((1, 4)) == left(20)
+    assert kept.before((1, 3)) == left(20)
 
 
 def test_what_learners_keep_is_apart_from_what_stays_of_models(kept, tmp_path):
