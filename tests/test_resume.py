@@ -171,11 +171,15 @@ def _no_waiting(monkeypatch):
 CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in STRATEGIES}
 CASES["fedrewind of fedavg"] = ("fedrewind", {"rewind__base": "fedavg"})
 CASES["centralized synthetic"] = ("centralized", {"centralized__data": "synthetic"})
+QUICK = ("feder", "cwc", "fedrewind of fedavg")  # a method of each kind; the others are slow
 CASES["without evaluation"] = ("cwc", {"evaluate__every": 2})
 
 
 @pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
+)
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(case, tmp_path):
     strategy, overrides = CASES[case]
     unbroken = Run(tmp_path / "unbroken", strategy, **overrides)

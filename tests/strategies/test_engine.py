@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from strategies.engine import courier, testing
+from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.enrolment import agreed
 from strategies.engine.run import RunError
@@ -290,7 +290,8 @@ def test_two_hospitals_of_one_name_end_the_run():
         run(federation(2, h1=CountingHospital("h0")))
 
 
-def test_too_few_hospitals_end_the_run():
+def test_too_few_hospitals_end_the_run(monkeypatch):
+    monkeypatch.setattr(enrolment, "PAUSE", 0.01)
     with pytest.raises(RunError, match=r"1 of 2 .*\(min-hospitals\) have said within"):
         run(federation(1), min_hospitals=2, hop_timeout=0.001)
 
