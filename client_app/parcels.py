@@ -113,7 +113,7 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         )
     if label.classes != list(data.classes):
         raise ParcelError(
-            f"Lineage '{label.lineage}' tells {label.classes} apart, "
+            f"Lineage '{label.lineage}' has the classes {label.classes}, "
             f"hospital '{hospital.name}' has the classes {list(data.classes)}."
         )
 

@@ -133,7 +133,7 @@ class Seal:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ParcelError("A sealed record is damaged.") from error
         if sender not in self.members:
-            raise ParcelError(f"A record was sealed by '{sender:.80}', who is none of the members.")
+            raise ParcelError(f"A record was sealed by '{sender:.80}', who is not a member.")
         if not self.members[sender].has_signed(text, signature):
             raise ParcelError(f"A record names '{sender}' as its sender and is not signed by it.")
         if hashlib.sha256(ciphertext).hexdigest() != head["hash"]:

@@ -103,7 +103,7 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
         "hospital-2",
         "A record of 'hospital-1' is not sealed for 'hospital-2': is it among the members there?",
     ) in reasons
-    assert any("sealed by 'hospital-2', who is none" in reason for _, reason in reasons)
+    assert any("sealed by 'hospital-2', who is not a member" in reason for _, reason in reasons)
     assert any(event.outcome == "ok" and event.round == 4 for event in ledger.of("train"))
     assert len(parcels_of(state)) == 3
 

@@ -255,7 +255,7 @@ def test_a_parcel_damaged_on_its_way_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"classes": ["cat", "dog"]}, "tells ['cat', 'dog'] apart"),
+        ({"classes": ["cat", "dog"]}, "has the classes ['cat', 'dog']"),
         (
             {"architecture": Architecture("cnn", 1, 9, 9, 10).to_json()},
             "is for (1, 9, 9) images (channels, height, width), hospital 'hospital-0' has "

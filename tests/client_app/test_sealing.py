@@ -206,7 +206,7 @@ def test_strangers_are_refused_and_read_nothing(seals, tmp_path):
         seals["graz"].open(false, check_parcel(false))
 
     other = Seal(replace(stranger, name="ischl"), members, "run-1").close(parcel())
-    with pytest.raises(ParcelError, match="sealed by 'ischl', who is none of the members"):
+    with pytest.raises(ParcelError, match="sealed by 'ischl', who is not a member"):
         seals["graz"].open(other, check_parcel(other))
 
     sealed = seals["linz"].close(parcel())
