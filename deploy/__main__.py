@@ -18,7 +18,7 @@ def main() -> None:
     def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text)
         added.set_defaults(command=name)
-        added.add_argument("folder", type=Path, help=folder)
+        added.add_argument("folder", type=_path, help=folder)
         return added
 
     server, hospital = "the server's folder", "the hospital's folder"
@@ -47,15 +47,15 @@ def main() -> None:
         help="port for commands from this machine (default: %(default)s)",
     )
     registered = command("register", "operator: let a hospital take part", server)
-    registered.add_argument("public_key", type=Path, help="the hospital's .pub file")
+    registered.add_argument("public_key", type=_path, help="the hospital's .pub file")
     registered.add_argument("--name", required=True, help="the hospital's name")
     supernode = command("supernode", "hospital: start its SuperNode", hospital)
     supernode.add_argument("--server", required=True, help="the server's host:port")
     supernode.add_argument("--name", required=True, help="the hospital's name")
     supernode.add_argument(
-        "--data-dir", type=Path, required=True, help="the hospital's images (docs/data.md)"
+        "--data-dir", type=_path, required=True, help="the hospital's images (docs/data.md)"
     )
-    supernode.add_argument("--store-dir", type=Path, help="the hospital's store")
+    supernode.add_argument("--store-dir", type=_path, help="the hospital's store")
     supernode.add_argument(
         "--members",
         required=True,
@@ -80,8 +80,12 @@ def main() -> None:
         sys.exit(130)
 
 
+def _path(text: str) -> Path:
+    return Path(text).expanduser()
+
+
 def _do(given: argparse.Namespace) -> None:
-    folder = given.folder.expanduser()
+    folder = given.folder
     match given.command:
         case "authority":
             make_authority(folder, given.server)
@@ -100,14 +104,10 @@ def _do(given: argparse.Namespace) -> None:
         case "superlink":
             start_superlink(folder, given.fleet_address, given.control_port)
         case "register":
-            register(folder, given.public_key.expanduser(), given.name)
+            register(folder, given.public_key, given.name)
         case "supernode":
-            store = given.store_dir and given.store_dir.expanduser()
-            data = given.data_dir.expanduser()
-            paths = (data, store, given.members)
-            start_supernode(
-                folder, given.server, given.name, *paths, given.node_config, warm=given.warm
-            )
+            paths = (given.data_dir, given.store_dir, given.members)
+            start_supernode(folder, given.server, given.name, *paths, given.node_config, given.warm)
         case "run":
             run(folder, given.run_config)
 

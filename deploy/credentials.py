@@ -22,6 +22,7 @@ from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # of validity of a certificate
 HERE = ("localhost", "127.0.0.1")  # names by which the operator's own commands reach the server
+Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey]  # who signs a certificate
 
 
 def make_authority(folder: Path, names: Sequence[str]) -> None:
@@ -37,20 +38,17 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
         DeployError: A name is not valid, or the server already has a certificate.
     """
     alternatives = [_alternative(name) for name in dict.fromkeys((*names, *HERE))]
-    certificate, key = folder / "server.crt", folder / "server.key"
-    _must_be_new(certificate, key)
-    authority, authority_key = _authority(folder)
-    server_key = ec.generate_private_key(ec.SECP384R1())
-    signed = (
-        _builder(_name(names[0]), authority.subject, server_key.public_key(), authority_key)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(_usage(digital_signature=True), critical=True)
-        .sign(authority_key, hashes.SHA384())
+    server = folder / "server"
+    _must_be_new(server.with_suffix(".crt"), server.with_suffix(".key"))
+    _issue(
+        server,
+        names[0],
+        _authority(folder),
+        (x509.BasicConstraints(ca=False, path_length=None), True),
+        (x509.SubjectAlternativeName(alternatives), False),
+        (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
+        (_usage(digital_signature=True), True),
     )
-    _write(key, _private(server_key, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
 def make_key(folder: Path, hospital: str) -> None:
@@ -94,51 +92,58 @@ def _alternative(name: str) -> x509.GeneralName:
     )
 
 
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    """The certificate and key of the authority in a folder; made if they do not exist."""
+def _authority(folder: Path) -> Issuer:
+    """The name and key of the authority in a folder; made if they do not exist."""
     certificate, key = folder / "ca.crt", folder / "ca.key"
     if certificate.exists() and key.exists():
         private = serialization.load_pem_private_key(key.read_bytes(), None)
         assert isinstance(private, ec.EllipticCurvePrivateKey)
-        return x509.load_pem_x509_certificate(certificate.read_bytes()), private
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).subject, private
     _must_be_new(certificate, key)
-    private = ec.generate_private_key(ec.SECP384R1())
-    name = _name("fedhandoff authority")
-    signed = (
-        _builder(name, name, private.public_key(), private)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
-        .sign(private, hashes.SHA384())
+    return _issue(
+        folder / "ca",
+        "fedhandoff authority",
+        None,
+        (x509.BasicConstraints(ca=True, path_length=0), True),
+        (_usage(key_cert_sign=True, crl_sign=True), True),
     )
-    _write(key, _private(private, serialization.PrivateFormat.PKCS8), 0o600)
-    _write(certificate, signed.public_bytes(serialization.Encoding.PEM), 0o644)
-    return signed, private
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+def _issue(
+    path: Path, common: str, issuer: Issuer | None, *extensions: tuple[x509.ExtensionType, bool]
+) -> Issuer:
+    """Make a key, `<path>.key`, and its certificate, `<path>.crt`.
 
+    Args:
+        path: Of both files, without their suffixes.
+        common: The name in the certificate.
+        issuer: Who signs the certificate; None = the new key itself.
+        extensions: Of the certificate, each with whether it is critical.
 
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    public: ec.EllipticCurvePublicKey,
-    issuer_key: ec.EllipticCurvePrivateKey,
-) -> x509.CertificateBuilder:
-    """A certificate with the fields that those of authority and server share."""
-    now = datetime.now(UTC)
-    issuer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
-    return (
+    Returns:
+        The name and the key.
+    """
+    key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
+    signer, signing_key = issuer or (name, key)
+    signer_id = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing_key.public_key())
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
+        .subject_name(name)
+        .issuer_name(signer)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))  # clocks differ
         .not_valid_after(now + timedelta(days=365 * YEARS))
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(issuer_id, critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(signer_id, critical=False)
     )
+    for extension, critical in extensions:
+        builder = builder.add_extension(extension, critical)
+    certificate = builder.sign(signing_key, hashes.SHA384())
+    _write(path.with_suffix(".key"), _private(key, serialization.PrivateFormat.PKCS8), 0o600)
+    _write(path.with_suffix(".crt"), certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    return name, key
 
 
 def _usage(**allowed: bool) -> x509.KeyUsage:

@@ -51,9 +51,9 @@ def server(folder: Path) -> Iterator[str]:
     """Run a server with its files in `folder`/server; yields its address for hospitals."""
     fleet, control = _free_ports(2)
     address = f"127.0.0.1:{fleet}"
-    _deploy("authority", str(folder / "server"), "--server", "127.0.0.1")
+    _deploy("authority", folder / "server", "--server", "127.0.0.1")
     arguments = ["--fleet-address", address, "--control-port", str(control)]
-    with started(folder, "superlink", str(folder / "server"), *arguments) as process:
+    with started(folder, "superlink", folder / "server", *arguments) as process:
         _wait_for(control, process)
         yield address
 
@@ -72,25 +72,23 @@ def hospitals(
     """
     lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
     (folder / "members").write_text("".join(lines), encoding="utf-8")
-    members = str(folder / "members") if sealed else "none"
+    members = folder / "members" if sealed else "none"
     with ExitStack() as running:
         for name in HOSPITALS:
             hospital = folder / name
-            _deploy("key", str(hospital), name)
-            public_key = str(hospital / f"{name}.pub")
-            _deploy("register", str(folder / "server"), public_key, "--name", name)
+            _deploy("key", hospital, name)
+            _deploy("register", folder / "server", hospital / f"{name}.pub", "--name", name)
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
-            paths = ["--data-dir", str(folder / "images" / name)]
-            paths += ["--store-dir", str(hospital / "store"), "--members", members]
-            arguments = [str(hospital), "--server", address, "--name", name, *paths, *more]
-            running.enter_context(started(folder, "supernode", *arguments, log=name))
+            paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
+            given = ("--server", address, "--name", name, "--members", members, *paths, *more)
+            running.enter_context(started(folder, "supernode", hospital, *given, log=name))
         yield
 
 
 def run(folder: Path, settings: str) -> Path:
     """Do a run on the server in `folder`; returns the folder of its results."""
     run_config = f"{settings} output-dir='{folder}/runs'"
-    _deploy("run", str(folder / "server"), "--run-config", run_config)
+    _deploy("run", folder / "server", "--run-config", run_config)
     (result,) = (folder / "runs").iterdir()
     return result
 
@@ -113,13 +111,13 @@ def _identity(hospital: str, store: Path) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def _deploy(*arguments: str) -> None:
+def _deploy(*arguments: str | Path) -> None:
     subprocess.run([*DEPLOY, *arguments], check=True)
 
 
 @contextmanager
 def started(
-    folder: Path, *arguments: str, log: str = "superlink"
+    folder: Path, *arguments: str | Path, log: str = "superlink"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command, with its output in `folder`/<log>.log; it is ended with the block."""
     with (folder / f"{log}.log").open("wb") as output:
@@ -133,10 +131,8 @@ def started(
 
 def _free_ports(number: int) -> list[int]:
     with ExitStack() as open_ones:
-        listeners = [open_ones.enter_context(socket.socket()) for _ in range(number)]
-        for listener in listeners:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in listeners]
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+        return [open_ones.enter_context(each).getsockname()[1] for each in listeners]
 
 
 def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:

@@ -182,22 +182,22 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     held = {(e.lineage, e.hospital) for e in events if e.verb == "hand-off"}
     ensemble = [event.metrics for event in events if event.verb == "ensemble"]
 
-    figures = {"train_loss": mean(event.metrics.get("train-loss", nan) for event in visits)}
+    everywhere: Tests = tests if cross else {}  # what figures over all models are taken from
+
+    figures = {"train_loss": _mean_of("train-loss", (event.metrics for event in visits))}
     for metric in METRICS:
-        measured = {pair: metrics.get(metric, nan) for pair, metrics in tests.items()}
         name = metric.replace("-", "_")
-        figures[f"federation_{name}"] = mean(measured.values()) if cross else nan
-        figures[f"ensemble_{name}"] = mean(metrics.get(metric, nan) for metrics in ensemble)
-        figures[f"personalized_{name}"] = mean(measured.get(pair, nan) for pair in held)
+        figures[f"federation_{name}"] = _mean_of(metric, everywhere.values())
+        figures[f"ensemble_{name}"] = _mean_of(metric, ensemble)
+        figures[f"personalized_{name}"] = _mean_of(metric, (tests.get(pair, {}) for pair in held))
 
     figures["fa_as_printed"] = figures["federation_accuracy"] * len(latest) / 2
-    figures["disagreement"] = _disagreement(tests, "accuracy") if cross else nan
-    balanced = _disagreement(tests, "balanced-accuracy") if cross else nan
-    figures["balanced_disagreement"] = balanced
+    figures["disagreement"] = _disagreement(everywhere, "accuracy")
+    figures["balanced_disagreement"] = _disagreement(everywhere, "balanced-accuracy")
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
     figures["origin_accuracy"] = mean(a for (model, where), a in matrix.items() if model == where)
-    figures["pooled_federation_accuracy"] = _pooled(tests.values()) if cross else nan
+    figures["pooled_federation_accuracy"] = _pooled(everywhere.values())
     figures["accuracy_after_visit"] = mean(_after_visit(visits, versions).values())
     return Round(
         number=number,
@@ -299,6 +299,10 @@ def mean(values: Iterable[float]) -> float:
     return fmean(finite) if finite else nan
 
 
+def _mean_of(metric: str, measured: Iterable[Metrics]) -> float:
+    return mean(metrics.get(metric, nan) for metrics in measured)
+
+
 def _is_visit(event: Event) -> bool:
     return event.verb.partition(".")[0] == "train"
 
@@ -369,19 +373,20 @@ def _pooled_balanced(tests: Iterable[Metrics]) -> float:
 def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:
     before = visits[-1]["round"] - LAST_ROUNDS if visits else 0
     late = [row for row in finished(visits) if row["round"] > before]
-    accuracies = [row["global_accuracy"] for row in late]
-    balanced = [row["global_balanced_accuracy"] for row in late]
+    balanced = _mean_and_spread(row["global_balanced_accuracy"] for row in late)
     return {
-        "mean": mean(accuracies),
-        "std": spread(accuracies),
-        "balanced_mean": mean(balanced),
-        "balanced_std": spread(balanced),
+        **_mean_and_spread(row["global_accuracy"] for row in late),
+        **{f"balanced_{name}": figure for name, figure in balanced.items()},
     }
 
 
 def _convergence(hospital: str, last: Round) -> dict[str, float]:
-    accuracies = [accuracy for (_, where), accuracy in last.matrix.items() if where == hospital]
-    return {"mean": mean(accuracies), "std": spread(accuracies)}
+    return _mean_and_spread(a for (_, where), a in last.matrix.items() if where == hospital)
+
+
+def _mean_and_spread(values: Iterable[float]) -> dict[str, float]:
+    finite = [*filter(isfinite, values)]
+    return {"mean": mean(finite), "std": spread(finite)}
 
 
 def spread(values: Iterable[float]) -> float:

@@ -90,15 +90,13 @@ def matrix(axes: Axes, summary: Summary) -> None:
 @picture
 def progress(axes: Axes, summary: Summary) -> None:
     """Federation, personalised and after-visit accuracy over the rounds."""
-    _lines(
-        axes,
-        summary.history["round"],
-        {
-            "after visit": summary.history["accuracy_after_visit"],
-            "personalised": summary.history["personalized_accuracy"],
-            "federation": summary.history["federation_accuracy"],
-        },
-    )
+    history = summary.history
+    lines = {
+        "after visit": history["accuracy_after_visit"],
+        "personalised": history["personalized_accuracy"],
+        "federation": history["federation_accuracy"],
+    }
+    _lines(axes, history["round"], lines)
 
 
 @picture

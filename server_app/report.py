@@ -9,15 +9,7 @@ from math import isfinite, nan
 
 from server_app import plots
 from server_app.measures import LAST_ROUNDS, METRICS, Summary, finished
-from strategies.protocol.page import (
-    document,
-    heading,
-    notice,
-    paragraph,
-    shown,
-    table,
-    verbatim,
-)
+from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
 
 LISTED = 20  # failures on the page; summary.json has all of them
 COLUMNS = 6  # hospitals in the table of synthetic images
@@ -89,7 +81,7 @@ def _head(name: str, summary: Summary) -> str:
 def _failures(summary: Summary) -> str:
     columns = ["round", "hop", "hospital", "verb", "lineage", "outcome", "reason"]
     rows = [[failure[column] for column in columns] for failure in summary.failures]
-    listed = f" The first {LISTED}; summary.json has all." if len(rows) > LISTED else ""
+    listed = _listed(LISTED, len(rows))
     return notice(
         "red",
         paragraph(f"The run failed. {summary.error}") if summary.error else "",
@@ -159,17 +151,13 @@ def _synthetic(summary: Summary) -> str:
     hospitals = sorted(summary.synthetic)[:COLUMNS]
     figures = sorted({name for each in summary.synthetic.values() for name in each})
     rows = [[name, *(summary.synthetic[h].get(name, nan) for h in hospitals)] for name in figures]
-    listed = (
-        f" The first {COLUMNS} hospitals; summary.json has all."
-        if len(summary.synthetic) > COLUMNS
-        else ""
-    )
+    listed = _listed(COLUMNS, len(summary.synthetic))
     return (
         heading("Synthetic images")
         + paragraph(
             "What the hospitals measured of their GANs and of the images that they handed on; "
             "docs/privacy.md says what each figure means. The images themselves are in the "
-            f"hospitals' own folders.{listed}"
+            f"hospitals' own folders. Hospitals: {len(summary.synthetic)}.{listed}"
         )
         + table(["", *hospitals], rows)
     )
@@ -189,6 +177,10 @@ def _costs(summary: Summary) -> str:
             "and from the hospital together."
         )
     )
+
+
+def _listed(most: int, number: int) -> str:
+    return f" The first {most}; summary.json has all." if number > most else ""
 
 
 def _size(num_bytes: float) -> str:
