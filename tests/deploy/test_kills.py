@@ -21,7 +21,6 @@ from deploy.supervisor import STEADY
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.protocol.parcel import check_parcel, load
-from tests.fakes import parcels_of
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
 SUPERVISED = ("flower-superlink", "flower-supernode")
@@ -144,16 +143,16 @@ def visits_of(result):
     for attempt in range(20):
         try:
             if completed(result):
-                parcels = [load(path) for path in (result / "parcels").iterdir()]
+                labels = [check_parcel(load(path)) for path in (result / "parcels").iterdir()]
             else:
                 state, _ = checkpoint.load(result / "checkpoint")
-                parcels = list(parcels_of(state).values())
+                labels = [state.shelf.label(model.parcel) for model in state.models.values()]
         except CheckpointError:  # files go while they are read, if the server writes new ones
             if attempt == 19:
                 raise
             time.sleep(0.1)
         else:
-            return {label.lineage: label.visited for label in map(check_parcel, parcels)}
+            return {label.lineage: label.visited for label in labels}
 
 
 def check(result, visits):
