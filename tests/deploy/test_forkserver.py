@@ -40,12 +40,15 @@ def environment(tmp_path):
 
 @pytest.fixture
 def _server(tmp_path, environment):
+    # Programs that a shell starts in the background inherit that SIGINT is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment)
     while not (tmp_path / "socket").exists():
         time.sleep(0.02)
     yield
     process.kill()
     process.wait()
+    signal.signal(signal.SIGINT, before)
 
 
 def start(environment, *arguments):
