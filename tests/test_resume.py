@@ -171,15 +171,16 @@ def _no_waiting(monkeypatch):
 CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in STRATEGIES}
 CASES["fedrewind of fedavg"] = ("fedrewind", {"rewind__base": "fedavg"})
 CASES["centralized synthetic"] = ("centralized", {"centralized__data": "synthetic"})
-QUICK = ("feder", "cwc", "fedrewind of fedavg")  # a method of each kind; the others are slow
+QUICK = ("feder", "cwc")  # the other cases are slow
 CASES["without evaluation"] = ("cwc", {"evaluate__every": 2})
 
 
+def quick_or_slow(cases):
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in cases]
+
+
 @pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.parametrize(
-    "case",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in CASES],
-)
+@pytest.mark.parametrize("case", quick_or_slow(CASES))
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(case, tmp_path):
     strategy, overrides = CASES[case]
     unbroken = Run(tmp_path / "unbroken", strategy, **overrides)
@@ -236,7 +237,7 @@ def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_
 
 
 @pytest.mark.usefixtures("_no_waiting")
-@pytest.mark.parametrize("strategy", ["cwt", "cwc", "fedavg"])
+@pytest.mark.parametrize("strategy", quick_or_slow(["cwt", "cwc", "fedavg"]))
 def test_a_hospital_that_is_new_after_a_kill_takes_part_from_the_next_round_on(strategy, tmp_path):
     unbroken = Run(tmp_path / "unbroken", strategy, num_server_rounds=3)
     assert unbroken.part(away=["h0"])
@@ -302,6 +303,7 @@ def file_clock(monkeypatch):
     return clock
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
     tmp_path, file_clock, monkeypatch
 ):
@@ -549,7 +551,7 @@ REAL: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.usefixtures("_quick_buffers", "_no_waiting")
-@pytest.mark.parametrize("case", REAL)
+@pytest.mark.parametrize("case", quick_or_slow(REAL))
 def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(
     case, tmp_path, monkeypatch
 ):
