@@ -17,17 +17,17 @@ import os, sys, time
 from deploy.forkserver import serve
 
 def program():
-    print(os.getpid(), *sys.argv[1:], flush=True)
-    match sys.argv[1:]:
-        case ["raise"]:
-            raise ValueError("boom")
-        case ["exit", text]:
-            sys.exit(int(text))
-        case ["wait"]:
-            try:
+    try:
+        print(os.getpid(), *sys.argv[1:], flush=True)
+        match sys.argv[1:]:
+            case ["raise"]:
+                raise ValueError("boom")
+            case ["exit", text]:
+                sys.exit(int(text))
+            case ["wait"]:
                 time.sleep(60)
-            except KeyboardInterrupt:
-                sys.exit(42)
+    except KeyboardInterrupt:  # perhaps before it sleeps
+        sys.exit(42)
 
 serve(program)
 """
