@@ -46,6 +46,7 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
                     arrays[entry.removesuffix(".npy")] = _array(content)
                 else:
                     texts[entry] = content.decode()
+    # zipfile raises NotImplementedError for a compression that it does not know.
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
         raise ArchiveError(f"Not an archive of arrays: {error}") from error
     return arrays, texts
@@ -57,6 +58,7 @@ def _array(content: bytes) -> Array:
     if npy.read_magic(file) != (1, 0):
         raise ValueError("an array is not in version 1.0 of the .npy format")
     shape, _, dtype = npy.read_array_header_1_0(file)
-    if dtype.hasobject or len(content) - file.tell() != dtype.itemsize * math.prod(shape):
+    size = dtype.itemsize * math.prod(shape)
+    if dtype.hasobject or min(shape, default=0) < 0 or len(content) - file.tell() != size:
         raise ValueError("an array is cut short, or of Python objects")
     return Array(str(dtype), shape, "numpy.ndarray", content)

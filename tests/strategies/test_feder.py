@@ -4,22 +4,12 @@ import pytest
 
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save
-from tests.fakes import (
-    CountingHospital,
-    FakeGrid,
-    Ledger,
-    failing,
-    federation,
-    go,
-    parcels_of,
-    settings,
-)
+from tests.fakes import CountingHospital, failing, federation, parcels_of
+from tests.strategies import test_engine as engine
 
 
 def run(handlers, strategy="feder", rounds=6, **overrides):
-    grid, ledger = FakeGrid(handlers), Ledger()
-    chosen = settings(strategy=strategy, num_server_rounds=rounds, min_hospitals=1, **overrides)
-    return go(chosen, grid, ledger), ledger, grid
+    return engine.run(handlers, strategy, num_server_rounds=rounds, **overrides)
 
 
 def visits(grid):
