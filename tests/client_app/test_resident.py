@@ -88,6 +88,7 @@ def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
     assert residents(tmp_path) == [process]
 
 
+@pytest.mark.slow
 def test_its_failures_arrive_with_their_text(ask):
     answer = ask("query.enrol", code="other")
     assert answer.error.code == Failure.SETTINGS
@@ -124,6 +125,7 @@ def test_one_that_is_stuck_is_given_up_and_replaced(ask, tmp_path, monkeypatch):
     os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_it_stops_working_when_nobody_waits_any_more(ask, tmp_path):
     """As when the process that Flower has started is killed."""
     first = parcel_of(ask("query.prepare"))

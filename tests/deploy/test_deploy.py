@@ -361,6 +361,7 @@ def test_a_program_that_never_stays_up_is_given_up(quick, script, tmp_path, caps
     assert "(status 3); it is restarted" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_program_that_was_up_is_started_again_for_ever(quick, script, tmp_path):
     program = script("sleep 0.7")
     wait_until(lambda: len(starts(tmp_path)) == 5, program.look_after)
@@ -400,7 +401,7 @@ def test_a_signal_ends_programs_in_their_own_way(number, script, tmp_path):
     wait_until(lambda: not alive(int((tmp_path / "child").read_text())))
 
 
-@pytest.mark.parametrize("way", ["", "trap '' TERM"])
+@pytest.mark.parametrize("way", ["", pytest.param("trap '' TERM", marks=pytest.mark.slow)])
 def test_a_wedged_supernode_is_ended_and_started_again(
     way, quick, script, tmp_path, monkeypatch, capsys
 ):

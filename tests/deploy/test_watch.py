@@ -86,6 +86,7 @@ def clientapp(tmp_path):
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_supernode_that_owes_nothing_is_left_alone():
     written = [
@@ -109,6 +110,7 @@ def test_an_answer_that_nobody_works_on_is_noticed(supernode):
     assert supernode.seconds_until_wedged() > 0.4
 
 
+@pytest.mark.slow
 def test_an_answer_that_is_worked_on_is_waited_for(supernode, clientapp):
     """Once the process has ended, nobody collects it: it is listed still, as in life."""
     process = clientapp(supernode)
@@ -131,6 +133,7 @@ def test_the_work_of_another_supernode_does_not_count(supernode, clientapp):
     other.end()
 
 
+@pytest.mark.slow
 def test_an_answer_may_be_long_on_its_way(supernode):
     """The process has ended by then; and the next message has the whole time again."""
     supernode.write(RECEIVED, SENDING)

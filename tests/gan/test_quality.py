@@ -117,6 +117,7 @@ def test_without_weights_the_distance_has_another_name(digits, monkeypatch, capl
     assert "'frechet-classifier' is measured instead" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
     """The network is untrained here; grey images and colour images that are grey look the same."""
     path = tmp_path / "inception.pth"
