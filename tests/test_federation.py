@@ -122,6 +122,7 @@ def test_fedprox_with_pull_is_not(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path):
     write_archive(tmp_path / "few.npz", 40)
     dataset = f"npz:{tmp_path}/few.npz"
@@ -154,7 +155,7 @@ def test_fedavg_averages_what_the_hospitals_send(tmp_path):
     [
         ({"dataset": "didgits"}, "didgits"),
         ({"model": "resnet19"}, "resnet18"),
-        ({"model": "vgg11"}, "vgg11"),
+        ({"model": "alexnet"}, "alexnet"),
         ({"partition": "site"}, "site"),
         ({"strategy": "fedbn", "model": "mlp"}, "no BatchNorm layer"),
         ({"dataset": "npz:/nowhere/at/all.npz"}, "/nowhere/at/all.npz"),

@@ -12,7 +12,9 @@ def images(count, channels, size, seed=0):
     return torch.rand(count, channels, size, size, generator=generator) * 2 - 1
 
 
-@pytest.fixture(scope="module", params=sorted(BACKBONES))
+@pytest.fixture(
+    scope="module", params=["alex", "squeeze", pytest.param("vgg", marks=pytest.mark.slow)]
+)
 def pair(request, tmp_path_factory):
     """The lpips package on torchvision's random weights, and ours on the same, from a file."""
     with warnings.catch_warnings():

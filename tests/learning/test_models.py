@@ -235,7 +235,7 @@ def test_old_files_of_densenets_have_other_names(tmp_path):
     [
         ("resnet34", "it has no 'layer1.2.conv1.weight'."),
         ("resnet50", "size mismatch for layer1.0.conv1.weight: copying a param with shape"),
-        ("vgg11", "it has no 'features.0.weight'."),
+        ("squeezenet1_1", "it has no 'features.0.weight'."),
     ],
 )
 def test_weights_of_another_network_are_refused(name, reason, resnet18):
