@@ -24,7 +24,7 @@ from torchvision.transforms import v2
 from benchmarks.markdown import print_head, print_row, where
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
-from learning.models import normalise
+from learning.models.pixels import symmetric
 from learning.samples import Samples
 from learning.training import batches
 
@@ -79,8 +79,8 @@ def fill(folder: Path, images: list[Path], count: int) -> None:
 
 def epoch(samples: Samples) -> None:
     """Read the images as learning/training.py does."""
-    for batch in batches(len(samples), BATCH, torch.Generator().manual_seed(0)):
-        normalise(samples[batch].images)
+    for batch in batches(torch.randperm(len(samples)), BATCH):
+        symmetric(samples[batch].images)
 
 
 def usual_epoch(folder: Path, size: int, workers: int) -> None:

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from benchmarks.markdown import print_head, print_row, where
 from benchmarks.simulation import run, superlink
 from client_app.datasets import LocalData, open_data
-from learning.models import Architecture, normalise
+from learning.models import Architecture
 from learning.samples import Samples
 from strategies.protocol.settings import Settings
 
@@ -95,7 +95,7 @@ def gradients(model: nn.Module, own: LocalData, settings: Settings) -> Iterator[
     model.train()
     for _ in range(settings.train.epochs):
         for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
-            images = normalise(own.train.images[batch])
+            images = own.train.images[batch]
             model.zero_grad()
             cross_entropy(model(images), own.train.labels[batch]).backward()
             yield
@@ -105,7 +105,7 @@ def test(model: nn.Module, own: LocalData) -> None:
     """Test a model as a hospital does, and wait for the result."""
     model.eval()
     with torch.inference_mode():
-        model(normalise(own.test.images)).argmax(1).eq(own.test.labels).sum().item()
+        model(own.test.images).argmax(1).eq(own.test.labels).sum().item()
 
 
 def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:

@@ -1,8 +1,10 @@
 """One hospital: its name, its data on its device, its store."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -14,6 +16,9 @@ from learning.models import Architecture
 from learning.samples import Samples, joined
 from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError
+
+# Settings that a node-config may replace at this hospital.
+OWN_SETTINGS = ("train.batch-size", "train.learning-rate", "release.without-privacy")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,8 @@ class Hospital:
         """The network that the hospital starts with, fitted to its images."""
         channels, height, width = self.data.train.shape
         classes, hidden = len(self.data.classes), self.settings.mlp.widths
-        return Architecture(self.model, channels, height, width, classes, hidden)
+        pixels = self.settings.pixels
+        return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
     def everyone(self) -> Samples:
         """The training images of all simulated hospitals.
@@ -70,8 +76,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`; for a
-            simulated cut `partition-id`, `num-partitions`).
+            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`, and
+            `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
         name: The name that is registered at the server, for a hospital without `site`; empty if
             there is none.
         classes: The federation's classes; empty if they are not settled yet.
@@ -83,7 +89,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     node_config = context.node_config
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
-    settings = Settings.parse(context.run_config)
+    settings = _own_settings(context.run_config, node_config)
     dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
     if data_dir:
         dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
@@ -111,6 +117,18 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
         members=str(node_config.get("members", "")),
     )
+
+
+def _own_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
+    """The run's settings, with what this hospital sets itself."""
+    own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config}
+    if "num-partitions" not in node_config:
+        # What protects a hospital's images is not the server's to loosen.
+        own.setdefault("release.without-privacy", False)
+    settings = Settings.parse({**run_config, **own})
+    if "partition-id" not in node_config:
+        return settings
+    return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
 
 
 def _name(dataset: str, index: int, hospitals: int) -> str:

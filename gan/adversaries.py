@@ -8,7 +8,8 @@ Where this is not StyleGAN2-ADA as published:
 2. Both networks see the same synthetic images in a step, which saves one pass of the generator.
 3. Batches are sorted by class, and the minibatch standard deviation compares neighbours.
 4. The discriminator adds a logit of its own to the projection, as Miyato & Koyama do.
-5. Path lengths are taken on the whole batch, without style mixing.
+5. Path lengths are taken on the whole batch, without style mixing; in the authors' code on half of
+   it, with mixing.
 6. Augmentation resamples bilinearly; its shifts and turns are continuous ones only.
 
 Shapes: `N` images, `C` channels, `R` pixels a side, `b` a batch, `D` size of a latent, `L` styles.
@@ -146,11 +147,14 @@ class Adversaries:
             fake_logits = self.judge(augment(fake, self.ada.p, preset.mirror), fake_labels)
         loss = losses.discriminator_loss(real_logits, fake_logits)
         loss.backward()
+        self.d_optimizer.step()
         if due(iteration, preset.r1_every):
-            # Lazy regularisation (StyleGAN2, section 3.1): seldom, and that much stronger.
+            # Lazy regularisation (StyleGAN2, section 3.1): seldom, that much stronger, and in a
+            # step of its own.
+            self.d_optimizer.zero_grad()
             penalty = losses.r1(self.discriminator, real, real_labels)
             (penalty * preset.r1_gamma * preset.r1_every).backward()
-        self.d_optimizer.step()
+            self.d_optimizer.step()
         self.ada.observe(real_logits)
         return loss.detach()
 
@@ -170,19 +174,21 @@ class Adversaries:
             # FedER, Eq. 4.
             total = loss - self.privacy.weight * losses.privacy(pairs, self.privacy.reduction)
         total.backward()
+        self.g_optimizer.step()
         if due(iteration, self.preset.path_every):
             self._regularise_paths(fake_labels)
-        self.g_optimizer.step()
         return loss.detach(), apart
 
     def _regularise_paths(self, labels: Tensor) -> None:
-        """Add the gradient of path length regularisation (StyleGAN2, section 3.2)."""
+        """A step of path length regularisation (StyleGAN2, section 3.2)."""
         preset = self.preset
+        self.g_optimizer.zero_grad()
         z = torch.randn(len(labels), preset.latent, device=labels.device)
         lengths = losses.path_lengths(self.generator, self.generator.map(labels, z))
         self.path_mean += PATH_MEMORY * (lengths.mean().item() - self.path_mean)
         bend = losses.path_loss(lengths, torch.tensor(self.path_mean, device=labels.device))
         (bend * preset.path_weight * preset.path_every).backward()
+        self.g_optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that changes, as plain numbers and tensors."""
@@ -208,14 +214,14 @@ def _adam(network: nn.Module, learning_rate: float, every: int) -> torch.optim.A
 
 
 def _mixed(generator: Generator, labels: Tensor, share: float) -> Tensor:
-    """Styles w [b, L, D] of labels [b]; a share takes its last layers from a second latent."""
-    z = torch.randn(2, len(labels), generator.latent, device=labels.device)
-    first, second = generator.map(labels, z[0]), generator.map(labels, z[1])
+    """Styles w [b, L, D] of labels [b]; a share of batches takes the last from a second latent."""
     layers = generator.num_layers
-    cut = torch.randint(1, layers, (len(labels), 1), device=labels.device)
-    whole = torch.rand(len(labels), 1, device=labels.device) >= share
-    early = (torch.arange(layers, device=labels.device) < cut) | whole  # [b, L]
-    return torch.where(early[:, :, None], first[:, None], second[:, None])
+    z = torch.randn(2, len(labels), generator.latent, device=labels.device)
+    w = generator.map(labels, z[0])[:, None].repeat(1, layers, 1)
+    if torch.rand(()) < share:
+        cut = int(torch.randint(1, layers, ()))
+        w[:, cut:] = generator.map(labels, z[1])[:, None]
+    return w
 
 
 @torch.no_grad()

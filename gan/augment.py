@@ -81,26 +81,26 @@ def _move(images: Tensor, p: float, mirror: bool) -> Tensor:
 
 
 def _recolour(images: Tensor, p: float) -> Tensor:
-    """Brightness and contrast, and of colour images lightness, hue and saturation."""
+    """Brightness, contrast and a flip of lightness; of colour images also hue and saturation."""
     count, channels = images.shape[:2]
     device = images.device
+    brightness = torch.randn(count, 1, 1, device=device) * 0.2
+    brightness = _sometimes(p, brightness, torch.zeros_like(brightness))
     eye = torch.eye(channels, device=device).expand(count, -1, -1)
     contrast = torch.randn(count, device=device).mul(0.5).exp2()[:, None, None]
     change = _sometimes(p, eye * contrast, eye)
+    grey = torch.full((channels,), 1 / math.sqrt(channels), device=device)  # from black to white
+    luma = torch.outer(grey, grey).expand(count, -1, -1)  # projection on it
+    change = _sometimes(p / 2, eye - 2 * luma, eye) @ change
     if channels == 3:
-        grey = torch.full((3,), 1 / math.sqrt(3), device=device)  # unit vector from black to white
-        luma = torch.outer(grey, grey).expand(count, -1, -1)  # projection on it
-        flip = eye - 2 * luma
         cross = torch.linalg.cross(torch.eye(3, device=device), grey.expand(3, 3)).mT
         angle = _angles(count).to(device)[:, None, None]
         # Rotation around the axis of grey (Rodrigues).
         hue = luma + angle.cos() * (eye - luma) + angle.sin() * cross
         saturation = luma + torch.randn(count, device=device).exp2()[:, None, None] * (eye - luma)
-        for probability, step in ((p / 2, flip), (p, hue), (p, saturation)):
-            change = _sometimes(probability, step, eye) @ change
-    brightness = torch.randn(count, 1, 1, device=device) * 0.2
-    brightness = _sometimes(p, brightness, torch.zeros_like(brightness))
-    pixels = torch.baddbmm(brightness, change, images.flatten(2).float())  # [N, C, HW]
+        for step in (hue, saturation):
+            change = _sometimes(p, step, eye) @ change
+    pixels = change @ (images.flatten(2).float() + brightness)  # [N, C, HW]
     return pixels.reshape(images.shape)
 
 

@@ -22,7 +22,7 @@ class Linear(nn.Module):
         inputs: Size of the input.
         outputs: Size of the output.
         gain: Standard deviation of the output, for inputs of unit variance.
-        bias: What the bias starts at.
+        bias: What the output starts at, at inputs of 0.
         speed: Factor on the learning rate; StyleGAN slows its mapping network to 0.01.
     """
 
@@ -31,34 +31,52 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / speed)
-        self.bias = nn.Parameter(torch.full((outputs,), bias / speed))
-        self.scale, self.speed = gain * speed / math.sqrt(inputs), speed
+        self.bias = nn.Parameter(torch.full((outputs,), bias / (gain * speed)))
+        self.scale = gain * speed / math.sqrt(inputs)
+        self.bias_scale = gain * speed
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, I] to [N, O]."""
-        return F.linear(x, self.weight * self.scale, self.bias * self.speed)
+        return F.linear(x, self.weight * self.scale, self.bias * self.bias_scale)
 
 
 class Conv2d(nn.Module):
-    """A convolution with equalised learning rate; it keeps or halves the size of the image."""
+    """A convolution with equalised learning rate; it keeps or halves the size of the image.
+
+    Args:
+        inputs: I.
+        outputs: O.
+        kernel: Pixels a side of its kernel.
+        gain: Standard deviation of the output, for inputs of unit variance.
+        down: Whether it halves the image.
+        bias: Whether it adds one.
+    """
 
     def __init__(
-        self, inputs: int, outputs: int, kernel: int, gain: float = GAIN, down: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        gain: float = GAIN,
+        down: bool = False,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
-        self.bias = nn.Parameter(torch.zeros(outputs))
-        self.scale = gain / math.sqrt(inputs * kernel**2)
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        self.scale, self.gain = gain / math.sqrt(inputs * kernel**2), gain
         self.kernel, self.down = kernel, down
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, I, H, W] to [N, O, H, W], or to [N, O, H/2, W/2]."""
         weight = self.weight * self.scale  # [O, I, k, k]
+        # The rectifier that follows multiplies weight and bias alike.
+        bias = None if self.bias is None else self.bias * self.gain
         if self.down and self.kernel == 1:
             x = downsampled(x)
         elif self.down:
-            return F.conv2d(blurred(x), weight, self.bias, stride=2)
-        return F.conv2d(x, weight, self.bias, padding=self.kernel // 2)
+            return F.conv2d(blurred(x), weight, bias, stride=2)
+        return F.conv2d(x, weight, bias, padding=self.kernel // 2)
 
 
 class ModulatedConv2d(nn.Module):

@@ -40,12 +40,17 @@ def r1(discriminator: Discriminator, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def path_lengths(generator: Generator, w: Tensor) -> Tensor:
-    """How far a random image direction moves with w: |J_wᵀ y| for each of w [N, D], as [N]."""
-    images = generator.synthesise(w)
+    """How far a random image direction moves with the styles of w [N, D]: |J_wᵀ y|, as [N].
+
+    As in the authors' code, each layer's style is a variable of its own, and the mean of their
+    squared lengths is taken: to move all of them together is about √L times as far.
+    """
+    styles = w[:, None].repeat(1, generator.num_layers, 1)  # [N, L, D]
+    images = generator.synthesise(styles)
     # Scaled so that lengths do not depend on the resolution (StyleGAN2, appendix B).
     y = torch.randn_like(images) / math.sqrt(images.shape[2] * images.shape[3])
-    (gradient,) = torch.autograd.grad((images * y).sum(), w, create_graph=True)  # J_wᵀ y
-    return gradient.square().sum(1).sqrt()
+    (gradient,) = torch.autograd.grad((images * y).sum(), styles, create_graph=True)  # J_wᵀ y
+    return gradient.square().sum(2).mean(1).sqrt()
 
 
 def path_loss(lengths: Tensor, mean: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ class _Residual(nn.Module):
         super().__init__()
         self.first = Conv2d(inputs, inputs, 3)
         self.second = Conv2d(inputs, outputs, 3, down=True)
-        self.shortcut = Conv2d(inputs, outputs, 1, gain=math.sqrt(0.5), down=True)
+        self.shortcut = Conv2d(inputs, outputs, 1, gain=math.sqrt(0.5), down=True, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, I, H, W] to [N, O, H/2, W/2]."""

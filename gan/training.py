@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gan.adversaries import Adversaries, Examples, Privacy
-from gan.checkpoint import Checkpoints
+from gan.checkpoint import VERSION, Checkpoints
 from gan.checks import Checks
 from gan.networks import Generator
 from gan.presets import Preset
@@ -29,13 +29,13 @@ class Trained:
 
     Attributes:
         plain: Averaged generator at the best Fréchet distance of phase 1.
-        private: Averaged generator at the last check of phase 2 that was good enough; equal to
-            `plain` if there was none.
+        private: Averaged generator at the last check of phase 2 that was good enough; None if there
+            was none, because the privacy term spoilt the images before the first check.
         progress: All checks.
     """
 
     plain: Generator
-    private: Generator
+    private: Generator | None
     progress: list[Progress]
 
 
@@ -71,7 +71,7 @@ def train_gan(
     size = tuple(examples.images.shape[2:])
     if size != (preset.resolution, preset.resolution):
         raise ValueError(f"Images of {size} pixels for a GAN of {preset.resolution}: resize them.")
-    made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
+    made_with = (VERSION, examples.classes, preset, privacy.weight, privacy.reduction, seed)
     files = Checkpoints(folder, f"{made_with}, images {examples.fingerprint}")
     checks = Checks(examples.labels.cpu(), preset, frechet, seed)
     last_phase = 2 if privacy.weight > 0 else 1
@@ -108,7 +108,8 @@ def train_gan(
             report(progress)
 
         files.load("plain", networks)
-        plain = copy.deepcopy(networks.average)
+        plain, private = copy.deepcopy(networks.average), None
         if files.has("private"):
             files.load("private", networks)
-        return Trained(plain, networks.average, standing.progress)
+            private = networks.average
+        return Trained(plain, private, standing.progress)

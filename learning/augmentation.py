@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from learning.models import normalise
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
@@ -29,13 +28,12 @@ def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Turn square images by 0, 90, 180 or 270 degrees and mirror half: 8 equal chances."""
-    symmetries = torch.randint(8, (len(images),), generator=generator)  # [N]
-    result = torch.empty_like(images)
-    for symmetry in range(8):
-        chosen = symmetries == symmetry
-        turned = images[chosen].rot90(symmetry % 4, (-2, -1))
-        result[chosen] = turned if symmetry < 4 else turned.flip(-1)
+    """Mirror as `_flip`, and turn by 90, 180 or 270 degrees, each square image with p = 0.5."""
+    result = _flip(images, generator)
+    # As MONAI's RandRotate90, which FedER's code uses: half stay, a sixth is turned once.
+    turns = torch.randint(6, (len(images),), generator=generator)  # [N]
+    for turn in (1, 2, 3):
+        result[turns == turn] = result[turns == turn].rot90(turn, (-2, -1))
     return result
 
 
@@ -52,8 +50,8 @@ class Draws:
     augment: Callable[[Tensor, torch.Generator], Tensor]
 
     def view(self, images: Tensor) -> Tensor:
-        """Images uint8 [N, C, H, W] as a network sees them: changed, float32 in [-1, 1]."""
-        return normalise(self.augment(images, self.generator))
+        """Images [N, C, H, W] as a network is shown them: changed at random."""
+        return self.augment(images, self.generator)
 
     def some(self, samples: Samples, count: int) -> Samples:
         """Random samples, `count` of them; none comes twice before all have come once."""

@@ -9,15 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from learning.errors import DeadlineError
-from learning.models import normalise
 
 # Pixel values in one batch: enough to keep a device busy, few enough for its memory.
 BATCH_VALUES = 2**23
-
-
-def normalise_once(images: Tensor) -> Tensor:
-    """Test images for several models, normalised once if they fit into one batch."""
-    return normalise(images) if images.numel() <= BATCH_VALUES else images
 
 
 @torch.inference_mode()
@@ -25,8 +19,8 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     """The model's probability of each class for each image.
 
     Args:
-        model: Maps [N, C, H, W] in [-1, 1] to logits [N, K].
-        images: uint8 or normalised [N, C, H, W], on the model's device.
+        model: Maps uint8 [N, C, H, W] to logits [N, K].
+        images: uint8 [N, C, H, W], on the model's device.
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
@@ -41,7 +35,7 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     for batch in images.split(batch_size):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
-        logits.append(model(normalise(batch) if batch.dtype == torch.uint8 else batch))
+        logits.append(model(batch))
     return torch.cat(logits).softmax(dim=1)
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from learning.augmentation import AUGMENTATIONS, Draws
+from learning.balance import class_weights
 from learning.errors import DeadlineError
 from learning.learners.plain import Learner
 from learning.randomness import seeded
@@ -28,7 +29,7 @@ def train(
 
     Args:
         learner: The local objective; holds the model and the images, on one device.
-        settings: Batch size, optimizer and augmentation.
+        settings: Batch size, optimizer, augmentation and class balance.
         epochs: Passes over the images.
         rng: Decides on the order of the images, on all draws of the learner, and on dropout.
         deadline: When to give up, in the time of `time.monotonic`.
@@ -54,7 +55,8 @@ def train(
         for epoch in range(1, epochs + 1):
             learner.begin_epoch(epoch)
             total = torch.zeros((), device=device)  # read once, not at every step
-            for batch in batches(len(samples), settings.batch_size, generator):
+            order = epoch_order(samples.labels, settings, generator)
+            for batch in batches(order, settings.batch_size):
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
                 optimizer.zero_grad()
@@ -68,12 +70,23 @@ def train(
     return {"train-loss": total.item() / len(samples), "num-examples": len(samples)}
 
 
-def batches(count: int, size: int, generator: torch.Generator) -> list[Tensor]:
-    """The numbers 0 to `count` - 1 in random order, cut into batches of `size`.
+def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Generator) -> Tensor:
+    """The images of an epoch, int64 [n] on the CPU: each once, in random order.
+
+    With `train.class-balance` = "sampler" as many, drawn with replacement, any class as likely.
+    """
+    if settings.class_balance == "sampler":
+        chances = class_weights(labels)[labels].cpu()
+        return torch.multinomial(chances, len(labels), replacement=True, generator=generator)
+    return torch.randperm(len(labels), generator=generator)
+
+
+def batches(order: Tensor, size: int) -> list[Tensor]:
+    """The numbers of images [n] cut into batches of `size`.
 
     A single image left over joins the batch before it: BatchNorm cannot train on one.
     """
-    cut = list(torch.randperm(count, generator=generator).split(size))
+    cut = list(order.split(size))
     if len(cut) > 1 and len(cut[-1]) == 1:
         cut[-2:] = [torch.cat(cut[-2:])]
     return cut

@@ -5,7 +5,9 @@ AISTATS 2017, arXiv:1602.05629, Algorithm 1. At round t, with n_j training image
 
     M_j^t = Train_{D_j, E}(M^{t-1})        M^t = Σ_j n_j M_j^t / Σ_j n_j
 
-The average is Flower's; it needs a server that opens the parcels.
+With `fedavg.weights = "equal"` every n_j is 1, as in the code of FedBN and of FedER: a hospital of
+few images then counts as much as any. The average is Flower's; it needs a server that opens the
+parcels.
 
 Deviations:
  1. Every hospital takes part in every round (C = 1); those that fail are left out of the average.
@@ -13,8 +15,8 @@ Deviations:
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
@@ -27,12 +29,24 @@ from strategies.engine.strategy import Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import pack
+from strategies.protocol.settings import Settings
+
+
+@dataclass(frozen=True)
+class FedAvgSettings:
+    """What the average does: the keys `fedavg.*`, for all methods that average."""
+
+    weights: Literal["images", "equal"]
 
 
 class FedAvg(Strategy):
     """One global model; during a round every hospital has a copy, known by the hospital's name."""
 
     reads_models = True
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.equal = settings.section("fedavg", FedAvgSettings).weights == "equal"
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Start from the first hospital's model; all have derived the same one from the seed."""
@@ -67,7 +81,7 @@ class FedAvg(Strategy):
         trained = [model for _, model in copies if model.round == state.round]
         mean = state.models[GLOBAL]
         if trained:
-            mean = _global(state, trained[0], average(state, trained), state.round)
+            mean = _global(state, trained[0], average(state, trained, self.equal), state.round)
         state.models = {GLOBAL: mean}
 
 
@@ -79,13 +93,12 @@ def _global(state: State, like: Model, network: ArrayRecord, server_round: int) 
     )
 
 
-def average(state: State, trained: Sequence[Model]) -> ArrayRecord:
-    """The mean of the models weighted by numbers of training images, in the models' own dtypes."""
+def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
+    """The mean of the models in their own dtypes, weighted by numbers of training images or not."""
+    counts = [1 if equal else each.num_examples for each in trained]
     records = [
-        RecordDict(
-            {"model": _network(state, each), "metrics": MetricRecord({"n": each.num_examples})}
-        )
-        for each in trained
+        RecordDict({"model": _network(state, each), "metrics": MetricRecord({"n": count})})
+        for each, count in zip(trained, counts, strict=True)
     ]
     mean = aggregate_arrayrecords(records, "n")
     # Flower's average of whole numbers is a fraction; the next hospital expects what it sent.

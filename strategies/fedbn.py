@@ -6,7 +6,8 @@ at the hospital; the average runs over what travels. The hospital's half, which 
 is, is client_app/learners/fedbn.py.
 
 Deviations:
- 1. Hospitals weigh in with their numbers of images, as in FedAvg, not equally.
+ 1. Hospitals count with their numbers of images, unless `fedavg.weights` is "equal", as in the
+    authors' code.
  2. The authors' code finds layers by names that contain "bn", and so averages those that ResNets
     call `downsample.1`; here a layer is a BatchNorm layer by its type.
 """

@@ -13,7 +13,7 @@ from client_app.app import app as hospital_app
 from client_app.datasets import open_data
 from client_app.hospital import open_hospital
 from learning.evaluation import probabilities
-from learning.models import Architecture, normalise
+from learning.models import Architecture
 from learning.packing import unpack_network
 from strategies.engine.run import RunError
 from strategies.engine.topology import random_ring, stay
@@ -138,11 +138,14 @@ def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path
     assert [event for event in ledger.events if event.outcome != "ok"] == []
 
 
-def test_fedavg_averages_what_the_hospitals_send(tmp_path):
-    """The global model after round 1 is the mean of the answers, weighted by their images."""
-    state, ledger, _ = federate(tmp_path, "fedavg", num_server_rounds=1)
+@pytest.mark.parametrize("counts", ["images", "equal"])
+def test_fedavg_averages_what_the_hospitals_send(tmp_path, counts):
+    """The global model after round 1 is the mean of the answers, by their images or not."""
+    state, ledger, _ = federate(tmp_path, "fedavg", num_server_rounds=1, fedavg__weights=counts)
     weights = {e.hospital: e.metrics["num-examples"] for e in ledger.of("train")}
     assert len(set(weights.values())) > 1
+    if counts == "equal":
+        weights = dict.fromkeys(weights, 1)
     # Each hospital's answer is what standalone's hospital holds after its first visit.
     alone, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
     for name, array in models(state)["global"].items():
@@ -333,7 +336,7 @@ def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
     model = unpack_network(first, check_parcel(first), {}, torch.device("cpu")).train()
     for hospital in (0, 0, 0, 1, 0, 1):
         samples = data[hospital]
-        loss = nn.functional.cross_entropy(model(normalise(samples.images)), samples.labels)
+        loss = nn.functional.cross_entropy(model(samples.images), samples.labels)
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         with torch.no_grad():
             for weight, gradient in zip(model.parameters(), gradients, strict=True):

@@ -23,6 +23,7 @@ from client_app.buffer.job import Job, Release, frequent
 from client_app.buffer.stages import AUDIT, SAMPLER, make
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
+from gan.checkpoint import VERSION
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.errors import DeadlineError, DivergedError
@@ -54,7 +55,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
-    folder = f"gan/{_hash(SAMPLER, fingerprint, classes, loss, networks, seed)}"
+    folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
     checks = [AUDIT, _fingerprint(data.test), asdict(settings.release)]
     name = f"{folder}/{_hash(checks, size, settings.gan.projections)}"
     if kept := hospital.store.load(name):

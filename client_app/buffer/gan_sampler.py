@@ -15,7 +15,7 @@ from gan.adversaries import Examples, Privacy
 from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
-from gan.schedule import Progress
+from gan.schedule import ENOUGH, Progress
 from gan.synthesis import render
 from gan.training import Trained, train_gan
 from learning.samples import Samples
@@ -33,6 +33,7 @@ class GANSampler:
 
     Raises:
         SettingsError: `gan.inception-weights` cannot be used.
+        ReleaseError: The privacy term has had no part in the GAN, though it should have.
         FloatingPointError: The training diverged.
         TimeoutError: The deadline has passed; the GAN goes on from its checkpoint next time.
     """
@@ -44,12 +45,15 @@ class GANSampler:
         square = Samples(images, learnt.labels)  # [N, C, R, R]
         distance_to_real = _frechet(job, square)
         trained = _train(job, square, distance_to_real)
-        self.generator = trained.private
+        if trained.private is None and job.hospital.settings.gan.privacy_weight > 0:
+            _unprotected(job, trained)
+        self.generator = trained.private or trained.plain
         judged = render(self.generator, some(learnt, preset.fid_images).labels, job.seed)
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {
             "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
             "ada-p": trained.progress[-1].ada_p,
+            "gan-private": float(trained.private is not None),
             distance_to_real.name: distance_to_real(judged),
             **_projections(job, square, trained),
         }
@@ -104,6 +108,22 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     )
 
 
+def _unprotected(job: Job, trained: Trained) -> None:
+    """Refuse, or say aloud, that the generator is the one of before the privacy term."""
+    last = trained.progress[-1]
+    why = (
+        f"The privacy loss had no part in its GAN: at the first check, after {last.iteration} "
+        f"iterations, its images were already too far from the real ones ({last.frechet:.3g}, more "
+        f"than {ENOUGH} times the best of before)."
+    )
+    if not job.hospital.settings.release.without_privacy:
+        raise job.refusal(
+            why,
+            "Lower gan.privacy-weight, or let the hospital allow it with release.without-privacy.",
+        )
+    logging.getLogger("flwr").warning("%s: %s", job.hospital.name, why)
+
+
 def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
     """How near both generators can come to training images, if the settings ask for it."""
     count = job.hospital.settings.gan.projections
@@ -111,7 +131,7 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
         return {}
     measured = measure_privacy(
         trained.plain,
-        trained.private,
+        trained.private or trained.plain,
         from_bytes(some(square, count).images),
         mean_w(trained.plain, square.labels, seed=job.seed),
         metric=job.distance,

@@ -5,7 +5,8 @@ of the buffer that came with the model, as one batch of 2B, and minimises
 
     λ · mean over B of ℓ(M(x), y)  +  (1 − λ) · mean over B of ℓ(M(x'), y')
 
-For λ = 0.5 this is the mean over the 2B images, as in the authors' code.
+For λ = 0.5 this is the mean over the 2B images, as in the authors' code. `train.class-balance` is
+about the first term alone: a buffer has as many images of each class.
 """
 
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class FedER(Learner):
             return super().observe(batch, draws)
         both = joined([batch, draws.some(self.replay, len(batch))])
         logits = self.model(draws.view(both.images))
-        losses = functional.cross_entropy(logits, both.labels, reduction="none")  # [2N]
-        own, replayed = losses.chunk(2)
+        (own, replayed), labels = logits.chunk(2), both.labels.chunk(2)
         weight = self.own.replay_weight
-        return (1 - weight) * own.mean() + weight * replayed.mean()
+        replay = functional.cross_entropy(replayed, labels[1])
+        return (1 - weight) * self.cross_entropy(own, labels[0]) + weight * replay

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from learning.models import normalise
 from learning.samples import Samples
 
 FISHER_IMAGES = 256  # enough for an estimate; the gradients of single images take time
@@ -79,7 +78,7 @@ class FisherInformation:
         information = [torch.zeros_like(weight) for weight in weights]
         drawn = rng.permutation(len(samples))[:FISHER_IMAGES]
         for image in samples[torch.from_numpy(drawn).to(samples.labels.device)].images:
-            logits = self.model(normalise(image[None]))  # [1, K]
+            logits = self.model(image[None])  # [1, K]
             chances = logits.detach().double().softmax(dim=1)[0].cpu().numpy()
             label = torch.tensor([rng.choice(len(chances), p=chances)], device=logits.device)
             loss = functional.cross_entropy(logits, label)

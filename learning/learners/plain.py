@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.balance import class_weights
 from learning.samples import Samples
 from strategies.protocol.settings import Settings
 
@@ -64,6 +65,8 @@ class Learner:
         self.settings, self.received = settings, received
         self.own = self.check(settings)
         self.begin_visit()
+        weighted = settings.train.class_balance == "loss"
+        self.class_weights = class_weights(self.samples.labels) if weighted else None
 
     def begin_visit(self) -> None:
         """Get ready to train, with all that the learner was given; here nothing."""
@@ -74,7 +77,15 @@ class Learner:
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of one step, a scalar, from a batch [N] of the samples."""
-        return functional.cross_entropy(self.model(draws.view(batch.images)), batch.labels)
+        return self.cross_entropy(self.model(draws.view(batch.images)), batch.labels)
+
+    def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The mean over own images by `train.class-balance`: logits [N, K], labels [N]."""
+        if self.class_weights is None:
+            return functional.cross_entropy(logits, labels)
+        weights = self.class_weights[labels]
+        losses = functional.cross_entropy(logits, labels, reduction="none")
+        return (weights * losses).sum() / weights.sum()
 
     def before_step(self) -> None:
         """Change the gradient before the optimizer's step; here nothing."""

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from learning.errors import ModelError
+from learning.models.pixels import SCALES, scale_input
 from learning.models.small import cnn, mlp
 from learning.randomness import ZeroDraws
 
@@ -25,6 +26,7 @@ _JSON_TYPES = {
     "width": int,
     "classes": int,
     "hidden": list,
+    "pixels": str,
 }
 
 
@@ -42,8 +44,12 @@ class Architecture:
     width: int  # pixels
     classes: int
     hidden: tuple[int, ...] = ()  # widths of the mlp's hidden layers; other models ignore it
+    pixels: str = "unit"  # a key of SCALES: how bytes become numbers
 
     def __post_init__(self) -> None:
+        if self.pixels not in SCALES:
+            known = ", ".join(SCALES)
+            raise ModelError(f"There is no scale of pixels {self.pixels!r}; choose one of {known}.")
         if self.name not in MODELS and self.name not in torchvision_names():
             near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
             raise ModelError(
@@ -52,15 +58,18 @@ class Architecture:
             )
 
     def build(self) -> nn.Module:
-        """A new network, images [N, C, H, W] -> logits [N, K].
+        """A new network, images uint8 [N, C, H, W] -> logits [N, K].
 
         Its weights are drawn from torch's global generator: build it inside `seeded`.
         """
         if self.name in MODELS:
-            return MODELS[self.name](self)
-        from learning.models.torchvision_model import torchvision_model
+            network = MODELS[self.name](self)
+        else:
+            from learning.models.torchvision_model import torchvision_model
 
-        return torchvision_model(self)
+            network = torchvision_model(self)
+        scale_input(network, self.pixels)
+        return network
 
     def blank(self) -> nn.Module:
         """The network with zeros in place of random weights: built faster, to load weights into."""
@@ -73,7 +82,8 @@ class Architecture:
         Raises:
             ModelError: It cannot; the message gives torch's reason.
         """
-        images = torch.empty(2, self.channels, self.height, self.width, device="meta")
+        shape = (2, self.channels, self.height, self.width)
+        images = torch.empty(shape, dtype=torch.uint8, device="meta")
         try:
             self.blank().to("meta")(images)  # shapes alone: nothing is computed
         except (AssertionError, RuntimeError, ValueError) as error:
@@ -118,8 +128,3 @@ def torchvision_names() -> list[str]:
     from torchvision import models
 
     return list(models.list_models(models))
-
-
-def normalise(images: torch.Tensor) -> torch.Tensor:
-    """Bring uint8 images to [-1, 1], as float32, which is what networks are trained on."""
-    return images.float().div_(127.5).sub_(1.0)

@@ -66,8 +66,10 @@ METRICS = frozenset(
         "seconds-evaluate",
         "seconds-serialise",
         # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
-        # ones (`fid`, or in the features of the hospital's own classifier), probability of ADA.
+        # ones (`fid`, or in the features of the hospital's own classifier), probability of ADA, and
+        # whether (1 or 0) the privacy loss has had a part in it.
         "gan-iterations",
+        "gan-private",
         "fid",
         "frechet-classifier",
         "ada-p",

@@ -11,7 +11,7 @@ A seed is a setting too, so the one source of randomness, `rng_for`, stands here
 import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -33,6 +33,8 @@ class TrainSettings:
 
     epochs: int
     batch_size: int
+    batch_sizes: str
+    class_balance: Literal["none", "sampler", "loss"]
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
     weight_decay: float
@@ -41,8 +43,17 @@ class TrainSettings:
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
         require(self.batch_size >= 2, "train.batch-size", self.batch_size, "2 or more")
+        for size in filter(None, self.batch_sizes.split(",")):
+            usable = size.strip().isdecimal() and int(size) >= 2
+            allowed = "numbers of 2 or more, separated by commas, such as '32,8', or empty"
+            require(usable, "train.batch-sizes", self.batch_sizes, allowed)
         require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
         require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
+
+    def at(self, hospital: int) -> "TrainSettings":
+        """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
+        sizes = [int(size) for size in self.batch_sizes.split(",") if size]
+        return replace(self, batch_size=sizes[hospital % len(sizes)]) if sizes else self
 
 
 @dataclass(frozen=True)
@@ -88,6 +99,7 @@ class ReleaseSettings:
 
     quantile: float
     max_discarded: float
+    without_privacy: bool
     min_class_images: int
 
     def __post_init__(self) -> None:
@@ -142,6 +154,7 @@ class Settings:
     image_size: int
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Literal[0, 3]
+    pixels: Literal["unit", "symmetric", "per-image"]
     seed: int
     cpu_threads: int
     output_dir: str

@@ -16,6 +16,7 @@ from client_app.buffer import make_buffer, stages
 from client_app.buffer.stages import declared
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from gan import schedule
 from gan.presets import PRESETS
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
@@ -163,6 +164,31 @@ def test_a_refusal_names_what_measured_the_distance(hospital, monkeypatch):
     )
     with pytest.raises(ReleaseError, match=r"pixels 0\.\d+ < .*untrained-squeeze .* < 0\.\d+"):
         make_buffer(hospital(), 20, soon())
+
+
+@pytest.fixture
+def _spoilt(monkeypatch):
+    """The first check of phase 2 already finds images that are too far away."""
+
+    def judged(standing, preset):
+        return (False, True) if standing.private else schedule.judge(standing, preset)
+
+    monkeypatch.setattr("gan.training.judge", judged)
+
+
+@pytest.mark.usefixtures("_spoilt")
+def test_a_buffer_in_which_the_privacy_loss_had_no_part_stays(hospital, caplog):
+    with pytest.raises(ReleaseError, match="The privacy loss had no part in its GAN: at the first"):
+        make_buffer(hospital(), 20, soon())
+    allowed = make_buffer(hospital(release__without_privacy=True), 20, soon())
+    assert allowed.figures["gan-private"] == 0
+    assert "hospital-00: The privacy loss had no part in its GAN" in caplog.text
+
+
+def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital):
+    assert make_buffer(hospital(), 20, soon()).figures["gan-private"] == 1
+    without = make_buffer(hospital(gan__privacy_weight=0.0), 20, soon())
+    assert without.figures["gan-private"] == 0
 
 
 def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):

@@ -73,6 +73,30 @@ def test_what_the_hospital_says_of_its_data_set_wins():
     assert hospital.settings.dataset == "digits"
 
 
+def test_what_the_hospital_says_of_its_training_wins():
+    own = {"train.batch-size": 8, "train.learning-rate": 0.5, "train.epochs": 99}
+    train = open_hospital(context(0, 2, run_config(train__epochs=5), **own)).settings.train
+    assert (train.batch_size, train.learning_rate, train.epochs) == (8, 0.5, 5)
+    with pytest.raises(SettingsError, match=r"'train.batch-size' is 1"):
+        open_hospital(context(0, 2, run_config(), **{"train.batch-size": 1}))
+
+
+def test_batch_sizes_are_dealt_out_to_simulated_hospitals():
+    config = run_config(train__batch_sizes="32, 8")
+    hospitals = [open_hospital(context(k, 3, config)) for k in range(3)]
+    assert [each.settings.train.batch_size for each in hospitals] == [32, 8, 32]
+    with pytest.raises(SettingsError, match=r"'train.batch-sizes' is '32,1'"):
+        open_hospital(context(0, 2, run_config(train__batch_sizes="32,1")))
+
+
+def test_the_server_does_not_loosen_what_protects_a_real_hospital():
+    place = context(0, 1, run_config(release__without_privacy=True))
+    assert open_hospital(place).settings.release.without_privacy
+    for own in ({}, {"release.without-privacy": True}):
+        place.node_config = {**own}
+        assert open_hospital(place).settings.release.without_privacy == bool(own)
+
+
 def test_data_are_loaded_once_per_process():
     first, second = (open_hospital(context(0, 2, run_config())) for _ in range(2))
     assert first.data is second.data

@@ -33,11 +33,24 @@ def test_everything_changes_with_probability_one(images):
 
 
 def test_about_the_right_share_is_left_alone():
-    """At p = 0.1 an image of one colour escapes brightness (0.9) and contrast (0.9): 0.81."""
+    """At p = 0.1 one colour escapes brightness (0.9), contrast (0.9) and inversion (0.95): 0.77."""
     torch.manual_seed(0)
     images = torch.full((4000, 1, 4, 4), 0.5)
     same = (augment(images, 0.1, mirror=False) - images).abs().amax((1, 2, 3)) < 1e-5
-    assert same.float().mean().item() == pytest.approx(0.81, abs=0.02)
+    assert same.float().mean().item() == pytest.approx(0.77, abs=0.02)
+
+
+def test_half_of_the_images_are_inverted_and_brightness_comes_before_contrast(monkeypatch):
+    """±2 (x + 0.1) of an image x, where brightness adds 0.1 and contrast doubles."""
+    monkeypatch.setattr("gan.augment._move", lambda images, p, mirror: images)
+    monkeypatch.setattr(
+        torch, "randn", lambda *size, device=None: torch.full(size, 0.5 if size[1:] else 2.0)
+    )
+    images = torch.full((1000, 1, 2, 2), 0.3)
+    changed = augment(images, 1.0, mirror=False)
+    inverted = changed[:, 0, 0, 0] < 0
+    torch.testing.assert_close(changed.abs(), torch.full_like(images, 0.8))
+    assert inverted.float().mean().item() == pytest.approx(0.5, abs=0.08)
 
 
 def test_gradients_reach_the_images(images):

@@ -6,6 +6,7 @@ from torch import nn
 
 from gan.losses import discriminator_loss, generator_loss, path_lengths, path_loss, privacy, r1
 from gan.networks import Discriminator, Generator
+from gan.presets import PRESETS
 
 
 def test_undecided_discriminator():
@@ -46,6 +47,8 @@ def test_path_lengths_of_a_linear_generator():
         def __init__(self):
             nn.Module.__init__(self)
 
+            self.num_layers = 1
+
         def synthesise(self, w, noise=None):
             return 3 * w.reshape(-1, 1, 32, 32)
 
@@ -53,6 +56,31 @@ def test_path_lengths_of_a_linear_generator():
     w = torch.randn(4, 1024, requires_grad=True)
     lengths = path_lengths(Linear(), w)
     torch.testing.assert_close(lengths, torch.full((4,), 3.0), rtol=0.1, atol=0)
+
+
+def test_path_lengths_are_those_of_each_layer():
+    """Against the mean over the layers l of |∂(x · y)/∂w_l|², computed one after the other."""
+    torch.manual_seed(0)
+    generator = Generator(PRESETS["tiny"], 3, 1)
+    w = generator.map(torch.arange(3), torch.randn(3, generator.latent))
+    torch.manual_seed(1)  # of y, and of the noise
+    lengths = path_lengths(generator, w)
+    squares = torch.zeros(3)
+    for layer in range(generator.num_layers):
+        own = w.detach().clone().requires_grad_()
+        styles = torch.stack([own if k == layer else w for k in range(generator.num_layers)], 1)
+        torch.manual_seed(1)
+        images = generator.synthesise(styles)
+        y = torch.randn_like(images) / 16
+        (gradient,) = torch.autograd.grad((images * y).sum(), own)
+        squares += gradient.square().sum(1) / generator.num_layers
+    torch.testing.assert_close(lengths, squares.sqrt())
+    # To move all layers together is another thing: up to √L times as far.
+    shared = w.detach().clone().requires_grad_()
+    torch.manual_seed(1)
+    images = generator.synthesise(shared)
+    (gradient,) = torch.autograd.grad((images * torch.randn_like(images) / 16).sum(), shared)
+    assert (gradient.norm(dim=1) / lengths > 1.5).all()
 
 
 def test_path_loss_by_hand():

@@ -110,7 +110,7 @@ class OnePixel(nn.Module):
         self.weight = nn.Parameter(torch.zeros(2, 1))
 
     def forward(self, images):
-        return images[:, 0, :1, 0] @ self.weight.T
+        return images[:, 0, :1, 0] / 255 @ self.weight.T
 
 
 def white(count):

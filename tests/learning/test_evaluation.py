@@ -7,8 +7,8 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from torch import nn
 
 from learning.errors import DeadlineError
-from learning.evaluation import normalise_once, probabilities, score
-from learning.models import normalise
+from learning.evaluation import probabilities, score
+from learning.models.pixels import scale_input
 from learning.samples import Samples
 
 
@@ -57,6 +57,7 @@ def data(count=5):
 
 def test_batches_change_nothing(monkeypatch):
     network = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    scale_input(network, "unit")
     images = data().images
     whole = probabilities(network, images, time.monotonic() + 60)
     monkeypatch.setattr("learning.evaluation.BATCH_VALUES", 1)
@@ -64,24 +65,6 @@ def test_batches_change_nothing(monkeypatch):
     assert whole.sum(dim=1).tolist() == pytest.approx([1.0] * 5)
 
 
-def test_images_that_are_normalised_beforehand_change_nothing():
-    network, images = nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), data().images
-    once, deadline = normalise_once(images), time.monotonic() + 60
-    assert once.dtype == torch.float32
-    expected = probabilities(network, images, deadline)
-    assert torch.equal(probabilities(network, once, deadline), expected)
-
-
-def test_more_images_than_a_batch_stay_as_they_are(monkeypatch):
-    images = data().images
-    monkeypatch.setattr("learning.evaluation.BATCH_VALUES", images.numel() - 1)
-    assert normalise_once(images) is images
-
-
 def test_a_deadline_is_kept():
     with pytest.raises(DeadlineError, match="hop-timeout"):
         probabilities(nn.Flatten(), data().images, time.monotonic() - 1)
-
-
-def test_pixels_are_brought_to_minus_one_to_one():
-    assert normalise(torch.tensor([0, 255], dtype=torch.uint8)).tolist() == [-1.0, 1.0]

@@ -144,7 +144,7 @@ def test_the_two_draws_of_a_step_are_independent():
 
     class Recording(nn.Module):
         def forward(self, images):
-            given.append(((images[:, 0, 0, 0] + 1) * 127.5).round().int().tolist())
+            given.append(images[:, 0, 0, 0].tolist())
             return torch.zeros(len(images), 2)
 
     levels = torch.arange(20, dtype=torch.uint8).view(-1, 1, 1, 1)

@@ -11,6 +11,7 @@ from torch import nn
 
 from learning.errors import ModelError
 from learning.models import Architecture, torchvision_names
+from learning.models.pixels import scale_input
 from learning.models.pretrained import load_pretrained
 from learning.randomness import seeded
 
@@ -57,6 +58,47 @@ def test_the_stem_alone_changes_with_the_channels():
     assert grey.fc.out_features == 7
     shapes = [{k: v.shape for k, v in n.state_dict().items()} for n in (grey, colour)]
     assert {key for key in shapes[0] if shapes[0][key] != shapes[1][key]} == {"conv1.weight"}
+
+
+IMAGES = torch.tensor([[[0, 51], [102, 255]], [[30, 40], [35, 30]], [[7, 7], [7, 7]]]).byte()[
+    :, None
+]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "expected"),
+    [
+        ("unit", [[0, 0.2, 0.4, 1], [30 / 255, 40 / 255, 35 / 255, 30 / 255], [7 / 255] * 4]),
+        ("symmetric", [[-1, -0.6, -0.2, 1], [-195 / 255, -175 / 255, -185 / 255, -195 / 255]]),
+        ("per-image", [[0, 0.2, 0.4, 1], [0, 1, 0.5, 0], [0] * 4]),
+    ],
+)
+def test_a_network_scales_the_bytes_that_it_is_given(pixels, expected):
+    network = nn.Flatten()
+    scale_input(network, pixels)
+    found = network(IMAGES)[: len(expected)]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float32))
+
+
+def test_the_scale_is_the_architecture_s_and_leaves_its_entries_alone():
+    both = [
+        replace(architecture("mlp", size=2), pixels=each).build() for each in ("unit", "symmetric")
+    ]
+    weight = torch.full((7, 4), 1 / 4)
+    for network in both:
+        network.load_state_dict({"1.weight": weight, "1.bias": torch.zeros(7)})
+    assert [round(network(IMAGES)[0, 0].item(), 6) for network in both] == [0.4, -0.2]
+
+
+def test_a_per_image_scale_is_over_all_channels():
+    network = nn.Flatten()
+    scale_input(network, "per-image")
+    assert network(torch.tensor([[[[10]], [[20]], [[30]]]]).byte()).tolist() == [[0, 0.5, 1]]
+
+
+def test_an_unknown_scale_is_refused():
+    with pytest.raises(ModelError, match="no scale of pixels 'signed'; choose one of unit, symm"):
+        Architecture("cnn", 1, 8, 8, 2, pixels="signed")
 
 
 def test_the_mlp_has_the_hidden_layers_asked_for():

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from learning.augmentation import AUGMENTATIONS, Draws
+from learning.balance import class_weights
 from learning.errors import DeadlineError
 from learning.learners import LEARNERS
 from learning.learners.centralized import Centralized
@@ -15,7 +16,7 @@ from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.samples import Samples, joined
-from learning.training import batches, train
+from learning.training import batches, epoch_order, train
 from strategies.registry import STRATEGIES
 from tests.fakes import settings
 
@@ -88,7 +89,7 @@ def test_training_leaves_global_randomness_alone():
 
 def test_one_step_of_sgd_by_hand():
     """w − η ∂L/∂w, with the gradient that autograd gives for the whole set as one batch."""
-    model, images = network(), data().images / 127.5 - 1
+    model, images = network(), data().images
     loss = nn.functional.cross_entropy(model(images), data().labels)
     gradients = torch.autograd.grad(loss, list(model.parameters()))
     expected = [p.detach() - 0.1 * g for p, g in zip(model.parameters(), gradients, strict=True)]
@@ -106,7 +107,7 @@ def test_one_step_of_sgd_by_hand():
 def test_the_loss_is_the_mean_over_the_images():
     """With a learning rate that changes nothing, the mean over unequal batches is that over all."""
     model = network()
-    images = data().images / 127.5 - 1
+    images = data().images
     expected = nn.functional.cross_entropy(model(images), data().labels).item()
     _, metrics = visit(model=model, train__learning_rate=1e-30, train__batch_size=7)
     assert metrics == {"train-loss": pytest.approx(expected), "num-examples": 20}
@@ -114,9 +115,57 @@ def test_the_loss_is_the_mean_over_the_images():
 
 @pytest.mark.parametrize("count", [2, 3, 7, 8, 9, 20])
 def test_batches_hold_every_image_once_and_never_one_alone(count):
-    cut = batches(count, 4, torch.Generator().manual_seed(0))
+    cut = batches(torch.randperm(count), 4)
     assert sorted(torch.cat(cut).tolist()) == list(range(count))
     assert min(map(len, cut)) > 1
+
+
+def test_class_weights_by_hand():
+    """Six labels of two classes, three for each: 3/4 for each of 4 images, 3/2 for each of 2."""
+    weights = class_weights(torch.tensor([0, 0, 3, 0, 3, 0]))
+    assert weights.tolist() == [0.75, 0.0, 0.0, 1.5]
+
+
+def test_a_balanced_loss_is_that_of_as_many_images_of_each_class():
+    model, rare = network(), Samples(data(6).images, torch.tensor([0, 0, 0, 0, 1, 1]))
+    learner = learner_of(Plain, model, rare, train__class_balance="loss")
+    logits = model(rare.images)
+    per_class = [
+        nn.functional.cross_entropy(logits[rare.labels == k], rare.labels[rare.labels == k])
+        for k in (0, 1)
+    ]
+    torch.testing.assert_close(learner.observe(rare, draws()), sum(per_class) / 2)
+    # In a part of the samples an image still counts as what it is to all of them.
+    some = rare[torch.tensor([0, 4])]
+    losses = nn.functional.cross_entropy(model(some.images), some.labels, reduction="none")
+    torch.testing.assert_close(learner.observe(some, draws()), (losses[0] + 2 * losses[1]) / 3)
+
+
+def test_a_balanced_loss_leaves_the_buffer_as_it_is():
+    model, rare = network(), Samples(data(6).images, torch.tensor([0, 0, 0, 0, 1, 1]))
+    buffer = Samples(data(6).images, torch.tensor([2] * 6))
+    learner = learner_of(FedER, model, rare, Received([buffer]), train__class_balance="loss")
+    plain = learner_of(Plain, model, rare, train__class_balance="loss")
+    replayed = nn.functional.cross_entropy(model(buffer.images), buffer.labels)
+    expected = plain.observe(rare, draws()) / 2 + replayed / 2
+    torch.testing.assert_close(learner.observe(rare, draws()), expected)
+
+
+def test_the_sampler_draws_all_classes_equally_often():
+    """Of 9000 draws 4500 of either class; the standard deviation is 47."""
+    labels = torch.tensor([0] * 8000 + [2] * 1000)
+    chosen = settings(train__class_balance="sampler").train
+    order = epoch_order(labels, chosen, torch.Generator().manual_seed(0))
+    assert len(order) == 9000
+    assert (labels[order] == 2).sum().item() == pytest.approx(4500, abs=200)
+    assert len(order[labels[order] == 2].unique()) > 950  # nearly all of the 1000 rare ones
+
+
+@pytest.mark.parametrize("balance", ["sampler", "loss"])
+def test_a_balanced_visit_is_another_one(balance):
+    assert not torch.equal(
+        visit()[0]["1.weight"], visit(train__class_balance=balance)[0]["1.weight"]
+    )
 
 
 def test_a_deadline_is_kept():
@@ -194,7 +243,7 @@ class Watched(nn.Module):
     @property
     def levels(self):
         """The grey level of each image."""
-        return ((self.given[:, 0, 0, 0] + 1) * 127.5).round().int().tolist()
+        return self.given[:, 0, 0, 0].int().tolist()
 
 
 def test_feder_adds_as_many_images_of_the_buffer_as_it_has_own():
@@ -236,7 +285,7 @@ def test_feder_with_half_the_weight_is_the_mean_over_all_images():
     model = network()
     learner = learner_of(FedER, model, received=Received([grey(200, 1)]))
     both = joined([grey(10, 0), grey(200, 1)])
-    expected = nn.functional.cross_entropy(model(both.images / 127.5 - 1), both.labels)
+    expected = nn.functional.cross_entropy(model(both.images), both.labels)
     torch.testing.assert_close(learner.observe(grey(10, 0), draws()), expected)
 
 
@@ -247,7 +296,7 @@ def test_feder_draws_the_buffer_before_it_changes_the_images():
     loss = learner.observe(data(4), draws(augment="flip"))
     generator = torch.Generator().manual_seed(0)
     both = joined([data(4), buffer[torch.randperm(9, generator=generator)[:4]]])
-    images = AUGMENTATIONS["flip"](both.images, generator) / 127.5 - 1
+    images = AUGMENTATIONS["flip"](both.images, generator)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(model(images), both.labels))
 
 

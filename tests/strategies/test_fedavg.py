@@ -23,19 +23,21 @@ def model(state, num_examples, **arrays):
     return Model("global", "h0", parcel, round=1, num_examples=num_examples)
 
 
-def test_the_average_is_weighted_by_numbers_of_images(state):
-    """(1 × 0 + 3 × 8) / 4 = 6 and (1 × 4 + 3 × 0) / 4 = 1."""
+@pytest.mark.parametrize(("equal", "expected"), [(False, [6.0, 1.0]), (True, [4.0, 2.0])])
+def test_the_average_is_weighted_by_numbers_of_images_or_not(state, equal, expected):
+    """(1 × 0 + 3 × 8) / 4 = 6 and (1 × 4 + 3 × 0) / 4 = 1; or half of each."""
     mean = average(
         state,
         [model(state, 1.0, w=np.array([0, 4], "f4")), model(state, 3.0, w=np.array([8, 0], "f4"))],
+        equal,
     )
-    assert mean["w"].numpy().tolist() == [6.0, 1.0]
+    assert mean["w"].numpy().tolist() == expected
 
 
 def test_dtypes_and_scalars_survive_the_average(state):
     """Counters are averaged and rounded: (10 + 13) / 2 = 11.5, to the even 12."""
     first = model(state, 1.0, n=np.int64(10), h=np.float16(1))
-    mean = average(state, [first, model(state, 1.0, n=np.int64(13), h=np.float16(2))])
+    mean = average(state, [first, model(state, 1.0, n=np.int64(13), h=np.float16(2))], equal=False)
     assert (mean["n"].dtype, mean["n"].shape, mean["n"].numpy().item()) == ("int64", (), 12)
     assert (mean["h"].dtype, mean["h"].numpy().item()) == ("float16", 1.5)
 
