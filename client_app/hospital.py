@@ -15,7 +15,7 @@ from client_app.store import DEFAULT, Store
 from learning.models import Architecture
 from learning.samples import Samples, joined
 from strategies.protocol.names import check_name
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError, in_turn
 
 # Settings that a node-config may replace at this hospital.
 OWN_SETTINGS = ("train.batch-size", "train.learning-rate", "release.without-privacy")
@@ -111,7 +111,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         settings=settings,
         data=_data_on(device, settings, index, hospitals, classes, store),
         device=device,
-        model=str(node_config.get("model", settings.models[index % len(settings.models)])),
+        model=str(node_config.get("model", in_turn(settings.model, index))),
         partitions=int(node_config.get("num-partitions", 0)),
         store=Store(store / name),
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),

@@ -22,7 +22,7 @@ from client_app.datasets.split import split
 from client_app.errors import DataError
 from client_app.store import DEFAULT
 from learning.samples import Samples
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, in_turn
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
 
@@ -68,7 +68,8 @@ def open_data(
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     own = own[labels[own] >= 0]
-    train, test = split(pool, labels, own, settings, hospital)
+    per_class = int(in_turn(settings.test_per_class, hospital_index) or 0)
+    train, test = split(pool, labels, own, settings, hospital, per_class)
     if too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has {len(train)} images to train on and "

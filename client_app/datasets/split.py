@@ -11,7 +11,12 @@ from strategies.protocol.settings import Settings, rng_for
 
 
 def split(
-    pool: Pool, labels: Indices, own: Indices, settings: Settings, hospital: int
+    pool: Pool,
+    labels: Indices,
+    own: Indices,
+    settings: Settings,
+    hospital: int,
+    per_class: int = 0,
 ) -> tuple[Indices, Indices]:
     """Which of a hospital's images it trains on, and which it tests on.
 
@@ -24,17 +29,20 @@ def split(
         own: Which of them are the hospital's.
         settings: How they are split.
         hospital: Index of the hospital, from 0.
+        per_class: How many images of each class it tests on; 0 = by `test-fraction`.
 
     Raises:
-        DataError: The data set has no test images of its own though `test-fraction` is 0, or too
-            few images or groups for so many folds.
+        DataError: The data set has no test images of its own though `test-fraction` is 0, too few
+            images of a class to test on `per_class`, or too few images or groups for so many folds.
     """
 
     def chosen(images: Indices, fraction: float, purpose: str) -> NDArray[np.bool_]:
         rng = rng_for(settings.seed, purpose, hospital=str(hospital))
         groups = None if pool.groups is None else pool.groups[images]
-        balanced = settings.test_balanced and purpose == "split"
-        return choose_test(labels[images], fraction, rng, groups, balanced)
+        if purpose != "split":
+            return choose_test(labels[images], fraction, rng, groups)
+        balanced = settings.test_balanced
+        return choose_test(labels[images], fraction, rng, groups, balanced, per_class)
 
     if settings.test_fraction > 0 and not pool.always_held_out:
         held_out = chosen(own, settings.test_fraction, "split")
@@ -80,6 +88,7 @@ def choose_test(
     rng: np.random.Generator,
     groups: NDArray[np.int64] | None = None,
     balanced: bool = False,
+    per_class: int = 0,
 ) -> NDArray[np.bool_]:
     """Draw `test_fraction` of the images of each class, but never its last image.
 
@@ -92,13 +101,24 @@ def choose_test(
             allows. None = every image is on its own.
         balanced: Whether to draw as many of each class (with groups: as nearly as that allows), and
             of the rarest no more than half.
+        per_class: So many of each class instead (with groups: as nearly as that allows); 0 = not.
 
     Returns:
         True [n] for the images to test on.
+
+    Raises:
+        DataError: A class has no more images than `per_class`.
     """
     classes, sizes = np.unique(labels, return_counts=True)
     wanted = np.minimum(np.rint(sizes * test_fraction), sizes - 1).astype(np.int64)  # [K]
-    if balanced:
+    if per_class:
+        if short := classes[sizes <= per_class].tolist():
+            raise DataError(
+                f"The setting 'test-per-class' is {per_class}, which leaves nothing to train on of "
+                f"the hospital's {sizes.min()} images of class {short[0]}: set it lower."
+            )
+        wanted[:] = per_class
+    elif balanced:
         equal = round(len(labels) * test_fraction / len(classes))
         wanted[:] = min(equal, sizes.min() // 2)
     if groups is not None:

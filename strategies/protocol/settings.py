@@ -43,17 +43,14 @@ class TrainSettings:
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
         require(self.batch_size >= 2, "train.batch-size", self.batch_size, "2 or more")
-        for size in filter(None, self.batch_sizes.split(",")):
-            usable = size.strip().isdecimal() and int(size) >= 2
-            allowed = "numbers of 2 or more, separated by commas, such as '32,8', or empty"
-            require(usable, "train.batch-sizes", self.batch_sizes, allowed)
+        _require_numbers("train.batch-sizes", self.batch_sizes, 2)
         require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
         require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
 
     def at(self, hospital: int) -> "TrainSettings":
         """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
-        sizes = [int(size) for size in self.batch_sizes.split(",") if size]
-        return replace(self, batch_size=sizes[hospital % len(sizes)]) if sizes else self
+        size = in_turn(self.batch_sizes, hospital)
+        return replace(self, batch_size=int(size)) if size else self
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,7 @@ class Settings:
     classes: str
     test_fraction: float
     test_balanced: bool
+    test_per_class: str
     validation_fraction: float
     num_folds: int
     fold: int
@@ -185,6 +183,7 @@ class Settings:
         for key in ("test_fraction", "validation_fraction", "max_quarantined"):
             share, allowed = getattr(self, key), "0 or more, and below 1"
             require(0 <= share < 1, key.replace("_", "-"), share, allowed)
+        _require_numbers("test-per-class", self.test_per_class, 1)
         folds = self.num_folds
         require(folds == 0 or folds >= 2, "num-folds", folds, "0, or 2 or more")
         require(0 <= self.fold < max(folds, 1), "fold", self.fold, "0 or more, below num-folds")
@@ -270,6 +269,19 @@ def rng_for(
     """
     place = f"{seed}/{purpose}/{server_round}/{hop}/{hospital}".encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(place).digest(), "big"))
+
+
+def in_turn(text: str, hospital: int) -> str:
+    """What a simulated hospital, from 0, gets of values that are separated by commas."""
+    values = [value.strip() for value in text.split(",")]
+    return values[hospital % len(values)]
+
+
+def _require_numbers(key: str, text: str, lowest: int) -> None:
+    """Refuse a setting that is neither empty nor numbers separated by commas."""
+    fits = all(each.strip().isdecimal() and int(each) >= lowest for each in text.split(","))
+    allowed = f"numbers of {lowest} or more, separated by commas, such as '32,8', or empty"
+    require(not text or fits, key, text, allowed)
 
 
 def _section(run_config: Mapping[str, Any], prefix: str, section: type[SectionT]) -> SectionT:

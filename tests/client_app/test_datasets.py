@@ -19,7 +19,7 @@ from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
-from strategies.protocol.settings import Settings, defaults
+from strategies.protocol.settings import Settings, SettingsError, defaults
 
 SETTINGS = Settings.parse(defaults())
 
@@ -282,6 +282,18 @@ def test_a_test_set_of_whole_groups_is_balanced_as_nearly_as_they_allow():
     chosen = choose_test(labels, 0.2, np.random.default_rng(0), groups, balanced=True)
     assert np.bincount(labels[chosen]).tolist() == [12, 12]
     assert all(len(set(chosen[groups == group])) == 1 for group in range(30))
+
+
+def test_test_images_are_counted_per_class_and_hospital(npz):
+    """30 images of each of four classes at one hospital, 10 at each of three."""
+    settings = replace(SETTINGS, dataset=npz, partition="iid", test_per_class="2, 5")
+    for hospital, count in ((0, 2), (1, 5), (2, 2)):
+        tested = open_data(settings, hospital, 3).test.labels
+        assert torch.bincount(tested).tolist() == [count] * 4
+    with pytest.raises(DataError, match=r"'test-per-class' is 30, .* 30 images of class 0: set it"):
+        open_data(replace(settings, test_per_class="30"), 0, 1)
+    with pytest.raises(SettingsError, match=r"'test-per-class' is '5,x'"):
+        replace(settings, test_per_class="5,x")
 
 
 def test_balance_is_for_the_test_set_and_not_for_validation(npz):
