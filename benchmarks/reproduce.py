@@ -5,6 +5,8 @@
     title = "..."                          # what it is, of which paper
     hospitals = 3                          # simulated in every run; a row may have its own number
     seeds = [0, 1]                         # a run for each
+    folds = 5                              # if it is there: a run for each seed and fold of the
+                                           # training images, with the settings num-folds and fold
     columns = ["federation_accuracy"]      # see `known_columns`
     [settings]                             # for all rows, as in pyproject.toml; {data} stands for
     dataset = "npz:{data}/x.npz"           # the folder that --data names
@@ -49,6 +51,24 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True)
+class Repeat:
+    """Which of the runs of a row: its seed, and its fold if the table has folds (0 = none)."""
+
+    seed: int
+    folds: int = 0
+    fold: int = 0
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """What the run sets, beside the settings of its row."""
+        cut = {"num-folds": self.folds, "fold": self.fold} if self.folds else {}
+        return {"seed": self.seed, **cut}
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}" + f", fold {self.fold}" * bool(self.folds)
+
+
+@dataclass(frozen=True)
 class Column:
     """A column of figures.
 
@@ -82,8 +102,15 @@ class Table:
     title: str
     beside: str
     seeds: list[int]
+    folds: int
     columns: dict[str, Column]
     rows: list[Row]
+
+    @property
+    def repeats(self) -> list[Repeat]:
+        """The runs of each row."""
+        folds = range(max(self.folds, 1))
+        return [Repeat(seed, self.folds, fold) for seed in self.seeds for fold in folds]
 
 
 def main() -> None:
@@ -133,6 +160,7 @@ def load(path: Path, data: Path | None) -> Table:
     if unknown := set(described["columns"]) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
     rows, default = [], defaults()
+    first = Repeat(described["seeds"][0], described.get("folds", 0))
     for row in described["rows"]:
         differences = flatten_dict(row.get("settings", {}))
         settings = {
@@ -141,7 +169,7 @@ def load(path: Path, data: Path | None) -> Table:
         }
         if unknown := settings.keys() - default.keys():
             raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
-        strategy_of(Settings.parse({**default, **settings}))
+        strategy_of(Settings.parse({**default, **settings, **first.settings}))
         paper = {
             name: figure if isinstance(figure, list) else [figure]
             for name, figure in row.get("paper", {}).items()
@@ -152,16 +180,24 @@ def load(path: Path, data: Path | None) -> Table:
         rows.append(Row(row["name"], hospitals, settings, paper))
     columns = {name: known[name] for name in described["columns"]}
     beside = described.get("beside", "paper")
-    return Table(described["title"], beside, described["seeds"], columns, rows)
+    seeds = described["seeds"]
+    return Table(described["title"], beside, seeds, first.folds, columns, rows)
 
 
 def known_columns(hospitals: int) -> dict[str, Column]:
     """All columns that a table may have, by name.
 
-    They are the accuracies, AUROCs and disagreements of summary.json, best_<accuracy>, and:
+    They are the accuracies, AUROCs and disagreements of summary.json, and:
 
+        best_<accuracy>  the highest over the evaluated rounds, chosen on test data
+        last_5_<accuracy>
+                         the mean over the last 5 evaluated rounds
         hospital-0, ...  accuracy of all models at the hospitals, in order of their names; FedER
                          calls it "node convergence"
+        after-visit-hospital-0, ...
+                         accuracy at the hospital of the model that it trained last, in order of
+                         their names; FedER calls it "node performance". Its test sets have as many
+                         images of each class, so that this is the balanced accuracy as well
         last_rounds_mean, last_rounds_std, last_rounds_balanced_mean, last_rounds_balanced_std
                          of the pooled (balanced) accuracy over all visits of the last 10 rounds
         rounds_to_75     round in which the pooled accuracy first reached 75 %
@@ -171,6 +207,12 @@ def known_columns(hospitals: int) -> dict[str, Column]:
         seconds_per_round
                          median over the evaluated rounds
         wall_seconds     of the run; where GANs are missing they are trained in this time
+        projection_plain, projection_private
+                         perceptual distance of training images from their projections (needs
+                         gan.projections) by the GANs of all hospitals, before and after the phase
+                         with the privacy loss
+        frechet          distance of their synthetic images from the real ones
+        gan_private      share of the GANs in which the privacy loss has had a part
     """
     columns = {
         field.name: Column(f"{field.name.replace('_', ' ')}, %", 100, _scalar(field.name))
@@ -181,9 +223,13 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     for name in accuracies:
         heading = f"best {columns[name].heading}"
         columns[f"best_{name}"] = Column(heading, 100, _best(name))
+        heading = f"{name.replace('_', ' ')}, mean of last 5 rounds, %"
+        columns[f"last_5_{name}"] = Column(heading, 100, _last_5(name))
     for index in range(hospitals):
         name = f"hospital-{index:0{len(str(hospitals - 1))}}"
         columns[name] = Column(f"all models at {name}, %", 100, _all_models_at(index))
+        heading = f"{name} after its visit, %"
+        columns[f"after-visit-{name}"] = Column(heading, 100, _after_visit_at(index))
     for part, heading in (
         ("mean", "mean of last 10 rounds, %"),
         ("std", "oscillation (std of last 10 rounds), %"),
@@ -196,6 +242,11 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
     columns["seconds_per_round"] = Column("s per round", 1, _seconds_per_round)
     columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
+    for kind in ("plain", "private"):
+        heading, prefix = f"projection, {kind}, × 1000", f"projection-{kind}-"
+        columns[f"projection_{kind}"] = Column(heading, 1000, _synthetic(prefix))
+    columns["frechet"] = Column("Fréchet distance", 1, _synthetic("fid", "frechet-"))
+    columns["gan_private"] = Column("GANs with privacy loss, %", 100, _synthetic("gan-private"))
     return columns
 
 
@@ -207,6 +258,14 @@ def _best(key: str) -> Values:
     return lambda summary: [summary["best"][key]]
 
 
+def _last_5(key: str) -> Values:
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        measured = [figure for figure in summary["history"][key][-5:] if figure is not None]
+        return [fmean(measured) if measured else None]
+
+    return values
+
+
 def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:
     return [median(summary["history"]["seconds"])]
 
@@ -214,6 +273,29 @@ def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:
 def _all_models_at(index: int) -> Values:
     def values(summary: Mapping[str, Any]) -> list[float | None]:
         return [accuracies[index] for accuracies in summary["accuracy_matrix"]]
+
+    return values
+
+
+def _after_visit_at(index: int) -> Values:
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        hospital = summary["hospitals"][index]
+        own = [v["own_accuracies"] for v in summary["visits"] if v["hospital"] == hospital]
+        return [own[-1].get(hospital) if own else None]
+
+    return values
+
+
+def _synthetic(*prefixes: str) -> Values:
+    """Of each hospital's GAN; the ends of such names say what measured them."""
+
+    def values(summary: Mapping[str, Any]) -> list[float | None]:
+        return [
+            figure
+            for figures in summary["synthetic"].values()
+            for name, figure in figures.items()
+            if name.startswith(prefixes)
+        ]
 
     return values
 
@@ -283,30 +365,30 @@ def run_missing(
     Returns:
         Whether all of them are completed now.
     """
-    runs = [(row, seed) for seed in table.seeds for row in rows]
-    for number, (row, seed) in enumerate(runs, 1):
-        print(f"[{number}/{len(runs)}] {row.name}, seed {seed}: ", end="", flush=True)
-        if completed(row, seed, output):
+    runs = [(row, repeat) for repeat in table.repeats for row in rows]
+    for number, (row, repeat) in enumerate(runs, 1):
+        print(f"[{number}/{len(runs)}] {row.name}, {repeat}: ", end="", flush=True)
+        if completed(row, repeat, output):
             print("completed before")
             continue
         began = time.monotonic()
         try:
-            folder, settings = _folder(row, seed, output), {**row.settings, "seed": seed}
-            result = start(folder, row.hospitals, settings)
+            folder = _folder(row, repeat, output)
+            result = start(folder, row.hospitals, {**row.settings, **repeat.settings})
             (result / "commit").write_text(commit(), encoding="utf-8")
             summary = _read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
         except RunFailed as error:
             outcome = f"failed: {error}"
         print(f"{outcome}, {time.monotonic() - began:.0f} s", flush=True)
-    return all(completed(row, seed, output) for row, seed in runs)
+    return all(completed(row, repeat, output) for row, repeat in runs)
 
 
-def completed(row: Row, seed: int, output: Path) -> Path | None:
-    """The newest completed result of a row with a seed, in its present settings, or None."""
-    wanted = {**defaults(), **row.settings, "seed": seed}
+def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
+    """The newest completed result of a row's repeat, in its present settings, or None."""
+    wanted = {**defaults(), **row.settings, **repeat.settings}
     del wanted["output-dir"], wanted["resume"]
-    for path in sorted(_folder(row, seed, output).glob("*/commit"), reverse=True):
+    for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
         summary = _read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
         same = wanted.items() <= config.items() and len(summary["hospitals"]) == row.hospitals
@@ -326,7 +408,7 @@ def render(table: Table, output: Path, command: str) -> str:
     with_paper = {name for row in table.rows for name in row.paper}
     lines, commits = [], set()
     for row in table.rows:
-        found = [completed(row, seed, output) for seed in table.seeds]
+        found = [completed(row, repeat, output) for repeat in table.repeats]
         results = [result for result in found if result is not None]
         commits |= {(result / "commit").read_text("utf-8") for result in results}
         summaries = [_read_summary(result) for result in results]
@@ -345,9 +427,10 @@ def render(table: Table, output: Path, command: str) -> str:
         titles += [column.heading, table.beside] if name in with_paper else [column.heading]
     markdown = "\n".join([table_head(titles), *map(table_row, lines)])
     seeds, states = ", ".join(map(str, table.seeds)), ", ".join(sorted(commits))
+    folds = f", {table.folds} folds each" * bool(table.folds)
     return (
         f"## {table.title}\n\n    {command}\n\n"
-        f"Seeds {seeds}. Commit {states}; {machine()}.\n\n{markdown}\n"
+        f"Seeds {seeds}{folds}. Commit {states}; {machine()}.\n\n{markdown}\n"
     )
 
 
@@ -361,8 +444,12 @@ def cell(figures: Sequence[float], scale: float) -> str:
     return " ± ".join(f"{scale * figure:.1f}" for figure in figures) or "–"
 
 
-def _folder(row: Row, seed: int, output: Path) -> Path:
-    return output / re.sub(r"\W+", "-", row.name.lower()).strip("-") / f"seed-{seed}"
+def _folder(row: Row, repeat: Repeat, output: Path) -> Path:
+    return output / _dashed(row.name) / _dashed(str(repeat))
+
+
+def _dashed(name: str) -> str:
+    return re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
 def _reasons(summary: Mapping[str, Any]) -> list[str]:

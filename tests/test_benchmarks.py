@@ -9,7 +9,16 @@ import tomli_w
 from flwr.common.config import flatten_dict
 
 from benchmarks import markdown, reproduce
-from benchmarks.reproduce import TABLES, TableError, choose, completed, load, render, run_missing
+from benchmarks.reproduce import (
+    TABLES,
+    Repeat,
+    TableError,
+    choose,
+    completed,
+    load,
+    render,
+    run_missing,
+)
 from benchmarks.simulation import RunFailed
 from tests.fakes import run_config
 
@@ -80,7 +89,7 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     """`load` checks settings, strategies, columns and the paper's figures."""
     table = load(TABLES[name], Path("/data"))
     names = [row.name for row in table.rows]
-    assert len({reproduce._folder(row, 0, Path()) for row in table.rows}) == len(names)
+    assert len({reproduce._folder(row, Repeat(0), Path()) for row in table.rows}) == len(names)
     assert not any("," in name for name in names)
     for row in table.rows:
         for column, figures in row.paper.items():
@@ -97,6 +106,7 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
         ('"hospital-1"', '"hospital-2"', "No column is called 'hospital-2'"),
         ("num-server-rounds", "num-rounds", "No setting is called 'num-rounds'"),
         ("num-server-rounds = 3", "num-server-rounds = 0", "num-server-rounds"),
+        ("seeds = [0, 1]", "seeds = [0, 1]\nfolds = 1", "num-folds"),
         ('"feder"', '"feddr"', "feddr"),
         ("paper = { federation", "paper = { ensemble", "no column 'ensemble_accuracy'"),
     ],
@@ -192,6 +202,61 @@ def test_the_accuracy_and_oscillation_of_the_last_rounds():
         assert columns[f"last_rounds_{name}"].values({"last_rounds": last}) == [figure]
 
 
+def test_the_mean_of_the_last_five_rounds_is_of_what_was_measured_in_them():
+    """By hand: (0.5 + 0.6 + 0.7 + 1.0) / 4 = 0.7; round 1 of 6 is too early."""
+    column = reproduce.known_columns(2)["last_5_personalized_accuracy"]
+    history = {"personalized_accuracy": [0.1, 0.5, 0.6, None, 0.7, 1.0]}
+    assert column.values({"history": history}) == [pytest.approx(0.7)]
+    assert column.values({"history": {"personalized_accuracy": [None]}}) == [None]
+
+
+def test_the_performance_of_a_node_is_that_of_the_model_it_trained_last_at_itself():
+    """By hand: "b" trains model 1 in round 1 and model 0 in round 2, which is 0.6 there."""
+    rows = [("a", 0.1, 0.2), ("b", 0.3, 0.4), ("b", 0.5, 0.6), ("", 0.7, 0.8)]
+    visits = [{"hospital": h, "own_accuracies": {"a": a, "b": b}} for h, a, b in rows]
+    columns = reproduce.known_columns(2)
+    first, second = columns["after-visit-hospital-0"], columns["after-visit-hospital-1"]
+    summary = {"hospitals": ["a", "b"], "visits": visits}
+    assert (first.values(summary), second.values(summary)) == ([0.1], [0.6])
+    averaged = {"hospitals": ["a", "b"], "visits": visits[3:]}
+    assert first.values(averaged) == [None]
+
+
+def test_what_the_gans_of_all_hospitals_measured_whatever_measured_it():
+    columns = reproduce.known_columns(2)
+    synthetic = {
+        "a": {"projection-plain-lpips-vgg": 0.2, "fid": 30.0, "gan-private": 1.0},
+        "b": {"projection-plain-lpips-vgg": 0.3, "frechet-classifier": 0.9, "gan-private": 0.0},
+    }
+    wanted = {"projection_plain": [0.2, 0.3], "frechet": [30.0, 0.9], "gan_private": [1.0, 0.0]}
+    for name, figures in wanted.items():
+        assert columns[name].values({"synthetic": synthetic}) == figures
+    assert columns["projection_private"].values({"synthetic": synthetic}) == []
+
+
+def test_a_table_with_folds_has_a_run_for_each_seed_and_fold(tmp_path):
+    (tmp_path / "two.toml").write_text(TABLE.replace("columns", "folds = 2\ncolumns", 1))
+    table, runs = load(tmp_path / "two.toml", Path("/data")), Runs()
+    started = []
+
+    def start(output_dir, hospitals, settings):
+        started.append((output_dir.name, settings["seed"], settings["num-folds"], settings["fold"]))
+        return runs(output_dir, hospitals, settings)
+
+    assert run_missing(table, table.rows[:1], tmp_path, start)
+    assert started == [
+        ("seed-0-fold-0", 0, 2, 0),
+        ("seed-0-fold-1", 0, 2, 1),
+        ("seed-1-fold-0", 1, 2, 0),
+        ("seed-1-fold-1", 1, 2, 1),
+    ]
+    text = render(table, tmp_path, "")
+    assert "Seeds 0, 1, 2 folds each. Commit" in text
+    assert "| FedER (0 of 4 runs) |" in text
+    assert run_missing(table, table.rows[:1], tmp_path, start)
+    assert len(started) == 4
+
+
 def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compare_with(tmp_path):
     text = 'beside = "the others"\n' + TABLE.replace('"alone"\n', '"alone"\nhospitals = 3\n')
     (tmp_path / "two.toml").write_text(text)
@@ -222,7 +287,7 @@ def test_what_is_completed_is_not_run_again(table, tmp_path):
 def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
     assert not run_missing(table, table.rows[:1], tmp_path, Runs(**changes))
     assert f"seed 0: {outcome}, 0 s" in capsys.readouterr().out
-    assert completed(table.rows[0], 0, tmp_path) is None
+    assert completed(table.rows[0], Repeat(0), tmp_path) is None
     again = Runs()
     again.done = [None] * 5  # its folders have names of their own
     assert run_missing(table, table.rows[:1], tmp_path, again)
@@ -233,8 +298,8 @@ def test_a_result_with_other_settings_does_not_count(table, tmp_path):
     run_missing(table, table.rows, tmp_path, Runs())
     (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
     changed = load(tmp_path / "two.toml", Path("/data"))
-    assert completed(changed.rows[0], 0, tmp_path)
-    assert completed(changed.rows[1], 0, tmp_path) is None
+    assert completed(changed.rows[0], Repeat(0), tmp_path)
+    assert completed(changed.rows[1], Repeat(0), tmp_path) is None
 
 
 def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
