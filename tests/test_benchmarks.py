@@ -99,6 +99,11 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
 
 
+def test_methods_md_says_what_each_table_repeats():
+    page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text("utf-8")
+    assert [name for name in TABLES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
