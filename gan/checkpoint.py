@@ -23,7 +23,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, made_with: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.made_with = folder, made_with
+        self.folder, self.made_with = folder, f"version {VERSION}, {made_with}"
 
     def has(self, name: str) -> bool:
         """Whether `save` has written this name."""

@@ -34,7 +34,7 @@ class Preset:
     patience: int  # iterations without a better Fréchet distance that end phase 1
     privacy_iterations: int  # most iterations of phase 2
     privacy_scale: float  # on α: untrained distances are some tens of times smaller than LPIPS
-    check_every: int  # iterations between checks and checkpoints; a tenth of that in phase 2
+    check_every: int  # iterations between checks and checkpoints; a fifth of that in phase 2
     fid_images: int  # synthetic images behind a Fréchet distance
     pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
     perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's
@@ -97,7 +97,7 @@ PRESETS: dict[str, Preset] = {
         patience=400,
         privacy_iterations=100,
         privacy_scale=10.0,
-        check_every=100,
+        check_every=50,
         fid_images=512,
         pretrained=False,
         perceptual_net="squeeze",

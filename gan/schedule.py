@@ -70,7 +70,7 @@ def check_due(standing: Standing, preset: Preset) -> bool:
     every = preset.check_every
     if standing.private:
         # The private generator is the last one that was still good enough: look closely.
-        every = max(1, every // 10)
+        every = max(1, every // 5)
     return due(standing.iteration, every) or _is_last(standing, preset)
 
 

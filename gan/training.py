@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gan.adversaries import Adversaries, Examples, Privacy
-from gan.checkpoint import VERSION, Checkpoints
+from gan.checkpoint import Checkpoints
 from gan.checks import Checks
 from gan.networks import Generator
 from gan.presets import Preset
@@ -71,7 +71,7 @@ def train_gan(
     size = tuple(examples.images.shape[2:])
     if size != (preset.resolution, preset.resolution):
         raise ValueError(f"Images of {size} pixels for a GAN of {preset.resolution}: resize them.")
-    made_with = (VERSION, examples.classes, preset, privacy.weight, privacy.reduction, seed)
+    made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
     files = Checkpoints(folder, f"{made_with}, images {examples.fingerprint}")
     checks = Checks(examples.labels.cpu(), preset, frechet, seed)
     last_phase = 2 if privacy.weight > 0 else 1

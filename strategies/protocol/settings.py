@@ -206,11 +206,6 @@ class Settings:
             require(usable, key, folder, allowed + ", or empty" * (key == "resume"))
 
     @property
-    def models(self) -> list[str]:
-        """Names of the networks that hospitals start with, dealt out to them in turn."""
-        return [name.strip() for name in self.model.split(",")]
-
-    @property
     def class_names(self) -> list[str]:
         """The classes of the federation; empty if the hospitals are to name them."""
         return [name.strip() for name in self.classes.split(",") if name.strip()]
