@@ -112,10 +112,11 @@ def choose_test(
     classes, sizes = np.unique(labels, return_counts=True)
     wanted = np.minimum(np.rint(sizes * test_fraction), sizes - 1).astype(np.int64)  # [K]
     if per_class:
-        if short := classes[sizes <= per_class].tolist():
+        rarest = sizes.argmin()
+        if sizes[rarest] <= per_class:
             raise DataError(
                 f"The setting 'test-per-class' is {per_class}, which leaves nothing to train on of "
-                f"the hospital's {sizes.min()} images of class {short[0]}: set it lower."
+                f"the hospital's images of class {classes[rarest]} ({sizes[rarest]}): set it lower."
             )
         wanted[:] = per_class
     elif balanced:
