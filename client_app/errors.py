@@ -5,6 +5,7 @@ of these errors are written for the server. Of any other error it learns the typ
 hospital's own log has the rest.
 """
 
+from client_app.policy import PolicyError
 from learning.errors import DeadlineError, DivergedError, ModelError
 from strategies.protocol.may_leave import Failure, UndeclaredError
 from strategies.protocol.records import ParcelError
@@ -28,6 +29,7 @@ class ReleaseError(ValueError):
 
 LEAVES: dict[type[Exception], Failure] = {
     SettingsError: Failure.SETTINGS,
+    PolicyError: Failure.POLICY,
     ModelError: Failure.SETTINGS,
     DataError: Failure.DATA,
     ParcelError: Failure.PARCEL,

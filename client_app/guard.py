@@ -14,6 +14,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.errors import LEAVES
+from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
 
 
@@ -32,6 +33,8 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             check_answer(message.metadata.message_type, answer.content)
         return answer
     except tuple(LEAVES) as error:
+        if isinstance(error, PolicyError):
+            logging.getLogger("flwr").error(error.explain())
         failure = next(code for kind, code in LEAVES.items() if isinstance(error, kind))
         return Message(Error(failure, str(error)), reply_to=message)
     except (Exception, Terminated) as error:

@@ -1,5 +1,7 @@
-"""One hospital: its name, its data on its device, its store."""
+"""One hospital: its name, its data on its device, its store, its policy."""
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,14 +13,20 @@ from flwr.app import Context
 
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
+from client_app.policy import Policy, PolicyError
 from client_app.store import DEFAULT, Store
 from learning.models import Architecture
 from learning.samples import Samples, joined
 from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError, in_turn
 
+# Files that a hospital may name itself; no server makes it open one.
+OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
 # Settings that a node-config may replace at this hospital.
-OWN_SETTINGS = ("train.batch-size", "train.learning-rate", "release.without-privacy")
+OWN_SETTINGS = ("train.batch-size", "train.learning-rate", *OWN_FILES)
+# The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
+# what comes through Flower's own interface, any user of the machine can change.
+NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
 
 
 @dataclass(frozen=True)
@@ -35,6 +43,7 @@ class Hospital:
         identity: The file with its own keys.
         members: The file with the members' keys, or "first-use"; empty = parcels are not sealed.
         partitions: Over how many simulated hospitals its data set is cut; 0 = not a simulation.
+        policy: What it allows; None in a simulation, where all hospitals have one owner.
     """
 
     name: str
@@ -46,6 +55,7 @@ class Hospital:
     identity: Path = Path()
     members: str = ""
     partitions: int = 0
+    policy: Policy | None = None
 
     @property
     def architecture(self) -> Architecture:
@@ -71,28 +81,40 @@ class Hospital:
         return joined(data.train for data in each).to(self.device)
 
 
+def own_config(context: Context) -> Mapping[str, Any]:
+    """The node-config: the hospital's own word if its processes have it, else Flower's."""
+    own = os.environ.get(NODE_CONFIG)
+    return json.loads(own) if own else context.node_config
+
+
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
     """Open the hospital that a message is for; its data are loaded once per process.
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`, and
-            `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
+            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`, `policy`,
+            and `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
         name: The name that is registered at the server, for a hospital without `site`; empty if
             there is none.
         classes: The federation's classes; empty if they are not settled yet.
 
     Raises:
-        SettingsError: A setting or the hospital's name cannot be used.
+        SettingsError: A setting, the policy or the hospital's name cannot be used.
+        PolicyError: The run asks for more than the hospital allows.
         DataError: The hospital's data cannot be used.
     """
-    node_config = context.node_config
+    node_config = own_config(context)
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
-    settings = _own_settings(context.run_config, node_config)
+    policy = _policy(node_config)
+    settings = _own_settings(context.run_config, node_config, policy)
+    if policy:
+        policy.check(settings)
     dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
     if data_dir:
         dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
+    if policy and not dataset:
+        raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
     settings = replace(settings, dataset=str(dataset or settings.dataset))
     # It names the hospital's folder: the hospital's own word counts before the server's.
     name = str(node_config.get("site") or name or _name(settings.dataset, index, hospitals))
@@ -116,19 +138,30 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         store=Store(store / name),
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
         members=str(node_config.get("members", "")),
+        policy=policy,
     )
 
 
-def _own_settings(run_config: Mapping[str, Any], node_config: Mapping[str, Any]) -> Settings:
+def _policy(node_config: Mapping[str, Any]) -> Policy | None:
+    if "partition-id" in node_config:
+        return None
+    path = node_config.get("policy")
+    return Policy.read(Path(str(path)).expanduser() if path else None)
+
+
+def _own_settings(
+    run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: Policy | None
+) -> Settings:
     """The run's settings, with what this hospital sets itself."""
     own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config}
-    if "num-partitions" not in node_config:
-        # What protects a hospital's images is not the server's to loosen.
-        own.setdefault("release.without-privacy", False)
     settings = Settings.parse({**run_config, **own})
-    if "partition-id" not in node_config:
-        return settings
-    return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
+    if policy is None:
+        return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
+    for key in OWN_FILES:
+        if key not in own and Path(str(run_config[key])).is_absolute():
+            raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
+    allowed = settings.release.without_privacy and policy.release.without_privacy
+    return replace(settings, release=replace(settings.release, without_privacy=allowed))
 
 
 def _name(dataset: str, index: int, hospitals: int) -> str:

@@ -69,6 +69,7 @@ class Request:
 
         Raises:
             SettingsError: The server runs other code, or settings cannot be used.
+            PolicyError: The run asks for more than the hospital allows.
             DataError: The hospital's images cannot be used, or have changed during the run.
             ParcelError: A field of the order is missing, unknown or of the wrong type.
         """
@@ -80,6 +81,8 @@ class Request:
                 "that was started in another folder runs that folder's code: stop it and run again."
             )
         hospital = open_hospital(context, order.hospital, tuple(order.classes))
+        if hospital.policy:
+            hospital.policy.check_order(order, message.metadata.ttl)
         run = run_folder(hospital.store, order.run)
         part = [context.node_config.get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)

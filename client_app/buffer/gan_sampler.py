@@ -119,7 +119,7 @@ def _unprotected(job: Job, trained: Trained) -> None:
     if not job.hospital.settings.release.without_privacy:
         raise job.refusal(
             why,
-            "Lower gan.privacy-weight, or let the hospital allow it with release.without-privacy.",
+            "Lower gan.privacy-weight, or allow it with release.without-privacy (and the policy).",
         )
     logging.getLogger("flwr").warning("%s: %s", job.hospital.name, why)
 

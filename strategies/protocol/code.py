@@ -11,6 +11,6 @@ def code_hash() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parents[2]
     for package in ("client_app", "gan", "learning", "strategies"):
-        for path in sorted((root / package).rglob("*.py")):
+        for path in sorted([*(root / package).rglob("*.py"), *(root / package).rglob("*.toml")]):
             digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -108,6 +108,7 @@ class Failure(IntEnum):
     UNDECLARED = 4207  # the answer held something that may not leave a hospital
     GONE = 4208  # the hospital is not connected
     RELEASE = 4209  # the hospital's synthetic images may not leave it
+    POLICY = 4210  # the hospital's policy does not allow it
 
 
 class UndeclaredError(ValueError):

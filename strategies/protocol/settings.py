@@ -219,7 +219,7 @@ class Settings:
         """
         known = set(_keys(cls, ""))
         tables = tuple(sorted((k, v) for k, v in run_config.items() if k not in known))
-        return _section({**run_config, "tables": tables}, "", cls)
+        return read_section({**run_config, "tables": tables}, cls)
 
     def section(self, table: str, kind: type[SectionT]) -> SectionT:
         """The settings of one table that a method or a learner names in a frozen dataclass.
@@ -227,7 +227,7 @@ class Settings:
         Raises:
             SettingsError: A key is missing, or its value has the wrong type or range.
         """
-        return _section(dict(self.tables), f"{table}.", kind)
+        return read_section(dict(self.tables), kind, f"{table}.")
 
     @property
     def run_config(self) -> dict[str, Any]:
@@ -252,6 +252,28 @@ def defaults() -> dict[str, Any]:
             "checkout of the app."
         ) from error
     return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
+
+
+def read_section(values: Mapping[str, Any], section: type[SectionT], prefix: str = "") -> SectionT:
+    """Build one frozen dataclass from the values whose keys start with `prefix`.
+
+    Raises:
+        SettingsError: A key is missing, or its value has the wrong type or range.
+    """
+    hints = get_type_hints(section)
+    found: dict[str, Any] = {}
+    for field in fields(section):  # type: ignore[arg-type]
+        key = prefix + field.name.replace("_", "-")
+        hint = hints[field.name]
+        if is_dataclass(hint):
+            found[field.name] = read_section(values, hint, f"{key}.")  # type: ignore[arg-type]
+        elif key not in values:
+            raise SettingsError(
+                f"The setting '{key}' is missing: give it a value in pyproject.toml."
+            )
+        else:
+            found[field.name] = _typed(key, values[key], hint)
+    return section(**found)
 
 
 def rng_for(
@@ -279,24 +301,6 @@ def _require_numbers(key: str, text: str, lowest: int) -> None:
     require(not text or fits, key, text, allowed)
 
 
-def _section(run_config: Mapping[str, Any], prefix: str, section: type[SectionT]) -> SectionT:
-    """Build one frozen dataclass from the keys that start with `prefix`."""
-    hints = get_type_hints(section)
-    values: dict[str, Any] = {}
-    for field in fields(section):  # type: ignore[arg-type]
-        key = prefix + field.name.replace("_", "-")
-        hint = hints[field.name]
-        if is_dataclass(hint):
-            values[field.name] = _section(run_config, f"{key}.", hint)  # type: ignore[arg-type]
-        elif key not in run_config:
-            raise SettingsError(
-                f"The setting '{key}' is missing: give it a value in pyproject.toml."
-            )
-        else:
-            values[field.name] = _typed(key, run_config[key], hint)
-    return section(**values)
-
-
 def _keys(section: type[Any], prefix: str) -> Iterator[str]:
     """The keys of a section, and of the sections in it."""
     for name, hint in get_type_hints(section).items():
@@ -322,6 +326,10 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)  # TOML writes 1.0 as 1
+    if get_origin(hint) is list:
+        texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
+        require(texts, key, value, "a list of texts")
+        return value
     words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
     require(fits, key, value, words[hint])

@@ -10,6 +10,7 @@ from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
 from client_app.errors import LEAVES, DataError
 from client_app.guard import guard
+from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure
 from tests.fakes import context
 
@@ -30,13 +31,23 @@ def test_a_good_answer_passes():
     assert answer.content == content
 
 
-@pytest.mark.parametrize("error", LEAVES)
+@pytest.mark.parametrize("error", [each for each in LEAVES if each is not PolicyError])
 def test_errors_written_for_the_server_leave_with_their_text(error):
     def handler(message, context):
         raise error("the words")
 
     answer = guarded(message(), handler)
     assert (answer.error.code, answer.error.reason) == (LEAVES[error], "the words")
+
+
+def test_of_a_rule_of_the_policy_only_its_table_leaves(caplog):
+    def handler(message, context):
+        raise PolicyError("release.min-quantile", 0, "0.01 or more")
+
+    answer = guarded(message(), handler)
+    assert answer.error.code == Failure.POLICY
+    assert answer.error.reason == "The hospital's policy ([release]) does not allow it."
+    assert "release.min-quantile allows 0.01 or more, asked is 0" in caplog.text
 
 
 def test_of_any_other_error_only_the_type_leaves(caplog):

@@ -1,8 +1,12 @@
+import json
+from pathlib import Path
+
 import PIL.Image
 import pytest
 import torch
 
-from client_app.hospital import open_hospital
+from client_app.hospital import NODE_CONFIG, OWN_FILES, open_hospital
+from client_app.policy import PolicyError
 from learning.models import Architecture
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -89,14 +93,6 @@ def test_batch_sizes_are_dealt_out_to_simulated_hospitals():
         open_hospital(context(0, 2, run_config(train__batch_sizes="32,1")))
 
 
-def test_the_server_does_not_loosen_what_protects_a_real_hospital():
-    place = context(0, 1, run_config(release__without_privacy=True))
-    assert open_hospital(place).settings.release.without_privacy
-    for own in ({}, {"release.without-privacy": True}):
-        place.node_config = {**own}
-        assert open_hospital(place).settings.release.without_privacy == bool(own)
-
-
 def test_data_are_loaded_once_per_process():
     first, second = (open_hospital(context(0, 2, run_config())) for _ in range(2))
     assert first.data is second.data
@@ -121,8 +117,65 @@ def test_in_a_simulation_the_images_of_everyone_are_those_of_all_hospitals():
     assert len(open_hospital(places[0]).everyone()) == sum(map(len, alone))
 
 
-def test_outside_of_a_simulation_there_are_no_images_of_everyone():
-    place = context(0, 1, run_config())
-    place.node_config = {}
+def write_images(folder: Path, numbers: dict[str, int]) -> None:
+    """A folder of images, so many of each class."""
+    for name, number in numbers.items():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for k in range(number):
+            PIL.Image.new("L", (8, 8), 20 * k).save(folder / name / f"{k}.png")
+
+
+def deployed(folder, policy="", own=None, **settings):
+    """A hospital of its own with digits in a folder, not a simulated one."""
+    file = folder / "policy.toml"
+    file.write_text(policy, "utf-8")
+    write_images(folder / "images", {"a": 12, "b": 12})
+    place = context(0, 1, run_config(sealed=True, **settings))
+    place.node_config = {
+        "site": "graz",
+        "data-dir": str(folder / "images"),
+        "store-dir": str(folder / "store"),
+        "policy": str(file),
+        **(own or {}),
+    }
+    return open_hospital(place)
+
+
+def test_outside_of_a_simulation_there_are_no_images_of_everyone(tmp_path):
     with pytest.raises(SettingsError, match="do not leave it"):
-        open_hospital(place).everyone()
+        deployed(tmp_path).everyone()
+
+
+def test_a_hospital_s_images_are_its_own_word(tmp_path):
+    place = context(0, 1, run_config(dataset=f"folder:{tmp_path}", sealed=True))
+    place.node_config = {"site": "graz"}
+    with pytest.raises(SettingsError, match="'data-dir'"):
+        open_hospital(place)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+def test_run_and_policy_both_decide_on_a_buffer_without_privacy(allowed, asked, tmp_path):
+    policy = f"[release]\nwithout-privacy = {str(allowed).lower()}"
+    hospital = deployed(tmp_path, policy, release__without_privacy=asked)
+    assert hospital.settings.release.without_privacy == (allowed and asked)
+
+
+@pytest.mark.parametrize("key", OWN_FILES)
+def test_no_file_is_opened_because_a_server_said_so(key, tmp_path):
+    secret = str(tmp_path / "secret.pt")
+    with pytest.raises(PolicyError, match="policy") as refusal:
+        deployed(tmp_path, **{key.replace("-", "_").replace(".", "__"): secret})
+    assert secret not in str(refusal.value)
+    hospital = deployed(tmp_path, own={key: secret})
+    assert str(hospital.settings.run_config[key]) == secret
+
+
+def test_the_word_of_the_hospital_s_own_processes_counts_before_flower_s(tmp_path, monkeypatch):
+    own = {"site": "graz", "data-dir": str(tmp_path / "images"), "store-dir": str(tmp_path)}
+    write_images(tmp_path / "images", {"a": 12, "b": 12})
+    monkeypatch.setenv(NODE_CONFIG, json.dumps(own))
+    place = context(0, 1, run_config(sealed=True))
+    place.node_config = {"site": "wien", "data-dir": "/etc", "partition-id": 0}
+    hospital = open_hospital(place)
+    assert (hospital.name, hospital.policy is None) == ("graz", False)

@@ -1,0 +1,245 @@
+"""The policy: what a hospital allows, whatever a run asks for.
+
+It is a file of the hospital's own, which `python -m client_app policy` writes; its defaults are in
+policy.toml beside this file. A simulation has one owner and no policy.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from strategies.protocol.code import code_hash
+from strategies.protocol.order import Order
+from strategies.protocol.settings import Settings, SettingsError, read_section, require
+
+DEFAULTS = Path(__file__).with_name("policy.toml")
+
+
+class PolicyError(ValueError):
+    """A run asks for what a hospital's policy does not allow.
+
+    Its text goes to the server, and names no more than the table of the rule.
+
+    Args:
+        rule: The rule, as "table.name"; the hospital's own log names it.
+        asked: What the run asks for.
+        allowed: What the rule allows.
+    """
+
+    def __init__(self, rule: str, asked: object, allowed: str) -> None:
+        super().__init__(f"The hospital's policy ([{rule.partition('.')[0]}]) does not allow it.")
+        self.rule, self.asked, self.allowed = rule, asked, allowed
+
+    def explain(self) -> str:
+        """The rule, for the hospital's own log."""
+        return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
+
+
+@dataclass(frozen=True)
+class CodeRules:
+    """The table `code`."""
+
+    approved: list[str]
+
+
+@dataclass(frozen=True)
+class RunRules:
+    """The table `runs`."""
+
+    strategies: list[str]
+    sealed_only: bool
+    max_rounds: int
+    max_epochs: int
+    max_hours: float
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """The table `images`."""
+
+    max_size: int
+    max_quarantined: float
+    min_test_fraction: float
+
+
+@dataclass(frozen=True)
+class ModelRules:
+    """The table `models`."""
+
+    max_megabytes: float
+
+
+@dataclass(frozen=True)
+class ReleaseRules:
+    """The table `release`."""
+
+    buffers: bool
+    max_images: int
+    min_quantile: float
+    max_discarded: float
+    min_class_images: int
+    min_privacy_weight: float
+    without_privacy: bool
+
+
+@dataclass(frozen=True)
+class FigureRules:
+    """The table `figures`."""
+
+    withheld: list[str]
+    smallest_group: int
+    max_models: int
+
+    def __post_init__(self) -> None:
+        require(
+            self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
+        )
+
+
+@dataclass(frozen=True)
+class MachineRules:
+    """The table `machine`."""
+
+    max_memory_gb: float
+    max_disk_gb: float
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What one rule says of a run.
+
+    Attributes:
+        rule: Its name, as "table.name".
+        allowed: What it allows, in words.
+        asked: What the run asks for.
+        holds: Whether the rule allows it.
+    """
+
+    rule: str
+    allowed: str
+    asked: object
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All rules of a hospital; a rule's name is its field's with dashes."""
+
+    code: CodeRules
+    runs: RunRules
+    images: ImageRules
+    models: ModelRules
+    release: ReleaseRules
+    figures: FigureRules
+    machine: MachineRules
+
+    @classmethod
+    def read(cls, path: Path | None = None) -> "Policy":
+        """The policy in a file; rules that it leaves out, or all without a file, are the defaults.
+
+        Raises:
+            SettingsError: The file cannot be read, or has a table, rule or value that is unknown.
+        """
+        rules = _rules(DEFAULTS)
+        if path is not None:
+            own = _rules(path)
+            if unknown := sorted(own.keys() - rules.keys()):
+                raise SettingsError(f"No rule of a policy is called '{unknown[0]}' ({path}).")
+            rules |= own
+        try:
+            return read_section(rules, cls)
+        except SettingsError as error:
+            raise SettingsError(f"{path or DEFAULTS}: {error}") from error
+
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """What each rule about a run as a whole says of its settings."""
+        runs, images, release = self.runs, self.images, self.release
+        train, gan, check = settings.train, settings.gan, settings.release
+        tested = settings.validation_fraction or settings.test_fraction
+        if settings.num_folds:
+            tested = 1 / settings.num_folds
+        size = dict(settings.tables).get("feder.buffer-size", 0)
+
+        named = ", ".join(runs.strategies)
+        method = settings.strategy
+        yield Ruling(
+            "runs.strategies", named or "all", method, not named or method in runs.strategies
+        )
+        yield self._sealed(settings.sealed)
+        yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
+        yield at_most("runs.max-epochs", train.epochs, runs.max_epochs)
+        yield at_most("images.max-size", settings.image_size, images.max_size)
+        yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
+        yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
+        yield at_most("release.max-images", size, release.max_images if release.buffers else 0)
+        yield at_least("release.min-quantile", check.quantile, release.min_quantile)
+        yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
+        yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
+        yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a run whose settings are laxer than the hospital allows.
+
+        Raises:
+            PolicyError: The first rule that is broken.
+        """
+        code, approved = code_hash(), self.code.approved
+        _uphold(
+            Ruling("code.approved", ", ".join(approved), code, not approved or code in approved)
+        )
+        for ruling in self.judge(settings):
+            _uphold(ruling)
+
+    def check_order(self, order: Order, allowed: float) -> None:
+        """Refuse a message that asks for more than its run's settings may.
+
+        Args:
+            order: What it asks for.
+            allowed: Seconds that it may take.
+
+        Raises:
+            PolicyError: The first rule that is broken.
+        """
+        runs, release = self.runs, self.release
+        _uphold(self._sealed(order.sealed))
+        _uphold(at_most("runs.max-rounds", order.round, runs.max_rounds))
+        _uphold(at_most("runs.max-epochs", order.epochs, runs.max_epochs))
+        _uphold(at_most("runs.max-hours", allowed / 3600, runs.max_hours))
+        images = release.max_images if release.buffers else 0
+        _uphold(at_most("release.max-images", order.buffer_size, images))
+
+    def _sealed(self, sealed: bool) -> Ruling:
+        only = self.runs.sealed_only
+        asked = "a sealed run" if sealed else "an open run"
+        return Ruling("runs.sealed-only", "sealed runs", asked, sealed or not only)
+
+
+def at_most(rule: str, asked: float, limit: float) -> Ruling:
+    """The ruling of a rule that is an upper limit."""
+    return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
+
+
+def at_least(rule: str, asked: float, limit: float) -> Ruling:
+    """The ruling of a rule that is a lower limit."""
+    return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
+
+
+def _uphold(ruling: Ruling) -> None:
+    if not ruling.holds:
+        raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
+
+
+def _rules(path: Path) -> dict[str, Any]:
+    """The rules in a file, as "table.name"."""
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"The policy {path} cannot be read: {error}") from error
+    rules: dict[str, Any] = {}
+    for table, entries in tables.items():
+        if not isinstance(entries, dict):
+            raise SettingsError(f"The policy {path} has '{table}' outside of a table.")
+        rules |= {f"{table}.{name}": value for name, value in entries.items()}
+    return rules

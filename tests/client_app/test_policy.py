@@ -1,0 +1,107 @@
+"""Tests of client_app/policy.py: what a hospital allows, whatever a run asks for."""
+
+from dataclasses import replace
+
+import pytest
+
+from client_app.policy import DEFAULTS, Policy, PolicyError
+from strategies.protocol.order import Order
+from strategies.protocol.settings import Settings, SettingsError, defaults
+
+ORDER = Order(1, 1, "graz", ["a", "b"], "plain", "1", epochs=1, sealed=True)
+HOUR = 3600.0
+
+
+def policy_of(tmp_path, text: str) -> Policy:
+    path = tmp_path / "policy.toml"
+    path.write_text(text, "utf-8")
+    return Policy.read(path)
+
+
+def test_the_default_settings_pass_the_default_policy():
+    Policy.read().check(Settings.parse(defaults()))
+    Policy.read().check_order(ORDER, HOUR)
+
+
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        ("release.min-quantile", {"release.quantile": 0.0}),
+        ("release.max-discarded", {"release.max-discarded": 0.999}),
+        ("release.min-class-images", {"release.min-class-images": 1}),
+        ("release.max-images", {"feder.buffer-size": 100_000}),
+        ("images.max-size", {"image-size": 3000}),
+        ("images.max-quarantined", {"max-quarantined": 0.99}),
+        ("images.min-test-fraction", {"test-fraction": 0.01}),
+        ("images.min-test-fraction", {"num-folds": 50}),
+        ("images.min-test-fraction", {"validation-fraction": 0.01}),
+        ("runs.max-rounds", {"num-server-rounds": 100_000}),
+        ("runs.max-epochs", {"train.epochs": 1000}),
+        ("runs.sealed-only", {"sealed": False}),
+    ],
+)
+def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check(Settings.parse({**defaults(), **settings}))
+    assert refusal.value.rule == rule
+    assert rule not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text", "settings"),
+    [
+        ("runs.strategies", 'runs.strategies = ["cwc"]', {}),
+        ("release.min-privacy-weight", "release.min-privacy-weight = 2", {}),
+        ("release.max-images", "release.buffers = false", {}),
+        ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
+        ("runs.max-epochs", "runs.max-epochs = 2", {}),
+    ],
+)
+def test_a_hospital_s_own_rules_count(rule, text, settings, tmp_path):
+    with pytest.raises(PolicyError) as refusal:
+        policy_of(tmp_path, text).check(Settings.parse({**defaults(), **settings}))
+    assert refusal.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "changes", "allowed"),
+    [
+        ("runs.sealed-only", {"sealed": False}, HOUR),
+        ("runs.max-rounds", {"round": 10**6}, HOUR),
+        ("runs.max-epochs", {"epochs": 10**6}, HOUR),
+        ("release.max-images", {"buffer_size": 10**6}, HOUR),
+        ("runs.max-hours", {}, 1e9),
+    ],
+)
+def test_a_message_that_asks_for_more_than_its_settings_say_is_refused(rule, changes, allowed):
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check_order(replace(ORDER, **changes), allowed)
+    assert refusal.value.rule == rule
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("release.quantil = 1", "release.quantil"),
+        ("sealed-only = true", "outside of a table"),
+        ("runs.max-rounds = 'many'", "runs.max-rounds"),
+        ("runs.strategies = 'cwc'", "a list of texts"),
+        ("figures.smallest-group = 0", "smallest-group"),
+        ("[", "cannot be read"),
+    ],
+)
+def test_a_policy_with_a_mistake_is_refused_with_its_path(text, reason, tmp_path):
+    with pytest.raises(SettingsError, match=reason) as refusal:
+        policy_of(tmp_path, text)
+    assert str(tmp_path / "policy.toml") in str(refusal.value)
+
+
+def test_a_policy_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(SettingsError, match="cannot be read"):
+        Policy.read(tmp_path / "policy.toml")
+
+
+def test_every_rule_is_explained_in_the_file_of_defaults():
+    rules = [line for line in DEFAULTS.read_text("utf-8").splitlines() if " = " in line]
+    assert rules
+    assert all("#" in line for line in rules)
