@@ -1,4 +1,4 @@
-"""Commands for a hospital: `python -m client_app preflight ...` and `... identity ...`."""
+"""Commands for a hospital: `python -m client_app <command> --help`."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.common.config import parse_config_args
 
 from client_app.identity import Identity
+from client_app.policy import Policy, explain, write_policy
 from client_app.store import DEFAULT
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
@@ -31,6 +32,12 @@ def main() -> None:
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
+    add = commands.add_parser(
+        "policy", help="write the file of what the hospital allows, or explain a run against it"
+    )
+    add.set_defaults(command=policy)
+    add.add_argument("file", type=Path, help="the policy; written with the defaults if it is new")
+    add.add_argument("--run-config", help="a run to explain: \"strategy='cwc' train.epochs=5\"")
     arguments = parser.parse_args()
     try:
         sys.exit(arguments.command(arguments))
@@ -43,6 +50,20 @@ def identity(arguments: argparse.Namespace) -> int:
     name, store = arguments.site, arguments.store_dir.expanduser()
     print(name, Identity.of(name, store / name / "identity").member)
     return 0
+
+
+def policy(arguments: argparse.Namespace) -> int:
+    """Write a hospital's policy, or say for each rule whether it allows a run."""
+    path = arguments.file.expanduser()
+    if not path.exists():
+        write_policy(path)
+        print(f"{path} has the defaults now: read it, and change what must differ here.")
+    rules = Policy.read(path)
+    if arguments.run_config is None:
+        return 0
+    rulings = list(rules.judge(Settings.parse(_run_config(arguments.run_config))))
+    print(explain(rulings))
+    return int(not all(ruling.holds for ruling in rulings))
 
 
 def preflight(arguments: argparse.Namespace) -> int:

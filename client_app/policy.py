@@ -4,8 +4,9 @@ It is a file of the hospital's own, which `python -m client_app policy` writes; 
 policy.toml beside this file. A simulation has one owner and no policy.
 """
 
+import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,29 @@ def at_most(rule: str, asked: float, limit: float) -> Ruling:
 def at_least(rule: str, asked: float, limit: float) -> Ruling:
     """The ruling of a rule that is a lower limit."""
     return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
+
+
+def explain(rulings: Sequence[Ruling]) -> str:
+    """A table of what the rules say of a run, and whether the hospital takes part."""
+    rows = [("rule", "allows", "the run asks for", "")]
+    rows += [(r.rule, r.allowed, str(r.asked), "" if r.holds else "REFUSED") for r in rulings]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    broken = sum(not ruling.holds for ruling in rulings)
+    verdict = (
+        f"refuses this run ({broken} of {len(rulings)} rules)" if broken else "allows this run"
+    )
+    return "\n".join([*lines, f"The policy {verdict}."])
+
+
+def write_policy(path: Path) -> None:
+    """Write a policy with the defaults and their comments to a new file, for its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(DEFAULTS.read_bytes())
 
 
 def _uphold(ruling: Ruling) -> None:

@@ -1,9 +1,11 @@
 """Tests of client_app/policy.py: what a hospital allows, whatever a run asks for."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 
+from client_app.__main__ import main
 from client_app.policy import DEFAULTS, Policy, PolicyError
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -105,3 +107,32 @@ def test_every_rule_is_explained_in_the_file_of_defaults():
     rules = [line for line in DEFAULTS.read_text("utf-8").splitlines() if " = " in line]
     assert rules
     assert all("#" in line for line in rules)
+
+
+def command(monkeypatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["client_app", "policy", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+def test_the_command_writes_the_defaults_once(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "graz" / "policy.toml"
+    assert command(monkeypatch, path) == 0
+    assert path.read_bytes() == DEFAULTS.read_bytes()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.write_text("runs.max-epochs = 2", "utf-8")
+    assert command(monkeypatch, path) == 0
+    assert path.read_text("utf-8") == "runs.max-epochs = 2"
+
+
+def test_the_command_explains_a_run(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "policy.toml"
+    path.write_text("runs.max-epochs = 2", "utf-8")
+    assert command(monkeypatch, path, "--run-config", "train.epochs=2") == 0
+    assert "allows this run" in capsys.readouterr().out
+    assert command(monkeypatch, path, "--run-config", "train.epochs=3") == 1
+    shown = capsys.readouterr().out
+    refused = [line.split() for line in shown.splitlines() if line.endswith("REFUSED")]
+    assert refused == [["runs.max-epochs", "2", "or", "less", "3", "REFUSED"]]
+    assert "refuses this run (1 of" in shown
