@@ -4,10 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from deploy.approved import approve
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
-from deploy.hospital import start_supernode
-from deploy.server import register, run, start_superlink
+from deploy.hospital import Hospital, start_supernode
+from deploy.server import APP, register, run, start_superlink
 
 
 def main() -> None:
@@ -34,6 +35,14 @@ def main() -> None:
     )
     key = command("key", "hospital: make the key that proves who it is", hospital)
     key.add_argument("hospital", help="the hospital's name")
+    approved = command("approve", "hospital: approve the code that it runs", hospital)
+    approved.add_argument(
+        "checkout",
+        nargs="?",
+        type=_path,
+        default=APP,
+        help="clone of this repository whose code is approved (default: this one)",
+    )
     superlink = command("superlink", "operator: start the server", server)
     superlink.add_argument(
         "--fleet-address",
@@ -60,6 +69,23 @@ def main() -> None:
         "--members",
         required=True,
         help="file with the keys of all hospitals, or first-use, or none (open runs only)",
+    )
+    supernode.add_argument(
+        "--policy",
+        type=_path,
+        help="what the hospital allows (default: policy.toml in its folder, if there is one)",
+    )
+    supernode.add_argument(
+        "--any-code",
+        action="store_true",
+        help="run code that the hospital has not approved: whoever can start a run at the server "
+        "can then read all that this user can, images and keys too",
+    )
+    supernode.add_argument(
+        "--runtime-port",
+        type=int,
+        default=0,
+        help="port of this machine for the hospital's own processes, for a firewall (default: any)",
     )
     supernode.add_argument(
         "--node-config", default="", help="more keys, such as \"model='resnet18'\""
@@ -101,13 +127,15 @@ def _do(given: argparse.Namespace) -> None:
                 f"{folder}/{given.hospital}.pub  goes to the server's operator, who registers it\n"
                 f"{folder}/{given.hospital}.key  stays here; keep it secret"
             )
+        case "approve":
+            code = approve(folder, given.checkout)
+            print(f"{code} is approved: compare this hash with the other hospitals'.")
         case "superlink":
             start_superlink(folder, given.fleet_address, given.control_port)
         case "register":
             register(folder, given.public_key, given.name)
         case "supernode":
-            paths = (given.data_dir, given.store_dir, given.members)
-            start_supernode(folder, given.server, given.name, *paths, given.node_config, given.warm)
+            start_supernode(Hospital(**{k: v for k, v in vars(given).items() if k != "command"}))
         case "run":
             run(folder, given.run_config)
 

@@ -77,6 +77,7 @@ def hospitals(
         for name in HOSPITALS:
             hospital = folder / name
             _deploy("key", hospital, name)
+            _deploy("approve", hospital)
             _deploy("register", folder / "server", hospital / f"{name}.pub", "--name", name)
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")

@@ -1,10 +1,10 @@
 """Forks Flower's ClientApp processes from one that has already imported Flower.
 
 A SuperNode starts a program for each message, `flwr-clientapp`, which it finds on the PATH. That
-program takes a second or two to import Flower. If the PATH begins with deploy/warm, the SuperNode
-finds a short script there instead, which hands its arguments and its output to this process. This
-process forks, and the copy runs Flower's own program. Of Flower this relies on nothing but the
-installed program `flwr-clientapp`.
+program takes a second or two to import Flower. The short script in deploy/programs, which the
+SuperNode finds first, hands its arguments and its output to this process. This process forks, and
+the copy runs Flower's own program. Of Flower this relies on nothing but the installed program
+`flwr-clientapp`. deploy/confined.py sees to it that copies run approved code.
 """
 
 import os
@@ -16,7 +16,6 @@ from pathlib import Path
 from socket import AF_UNIX, recv_fds, socket
 from threading import Thread, get_ident
 
-PROGRAMS = Path(__file__).parent / "warm"
 ADDRESS = "FEDHANDOFF_FORKSERVER"  # environment variable: the path of its socket
 
 

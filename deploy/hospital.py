@@ -1,114 +1,169 @@
 """The hospital's commands: start its SuperNode."""
 
+import json
 import os
+import re
 import shutil
 import socket
 import ssl
 import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from deploy import forkserver
+from deploy.approved import approved_code
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.supervisor import Program, flower, forget_apps, keep_running
+from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
+
+HERE = Path(__file__).parent
+PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
+# Environment variables of the hospital's processes. Other users of the machine can read a command
+# line, and what Flower is told it tells whoever takes a message.
+CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
+NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.hospital reads it
 
 
-def start_supernode(
-    folder: Path,
-    server: str,
-    hospital: str,
-    data_dir: Path,
-    store_dir: Path | None,
-    members: str,
-    more: str,
-    warm: bool,
-) -> None:
-    """Run a hospital's SuperNode until SIGTERM or SIGINT.
+@dataclass(frozen=True)
+class Hospital:
+    """What a hospital says of itself when it starts its SuperNode.
 
-    Args:
-        folder: Has `ca.crt` and the hospital's key; Flower's files go there, too.
+    Attributes:
+        folder: Has `ca.crt`, the hospital's key and its approved code; Flower's files go there.
         server: host:port of the SuperLink.
-        hospital: The hospital's name.
+        name: The hospital's name.
         data_dir: The hospital's folder of images, or its manifest.
         store_dir: The hospital's store; None = the app's default.
         members: The file with the keys of all hospitals, "first-use", or "none".
-        more: Further keys of the node-config.
+        policy: The file of its policy; None = `policy.toml` in the folder, if there is one.
+        node_config: Further keys of the node-config, as Flower writes them.
+        any_code: Whether it runs the code that comes with a run, approved or not.
         warm: Whether `deploy.forkserver` starts the ClientApp processes.
+        runtime_port: On which the hospital's processes reach its SuperNode; 0 = a free one.
+    """
+
+    folder: Path
+    server: str
+    name: str
+    data_dir: Path
+    store_dir: Path | None = None
+    members: str = "none"
+    policy: Path | None = None
+    node_config: str = ""
+    any_code: bool = False
+    warm: bool = False
+    runtime_port: int = 0
+
+
+def start_supernode(hospital: Hospital) -> None:
+    """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
     Raises:
-        DeployError: A file is missing, the server's certificate is not from the consortium's
-            authority, or the SuperNode does not stay up.
+        DeployError: A file is missing, no code is approved or it was changed, the server's
+            certificate is not from the consortium's authority, or the SuperNode does not stay up.
     """
-    check_name(hospital)
-    folder = folder.absolute()
-    authority, key = folder / "ca.crt", folder / f"{hospital}.key"
+    check_name(hospital.name)
+    folder = hospital.folder.absolute()
+    authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
     for path, source in (
         (authority, "get it from the server's operator"),
         (key, "make it with `python -m deploy key`"),
-        (data_dir, "give --data-dir the folder of the hospital's images"),
+        (hospital.data_dir, "give --data-dir the folder of the hospital's images"),
     ):
         if not path.exists():
             raise DeployError(f"{path} does not exist: {source}.")
     if not shutil.which("ps"):  # for the watch
         raise DeployError("The command ps is missing: install it (on Linux the package procps).")
-    check_server(server, authority)
-    config = node_config(hospital, data_dir, store_dir, members, more)
+    code = "any" if hospital.any_code else str(approved_code(folder))
+    config = json.dumps(node_config(hospital))
+    check_server(hospital.server, authority)
     hint = (
         "If the log above shows [code: 2004], the server does not know this hospital's key: ask "
-        f"its operator to register {hospital}.pub. After a crash the server also answers so for a "
-        "minute. Status 0: the key is no longer registered, or this machine's clock is wrong."
+        f"its operator to register {hospital.name}.pub. After a crash the server also answers so "
+        "for a minute. Status 0: the key is no longer registered, or this machine's clock is wrong."
     )
-    program = command(server, authority, key, config, _free_port())
     forget_apps(folder / "flwr")
     # Removed at the end, with what a killed resident process leaves behind. Not in the user's own
     # TMPDIR: the path of a socket has at most about a hundred characters.
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
-        work, environment = folder / "work", flower(folder / "flwr") | {"TMPDIR": private}
+        secret = write_secret(Path(private))
+        port = hospital.runtime_port or _free_port()
+        program = command(hospital.server, authority, key, secret, port)
+        work, environment = folder / "work", flower(folder / "flwr")
+        environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: config}
+        environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
         programs = [Program(program, work, environment, hint, watched=True)]
-        if warm:
+        if hospital.warm:
             environment[forkserver.ADDRESS] = f"{private}/forkserver"
-            environment["PATH"] = f"{forkserver.PROGRAMS}{os.pathsep}{environment['PATH']}"
             begin = [sys.executable, "-I", forkserver.__file__]
+            if not hospital.any_code:
+                begin[2:2] = [str(HERE / "confined.py"), code]
             programs.insert(0, Program(begin, work, environment))
         keep_running(*programs)
 
 
-def command(server: str, authority: Path, key: Path, config: str, port: int) -> list[str]:
+def command(server: str, authority: Path, key: Path, secret: Path, port: int) -> list[str]:
     """The command line of the SuperNode, to which its ClientApps connect on `port`."""
     return [
         *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(key), "--node-config", config),
+        *("--auth-supernode-private-key", str(key), "--isolation", "process"),
+        *("--superexec-auth-secret-file", str(secret)),
         *("--host", "127.0.0.1", "--port", str(port)),
     ]
 
 
-def node_config(
-    hospital: str, data_dir: Path, store_dir: Path | None, members: str, more: str
-) -> str:
-    """The hospital's node-config, as Flower's command line takes it.
+def node_config(hospital: Hospital) -> dict[str, Any]:
+    """The hospital's node-config.
 
     Raises:
-        DeployError: The file of members does not exist, or a path holds a quote.
+        DeployError: A file that it names does not exist, or a key or value cannot be read.
     """
-    paths = {"data-dir": data_dir} | ({"store-dir": store_dir} if store_dir else {})
-    if members == "first-use":
-        more = f"members='first-use' {more}"
-    elif members != "none":
-        paths["members"] = Path(members).expanduser()
+    paths = {"data-dir": hospital.data_dir}
+    if hospital.store_dir:
+        paths["store-dir"] = hospital.store_dir
+    if hospital.members not in ("first-use", "none"):
+        paths["members"] = Path(hospital.members).expanduser()
         if not paths["members"].is_file():
             raise DeployError(
-                f"--members is {members}, which is no file: give a file with the line of each "
-                "hospital that `python -m client_app identity` prints there; or first-use, or none "
-                "(docs/privacy.md)."
+                f"--members is {hospital.members}, which is no file: give a file with the line of "
+                "each hospital that `python -m client_app identity` prints there; or first-use, or "
+                "none (docs/privacy.md)."
             )
-    for key, path in paths.items():
-        if "'" in str(path):
-            raise DeployError(f"--{key} is {path}: Flower accepts no path with a ' in it.")
-    parts = [f"{key}='{path.absolute()}'" for key, path in paths.items()]
-    if "resident=" not in more:
-        parts.append("resident=true")
-    return " ".join([f"site='{hospital}'", *parts, more]).strip()
+    policy = hospital.policy or hospital.folder / "policy.toml"
+    if policy.is_file():
+        paths["policy"] = policy
+    elif hospital.policy:
+        raise DeployError(
+            f"--policy is {policy}, which is no file: `python -m client_app policy` writes one."
+        )
+    config = {"resident": True} | _parsed(hospital.node_config) | {"site": hospital.name}
+    if hospital.members == "first-use":
+        config["members"] = "first-use"
+    return config | {key: str(path.absolute()) for key, path in paths.items()}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Keys and values as Flower writes them: `model='resnet18' train.batch-size=8`.
+
+    Raises:
+        DeployError: There is something else in the text.
+    """
+    pair = re.compile(r"""([\w.-]+)=('[^']*'|"[^"]*"|\S+)""")
+    try:
+        if pair.sub("", text).strip():
+            raise ValueError("each is written key=value")
+        given = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
+        if not all(isinstance(value, str | int | float) for value in given.values()):
+            raise ValueError("a value is a text in quotes, a number, true or false")
+        return given
+    except ValueError as error:
+        raise DeployError(
+            f"--node-config is {text!r}, which cannot be read ({error}): give keys and values such "
+            "as \"model='resnet18' train.batch-size=8\"."
+        ) from error
 
 
 def check_server(server: str, authority: Path) -> None:

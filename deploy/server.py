@@ -4,11 +4,12 @@ import json
 import subprocess
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from deploy.credentials import check_name
 from deploy.errors import DeployError
-from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running
+from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
 
 APP = Path(__file__).parents[1]
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
@@ -45,17 +46,21 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n"
     )
     forget_apps(folder)
-    superlink, superexec = commands(folder, fleet_address, control_port)
     hint = f"Does another program listen on {fleet_address} or {address}?"
-    environment = flower(folder)
-    keep_running(
-        Program(superlink, folder / "work", environment, hint),
-        Program(superexec, folder / "work", environment),
-    )
+    work, environment = folder / "work", flower(folder)
+    with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
+        secret = write_secret(Path(private))
+        superlink, superexec = commands(folder, fleet_address, control_port, secret)
+        keep_running(
+            Program(superlink, work, environment, hint), Program(superexec, work, environment)
+        )
 
 
-def commands(folder: Path, fleet_address: str, control_port: int) -> tuple[list[str], list[str]]:
+def commands(
+    folder: Path, fleet_address: str, control_port: int, secret: Path
+) -> tuple[list[str], list[str]]:
     """The command lines of the SuperLink, and of the SuperExec that starts its ServerApps."""
+    shared = ("--superexec-auth-secret-file", str(secret))
     certificates = [
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
         *("--ssl-certfile", str(folder / "server.crt")),
@@ -66,10 +71,11 @@ def commands(folder: Path, fleet_address: str, control_port: int) -> tuple[list[
         *("--database", str(folder / "state.db"), "--isolation", "process"),
         *("--host", "127.0.0.1", "--port", str(control_port)),
         *("--fleet-api-address", fleet_address, "--disable-runtime-dependency-installation"),
+        *shared,
     ]
     superexec = [
         *("flower-superexec", "--root-certificates", str(folder / "ca.crt")),
-        *("--runtime-api-address", f"127.0.0.1:{control_port}"),
+        *("--runtime-api-address", f"127.0.0.1:{control_port}", *shared),
     ]
     return superlink, superexec
 

@@ -4,6 +4,7 @@ It sees that a program runs, not that it works. Of a SuperNode `deploy.watch` kn
 """
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -26,6 +27,14 @@ GRACE = 20.0  # seconds that a program has to end after SIGTERM
 def forget_apps(home: Path) -> None:
     """Have Flower unpack apps anew: it never completes an app whose unpacking was interrupted."""
     shutil.rmtree(home / "apps", ignore_errors=True)
+
+
+def write_secret(folder: Path) -> Path:
+    """A new file with a secret, which SuperExec must know to be given a message or a run."""
+    path = folder / "secret"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(32))
+    return path
 
 
 def flower(home: Path) -> dict[str, str]:

@@ -4,13 +4,30 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
+PACKAGES = ("client_app", "gan", "learning", "strategies")  # the same at server and hospitals
+
 
 @cache
 def code_hash() -> str:
-    """SHA-256 of the source of the packages that server and hospitals must have the same of."""
+    """The hash of the code that runs here."""
+    return hash_of(Path(__file__).parents[2])
+
+
+def hash_of(root: Path) -> str:
+    """SHA-256 of the names and contents of all files of code below a folder."""
     digest = hashlib.sha256()
-    root = Path(__file__).parents[2]
-    for package in ("client_app", "gan", "learning", "strategies"):
-        for path in sorted([*(root / package).rglob("*.py"), *(root / package).rglob("*.toml")]):
-            digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for path in files_of(root):
+        content = path.read_bytes()
+        # With its length: else code could move from one file to another under the same hash.
+        digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def files_of(root: Path) -> list[Path]:
+    """All files of code below a folder, that of a checkout for instance."""
+    files = (root / package for package in PACKAGES)
+    return [
+        path
+        for package in files
+        for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")])
+    ]

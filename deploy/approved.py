@@ -1,0 +1,82 @@
+"""The code that a hospital has approved: its own copy, and the hash by which all know it.
+
+Approved code lies in `<hospital's folder>/approved/`, each version in a folder that is named after
+its hash. The file `code` there holds the hash of the one that runs. Nothing is ever overwritten.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from deploy.errors import DeployError
+from strategies.protocol.code import files_of, hash_of
+from strategies.protocol.files import replacing
+
+DIGITS = 16  # of a hash, in the name of a folder
+
+
+def approve(folder: Path, checkout: Path) -> str:
+    """Copy a checkout's code, and make it what the hospital runs from its next start on.
+
+    Args:
+        folder: The hospital's.
+        checkout: That of this repository.
+
+    Returns:
+        The hash of the code.
+
+    Raises:
+        DeployError: The checkout has no code, or approved code of this hash was changed.
+    """
+    files, approved = files_of(checkout), folder / "approved"
+    if not files:
+        raise DeployError(f"{checkout} has no code: give a checkout of this repository.")
+    approved.mkdir(mode=0o755, parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=approved))
+    for file in files:
+        copy = draft / file.relative_to(checkout)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(file.read_bytes())
+        copy.chmod(0o444)
+    code = hash_of(draft)  # of the copy: the checkout may change meanwhile
+    place = approved / code[:DIGITS]
+    if place.exists():
+        shutil.rmtree(draft)
+        _check(place, code)
+    else:
+        for each in (draft, *draft.rglob("*/")):
+            each.chmod(0o555)
+        draft.rename(place)
+    with replacing(approved / "code") as file:
+        file.write_text(f"{code}\n")
+    return code
+
+
+def approved_code(folder: Path) -> Path:
+    """The folder with the code that a hospital has approved.
+
+    Raises:
+        DeployError: It has approved none, or what it approved was changed.
+    """
+    chosen = folder / "approved" / "code"
+    if not chosen.is_file():
+        raise DeployError(
+            f"{folder} has no approved code: approve this version with `python -m deploy approve "
+            f"{folder}`, and compare its hash with the other hospitals'."
+        )
+    code = chosen.read_text().strip()
+    place = chosen.with_name(code[:DIGITS])
+    _check(place, code)
+    return place
+
+
+def _check(place: Path, code: str) -> None:
+    # Python would run the bytecode rather than the source. Only root can have written any here.
+    for cache in place.rglob("__pycache__"):
+        shutil.rmtree(cache, ignore_errors=True)
+    there = {path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()}
+    if there != {*files_of(place)} or hash_of(place) != code:
+        raise DeployError(
+            f"{place} is not the code {code} that was approved: it was changed. Find out by whom, "
+            "remove the folder, and approve that version again."
+        )
