@@ -4,6 +4,7 @@ import ipaddress
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +18,13 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.common.config import parse_config_args
 
 from benchmarks.simulation import run, superlink
-from deploy import server, supervisor, watch
+from client_app import hospital as app
+from deploy import hospital, server, supervisor, watch
+from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.demo import HOSPITALS, SETTINGS
 from deploy.errors import DeployError
-from deploy.hospital import check_server, node_config, start_supernode
+from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
 from tests.fakes import metrics_of
 
 ROOT = Path(__file__).parents[2]
@@ -115,45 +118,108 @@ def test_what_no_hospital_is_called(name, tmp_path):
 
 
 def test_the_server_listens_for_hospitals_alone_and_knows_them_by_their_keys(folder):
-    superlink, superexec = server.commands(folder, "0.0.0.0:9092", 8000)
+    superlink, superexec = server.commands(folder, "0.0.0.0:9092", 8000, Path("/s/secret"))
     assert shlex.join(superlink) == (
         f"flower-superlink --ssl-ca-certfile {folder}/ca.crt --ssl-certfile {folder}/server.crt "
         f"--ssl-keyfile {folder}/server.key --enable-supernode-auth --database {folder}/state.db "
         "--isolation process --host 127.0.0.1 --port 8000 --fleet-api-address 0.0.0.0:9092 "
-        "--disable-runtime-dependency-installation"
+        "--disable-runtime-dependency-installation --superexec-auth-secret-file /s/secret"
     )
     assert shlex.join(superexec) == (
-        f"flower-superexec --root-certificates {folder}/ca.crt --runtime-api-address 127.0.0.1:8000"
+        f"flower-superexec --root-certificates {folder}/ca.crt "
+        "--runtime-api-address 127.0.0.1:8000 --superexec-auth-secret-file /s/secret"
     )
 
 
-def test_a_node_config_is_one_that_flower_reads():
-    text = node_config(
-        "graz", Path("/data/my skin"), Path("/s"), "first-use", "model='cnn' partition-id=1"
-    )
-    assert parse_config_args([text]) == {
+def of(folder, **given):
+    """A hospital called graz."""
+    return Hospital(folder, "localhost:9092", "graz", **{"data_dir": folder, **given})
+
+
+def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
+    given = "model='a cnn' partition-id=1 train.learning-rate=0.5 site='linz'"
+    paths = {"data_dir": Path("/o'neill/my skin"), "store_dir": Path("/s")}
+    config = node_config(of(tmp_path, **paths, members="first-use", node_config=given))
+    assert config == {
         "site": "graz",
-        "data-dir": "/data/my skin",
+        "data-dir": "/o'neill/my skin",
         "store-dir": "/s",
         "members": "first-use",
         "resident": True,
-        "model": "cnn",
+        "model": "a cnn",
         "partition-id": 1,
+        "train.learning-rate": 0.5,
     }
-    text = node_config("graz", Path("/data"), None, "none", "resident=false")
-    assert parse_config_args([text])["resident"] is False
-    with pytest.raises(DeployError, match="accepts no path with a '"):
-        node_config("graz", Path("/data/o'neill"), None, "none", "")
+    assert node_config(of(tmp_path, node_config="resident=false"))["resident"] is False
+    assert "members" not in node_config(of(tmp_path))
     with pytest.raises(DeployError, match="--members is /gone, which is no file: give a file"):
-        node_config("graz", Path("/data"), None, "/gone", "")
+        node_config(of(tmp_path, members="/gone"))
 
 
-def test_a_file_of_members_is_named_with_its_whole_path(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "text", ["model", "model=cnn", "a=1 b", "a=1979-05-27", "a=[1]", "a=1 a=2"]
+)
+def test_what_is_no_node_config(text, tmp_path):
+    with pytest.raises(DeployError, match=r"--node-config is .* which cannot be read"):
+        node_config(of(tmp_path, node_config=text))
+
+
+def test_files_of_the_hospital_are_named_with_their_whole_path(tmp_path, monkeypatch):
     (tmp_path / "members").write_text("graz key\n")
     monkeypatch.chdir(tmp_path)
-    config = parse_config_args([node_config("graz", Path("/data"), None, "members", "")])
-    assert config["members"] == str(tmp_path / "members")
-    assert "members" not in parse_config_args([node_config("graz", Path("/d"), None, "none", "")])
+    assert node_config(of(Path(), members="members"))["members"] == str(tmp_path / "members")
+
+
+def test_a_hospital_s_policy_is_in_its_folder_or_where_it_says(tmp_path):
+    assert "policy" not in node_config(of(tmp_path))
+    (tmp_path / "policy.toml").touch()
+    assert node_config(of(tmp_path))["policy"] == str(tmp_path / "policy.toml")
+    (tmp_path / "other").touch()
+    named = node_config(of(tmp_path, policy=tmp_path / "other"))
+    assert named["policy"] == str(tmp_path / "other")
+    with pytest.raises(DeployError, match=r"--policy is .*gone, which is no file"):
+        node_config(of(tmp_path, policy=tmp_path / "gone"))
+
+
+def test_a_hospital_s_processes_find_its_node_config():
+    assert hospital.NODE_CONFIG == app.NODE_CONFIG
+
+
+@pytest.mark.parametrize("any_code", [False, True])
+def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
+    """Nothing of the hospital's is on a command line; other users cannot read an environment."""
+    make_key(folder, "graz")
+    started = []
+    monkeypatch.setattr(hospital, "check_server", lambda *_: None)
+    monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
+    monkeypatch.setattr(hospital, "Program", lambda *given, **_: started.append(given))
+    given = of(folder, any_code=any_code, warm=True, runtime_port=9095)
+    if not any_code:
+        with pytest.raises(DeployError, match="has no approved code"):
+            start_supernode(given)
+        approve(folder, ROOT)
+    start_supernode(given)
+    (command, _, environment, _), (fork, *_) = started
+    secret = command[command.index("--superexec-auth-secret-file") + 1]
+    assert shlex.join(command) == (
+        f"flower-supernode --superlink localhost:9092 --root-certificates {folder}/ca.crt "
+        f"--auth-supernode-private-key {folder}/graz.key --isolation process "
+        f"--superexec-auth-secret-file {secret} --host 127.0.0.1 --port 9095"
+    )
+    place = "any" if any_code else str(approved_code(folder))
+    assert environment["FEDHANDOFF_CODE"] == place
+    assert json.loads(environment["FEDHANDOFF_NODE_CONFIG"])["data-dir"] == str(folder)
+    found = shutil.which("flwr-clientapp", path=environment["PATH"])
+    assert found == str(PROGRAMS / "flwr-clientapp")
+    assert environment["FEDHANDOFF_FORKSERVER"] == f"{Path(secret).parent}/forkserver"
+    assert (place in fork) != any_code
+
+
+def test_a_secret_is_new_and_private(tmp_path):
+    path = supervisor.write_secret(tmp_path)
+    assert mode(path) == 0o600
+    (tmp_path / "other").mkdir()
+    assert path.read_bytes() != supervisor.write_secret(tmp_path / "other").read_bytes()
 
 
 def test_flower_is_told_to_keep_to_itself(tmp_path):
@@ -170,19 +236,17 @@ def test_apps_are_unpacked_anew(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_hospital_is_told_what_is_missing(folder, tmp_path, monkeypatch):
+def test_a_hospital_is_told_what_is_missing(folder, monkeypatch):
     with pytest.raises(DeployError, match=r"graz\.key does not exist: make it with"):
-        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
+        start_supernode(of(folder))
     make_key(folder, "graz")
     with pytest.raises(DeployError, match=r"gone does not exist: give --data-dir"):
-        start_supernode(
-            folder, "localhost:9092", "graz", tmp_path / "gone", None, "none", "", False
-        )
+        start_supernode(of(folder, data_dir=folder / "gone"))
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
-        start_supernode(folder, "localhost", "graz", tmp_path, None, "none", "", False)
+        start_supernode(Hospital(folder, "localhost", "graz", folder, any_code=True))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DeployError, match="The command ps is missing"):
-        start_supernode(folder, "localhost:9092", "graz", tmp_path, None, "none", "", False)
+        start_supernode(of(folder))
 
 
 @pytest.fixture

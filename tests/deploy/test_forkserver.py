@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.forkserver import ADDRESS, PROGRAMS
+from deploy.forkserver import ADDRESS
+from deploy.hospital import CODE, PROGRAMS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -35,7 +36,7 @@ serve(program)
 
 @pytest.fixture
 def environment(tmp_path):
-    return {**os.environ, ADDRESS: str(tmp_path / "socket")}
+    return {**os.environ, ADDRESS: str(tmp_path / "socket"), CODE: "any"}
 
 
 @pytest.fixture
@@ -96,11 +97,23 @@ def test_it_ends_with_what_has_asked_for_it(environment):
         time.sleep(0.02)
 
 
-def test_flower_s_own_program_does_it_where_there_is_none(environment, tmp_path):
+@pytest.mark.parametrize("code", ["any", "approved"])
+def test_flower_s_own_program_does_it_where_there_is_none(code, environment, tmp_path):
+    """It is confined unless it may run any code."""
     own = tmp_path / "bin" / "flwr-clientapp"
     own.parent.mkdir()
-    own.write_text("#!/bin/sh\necho own $*\n")
+    own.write_text("#!/usr/bin/env python3\nimport sys\nprint(sys.argv[1:], sys.meta_path)")
     own.chmod(0o755)
+    (tmp_path / "approved").mkdir()
+    environment[CODE] = "any" if code == "any" else str(tmp_path / "approved")
     environment["PATH"] = os.pathsep.join([str(PROGRAMS), str(own.parent), os.environ["PATH"]])
     output, _ = start(environment, "--token", "7").communicate(timeout=20)
-    assert output == "own --token 7\n"
+    assert output.startswith("['--token', '7']")
+    assert ("PathFinder" in output) == (code == "any")
+
+
+def test_a_hospital_that_does_not_say_which_code_it_runs_runs_none(environment):
+    del environment[CODE]
+    process = start(environment)
+    assert "KeyError" in process.communicate(timeout=20)[1]
+    assert process.returncode == 1
