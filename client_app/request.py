@@ -77,8 +77,9 @@ class Request:
         joining = message.metadata.message_type == "query.enrol"
         if joining and order.code != code_hash():
             raise SettingsError(
-                "The hospital runs other code than the server. In a simulation, a local SuperLink "
-                "that was started in another folder runs that folder's code: stop it and run again."
+                "The hospital runs other code than the server. In a deployment it runs the version "
+                "that it has approved. In a simulation, a local SuperLink that was started in "
+                "another folder runs that folder's code: stop it and run again."
             )
         hospital = open_hospital(context, order.hospital, tuple(order.classes))
         if hospital.policy:

@@ -79,6 +79,8 @@ def hospitals(
             _deploy("key", hospital, name)
             _deploy("approve", hospital)
             _deploy("register", folder / "server", hospital / f"{name}.pub", "--name", name)
+            if not sealed:
+                (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
             given = ("--server", address, "--name", name, "--members", members, *paths, *more)

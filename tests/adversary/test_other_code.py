@@ -127,13 +127,13 @@ def take_a_message(hospital):
         for line in listed.stdout.decode().splitlines()
         if "flower-supernode" in line and f"{hospital}/" in line
     )
-    client = RuntimeHttpClient.from_server_address(
+    with RuntimeHttpClient.from_server_address(
         server_address=f"127.0.0.1:{line[line.index('--port') + 1]}",
         insecure=True,
         root_certificates=None,
         interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
-    )
-    return client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+    ) as client:
+        client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
 
 
 @pytest.mark.slow
