@@ -9,8 +9,10 @@ from pathlib import Path
 from flwr.common.config import parse_config_args
 
 from client_app.identity import Identity
+from client_app.members import add_member, member_line, read_members, remove_member
 from client_app.policy import Policy, explain, write_policy
-from client_app.store import DEFAULT
+from client_app.store import DEFAULT, own_draft
+from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
@@ -19,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m client_app", description=__doc__)
     commands = parser.add_subparsers(required=True)
     hospital = argparse.ArgumentParser(add_help=False)
-    hospital.add_argument("--site", default="hospital", help="the hospital's name")
+    hospital.add_argument("--site", default="hospital", type=_name, help="the hospital's name")
     hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
     for command, about in ((preflight, "check a hospital's images"), (identity, "show its key")):
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
@@ -32,6 +34,14 @@ def main() -> None:
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
+    add = commands.add_parser(
+        "members", help="list or change whom the hospital trusts", parents=[hospital]
+    )
+    add.set_defaults(command=members)
+    add.add_argument("--members", type=Path, help="the file; default: that of 'first-use'")
+    add.add_argument(
+        "change", nargs="*", metavar="list | add NAME KEY | remove NAME", help="default: list"
+    )
     add = commands.add_parser(
         "policy", help="write the file of what the hospital allows, or explain a run against it"
     )
@@ -48,7 +58,24 @@ def main() -> None:
 def identity(arguments: argparse.Namespace) -> int:
     """Print the hospital's line for the list of members; make its keys if it has none."""
     name, store = arguments.site, arguments.store_dir.expanduser()
-    print(name, Identity.of(name, store / name / "identity").member)
+    print(member_line(name, Identity.of(name, store / name / "identity").member), end="")
+    return 0
+
+
+def members(arguments: argparse.Namespace) -> int:
+    """Print the lines of a hospital's file of members, after a change if there is one."""
+    store = arguments.store_dir.expanduser() / arguments.site
+    path = (arguments.members or store / "members").expanduser()
+    match arguments.change:
+        case [] | ["list"]:
+            pass
+        case ["add", name, key]:
+            add_member(path, name, key)
+        case ["remove", name]:
+            remove_member(path, name)
+        case _:
+            raise SettingsError("Say list, add NAME KEY, or remove NAME.")
+    print("".join(member_line(*each) for each in read_members(path).items()), end="")
     return 0
 
 
@@ -87,12 +114,21 @@ def preflight(arguments: argparse.Namespace) -> int:
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(text(examined.card))
     folder = store / arguments.site / "preflight"
-    folder.mkdir(parents=True, exist_ok=True)
     card = {"verdict": examined.card.verdict, **asdict(examined.card)}
-    (folder / "card.json").write_text(json.dumps(card, indent=1), encoding="utf-8")
-    (folder / "card.html").write_text(page(examined), encoding="utf-8")
+    written = {"card.json": json.dumps(card, indent=1), "card.html": page(examined)}
+    for file, content in written.items():
+        with own_draft(folder / file) as draft:
+            draft.write_text(content, encoding="utf-8")
+            draft.replace(folder / file)
     print(folder / "card.html")
     return int(examined.card.verdict == "red")
+
+
+def _name(text: str) -> str:
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _run_config(text: str | None) -> dict[str, object]:

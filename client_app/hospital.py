@@ -14,7 +14,7 @@ from flwr.app import Context
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.policy import Policy, PolicyError
-from client_app.store import DEFAULT, Store
+from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
 from strategies.protocol.names import check_name
@@ -116,6 +116,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     if policy and not dataset:
         raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
     settings = replace(settings, dataset=str(dataset or settings.dataset))
+    if policy and "site" not in node_config:  # with another name come other keys, and a new store
+        raise SettingsError("The hospital does not say its name: set 'site' in its node-config.")
     # It names the hospital's folder: the hospital's own word counts before the server's.
     name = str(node_config.get("site") or name or _name(settings.dataset, index, hospitals))
     try:
@@ -135,7 +137,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         device=device,
         model=str(node_config.get("model", in_turn(settings.model, index))),
         partitions=int(node_config.get("num-partitions", 0)),
-        store=Store(store / name),
+        store=Store(own_folder(store / name)),
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
         members=str(node_config.get("members", "")),
         policy=policy,

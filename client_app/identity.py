@@ -1,18 +1,13 @@
-"""A hospital's own keys, and the keys of other hospitals that it trusts.
+"""A hospital's own keys.
 
 An identity is two key pairs: one signs (Ed25519), for the other one others encrypt (X25519). Its
 public half is one line of text, which hospitals give one another outside of any run:
 
-    graz 3q2+7w...==
-
-A hospital keeps the lines that it trusts in a file, the members. With `members='first-use'` in its
-node-config it trusts the first key that the server announces for a name instead, and no other key
-for that name afterwards.
+    graz = "3q2+7w...=="
 """
 
 import base64
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +16,12 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from strategies.protocol.files import replacing
-from strategies.protocol.records import ParcelError
+from client_app.store import own_draft
 from strategies.protocol.settings import SettingsError
 
-FIRST_USE = "first-use"
+# The curve of Ed25519: -x² + y² = 1 + D x² y², modulo P (RFC 8032, section 5.1).
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,16 @@ class Member:
         """Read the text that `str` gives.
 
         Raises:
-            ValueError: The text is not two public keys.
+            ValueError: The text is not two public keys, or one of them keeps no secret.
         """
         raw = base64.b64decode(text, validate=True)
-        return cls(
+        member = cls(
             Ed25519PublicKey.from_public_bytes(raw[:32]),
             X25519PublicKey.from_public_bytes(raw[32:]),
         )
+        _check_point(raw[:32])
+        X25519PrivateKey.generate().exchange(member.writing)  # a ValueError if of low order
+        return member
 
     def __str__(self) -> str:
         raw = self.signing.public_bytes_raw() + self.writing.public_bytes_raw()
@@ -80,21 +79,26 @@ class Identity:
         """The identity in a file, which is made if it does not exist.
 
         Raises:
-            SettingsError: The file is not an identity file.
+            SettingsError: The file is not an identity file, or others may read it.
         """
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
-            draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-            try:
-                draft.touch(mode=0o600)
+            with own_draft(path) as draft:
                 draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
-                # Not `replacing`: a link fails if another process was faster, whose keys then hold.
+                # A link fails if another process was faster, whose keys then hold.
                 with suppress(FileExistsError):
                     os.link(draft, path)
-            finally:
-                draft.unlink(missing_ok=True)
-        raw = path.read_bytes()
+        try:
+            raw, status = path.read_bytes(), path.stat()
+        except OSError as error:
+            raise SettingsError(
+                f"The hospital's identity file cannot be read ({type(error).__name__})."
+            ) from error
+        if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
+            raise SettingsError(
+                "Others can read or write the hospital's identity file: make it its user's own, "
+                "with mode 0600. If others may have read it, make a new one."
+            )
         if len(raw) != 64:
             raise SettingsError("Not an identity file: expected 64 bytes.")
         return cls(
@@ -109,49 +113,17 @@ class Identity:
         return Member(self.signing.public_key(), self.reading.public_key())
 
 
-def read_members(path: Path) -> dict[str, Member]:
-    """The members in a file: a name and a key in each line. Lines that start with # are comments.
+def _check_point(raw: bytes) -> None:
+    """Refuse 32 bytes that are not a point of Ed25519's curve, or one of small order.
+
+    Under a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or doubling
+    it gives y = 0, which with the curve's equation is D y⁴ + 2 y² - 1 = 0.
 
     Raises:
-        SettingsError: The file cannot be read, or a line is not a name and a key.
+        ValueError: They are no such point.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeError) as error:
-        raise SettingsError(
-            f"The hospital's file of members cannot be read ({type(error).__name__})."
-        ) from error
-    members = {}
-    for number, line in enumerate(lines, 1):
-        if line.strip() and not line.startswith("#"):
-            try:
-                name, key = line.split()
-                members[name] = Member.parse(key)
-            except ValueError as error:
-                raise SettingsError(
-                    f"Line {number} of the hospital's file of members is not a name and a key."
-                ) from error
-    return members
-
-
-def pin(path: Path, announced: Mapping[str, str]) -> dict[str, Member]:
-    """Add announced members that are new to a file, and return all members in it.
-
-    Raises:
-        ParcelError: A name is announced with another key than its first, or with what is not a key.
-    """
-    members = read_members(path) if path.exists() else {}
-    for name, key in announced.items():
-        try:
-            member = Member.parse(key)
-        except ValueError as error:
-            raise ParcelError(f"The server announced a key of '{name}' that is not one.") from error
-        if str(members.setdefault(name, member)) != str(member):
-            raise ParcelError(
-                f"The key of '{name}' is not the one of its first use: ask that hospital. If the "
-                "new key is right, remove the old line from this hospital's file of members."
-            )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as draft:
-        draft.write_text("".join(f"{name} {key}\n" for name, key in members.items()), "utf-8")
-    return members
+    y = int.from_bytes(raw, "little") % 2**255  # without the sign of x
+    small = y * (y**2 - 1) * (D * y**4 + 2 * y**2 - 1) % P == 0
+    square = pow((y**2 - 1) * (D * y**2 + 1), (P - 1) // 2, P) == 1  # x² of this y, times a square
+    if y >= P or small or not square:
+        raise ValueError("not a key that signs")

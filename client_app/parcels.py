@@ -5,8 +5,8 @@ parcel is unpacked. When one is packed they are left out, unless the learner let
 Buffers that were received are kept by hash, so that each is sent to a hospital once.
 """
 
-import re
 from collections.abc import Mapping
+from zipfile import BadZipFile
 
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
@@ -86,7 +86,7 @@ def replayed(request: Request) -> list[Samples]:
         ParcelError: A buffer is damaged, missing, or not for this hospital's images.
     """
     with request.clock.measure("serialise"):
-        return [_buffer(request, hash_) for hash_ in request.order.replay]
+        return [_buffer(request, *each) for each in request.order.hash_of.items()]
 
 
 def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
@@ -118,18 +118,24 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         )
 
 
-def _buffer(request: Request, hash_: str) -> Samples:
-    if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
-        raise ParcelError(f"'{hash_:.80}' is not the hash of a buffer.")
+def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = request.message.content.array_records.get(f"{hash_}/buffer")
-    kept = {} if sent else hospital.store.load(f"buffers/{hash_}")
-    record = sent or ArrayRecord({name: Array(array) for name, array in kept.items()})
+    record = sent or _kept_buffer(hospital, hash_)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
-    opened = request.seal.open_buffer(record) if request.seal else record
+    opened = request.seal.open_buffer(record, whose) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
     if sent:
         keep_buffer(hospital, hash_, sent)
     return samples.to(hospital.device)
+
+
+def _kept_buffer(hospital: Hospital, hash_: str) -> ArrayRecord:
+    """A buffer that came earlier; empty if it is damaged or missing, and must be sent again."""
+    try:
+        kept = hospital.store.load(f"buffers/{hash_}")
+    except (OSError, ValueError, EOFError, BadZipFile):
+        return ArrayRecord()
+    return ArrayRecord({name: Array(array) for name, array in kept.items()})

@@ -6,8 +6,8 @@ Each array record of a parcel becomes one array of bytes, `sealed`:
 
 The arrays are encrypted with a key that is drawn for this record alone (ChaCha20-Poly1305). That
 key is wrapped for each member: X25519 with a key pair that is drawn for this record, HKDF-SHA256,
-and again ChaCha20-Poly1305. The head names the sender, the run, the record and the label (lineage,
-round, hop, ..., as a hash), and holds the hash of the ciphertext. The sender signs the head
+and again ChaCha20-Poly1305. The head names the sender, the run, the record, the lineage and the
+label (round, hop, ..., as a hash), and holds the hash of the ciphertext. The sender signs the head
 (Ed25519). So a record that was changed on its way, comes from somebody else, or belongs elsewhere
 is refused.
 
@@ -17,9 +17,8 @@ The cryptography is that of the package `cryptography`; only the content of the 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -28,10 +27,13 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.lib import format as npy
 
 from client_app.hospital import Hospital
-from client_app.identity import FIRST_USE, Identity, Member, pin, read_members
+from client_app.identity import Identity, Member
+from client_app.members import members_of
 from strategies.protocol import archive
+from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
 from strategies.protocol.records import ParcelError, from_record, to_record
@@ -39,6 +41,50 @@ from strategies.protocol.settings import SettingsError
 
 SIGNATURE = 64  # bytes
 NONCE = bytes(12)  # the same everywhere, since every key encrypts once
+LONGEST_HEAD = 2**20  # bytes: some 5,000 members
+
+
+@dataclass(frozen=True)
+class Head:
+    """What the sender of a record signs.
+
+    Attributes:
+        run: Where the record belongs: the run's identity,
+        record: its name in the parcel,
+        sender: the hospital that sealed it,
+        lineage: that of the parcel,
+        label: and the hash of the parcel's label.
+        hash: Of the ciphertext.
+        ephemeral: The public key that was drawn for the record.
+        keys: The record's key, wrapped for each member, by name.
+    """
+
+    run: str
+    record: str
+    sender: str
+    lineage: str
+    label: str
+    hash: str
+    ephemeral: str
+    keys: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: bytes) -> "Head":
+        """Read the head of a sealed record, which anybody may have written.
+
+        Raises:
+            ParcelError: It is not one.
+        """
+        try:
+            head = json.loads(text)
+            names = {each.name for each in fields(cls)}
+            texts = [head[name] for name in names - {"keys"}] + [*head["keys"].values()]
+            if head.keys() != names or not all(isinstance(each, str) for each in texts):
+                raise TypeError
+            check_name(head["sender"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ParcelError("A sealed record is damaged.") from error
+        return cls(**head)
 
 
 @dataclass(frozen=True)
@@ -59,7 +105,7 @@ class Seal:
         """Seal all array records of a parcel for all members."""
         manifest = from_record(Manifest, parcel.config_records["manifest"])
         records = {
-            name: self._close(record, self._place(name, manifest))
+            name: self._close(record, self._place(name, self.identity.name, manifest))
             for name, record in parcel.array_records.items()
         }
         return pack(records, manifest)
@@ -72,24 +118,26 @@ class Seal:
         """
         sender = manifest.visited[-1] if manifest.visited else manifest.lineage
         records = {
-            name: self._open(record, {**self._place(name, manifest), "sender": sender})
+            name: self._open(record, self._place(name, sender, manifest))
             for name, record in parcel.array_records.items()
         }
         return RecordDict({**records, "manifest": parcel["manifest"]})
 
-    def open_buffer(self, record: ArrayRecord) -> ArrayRecord:
-        """A buffer as it was before any member sealed it in this run.
+    def open_buffer(self, record: ArrayRecord, hospital: str) -> ArrayRecord:
+        """A buffer as it was before a hospital sealed it, for the lineage of its own, in this run.
 
         Raises:
-            ParcelError: The record is not such a buffer.
+            ParcelError: The record is not that hospital's buffer.
         """
-        return self._open(record, {"run": self.run, "record": "buffer"})
+        place = {"run": self.run, "record": "buffer", "sender": hospital, "lineage": hospital}
+        return self._open(record, place)
 
-    def _place(self, name: str, manifest: Manifest) -> dict[str, str]:
-        """Where a record of a parcel belongs."""
+    def _place(self, record: str, sender: str, manifest: Manifest) -> dict[str, str]:
+        """Where a record of a parcel belongs: fields of its head."""
         label = json.dumps(dict(to_record(replace(manifest, hashes=[]))), sort_keys=True)
         digest = hashlib.sha256(label.encode()).hexdigest()
-        return {"run": self.run, "record": name, "label": digest}
+        where = {"run": self.run, "record": record, "sender": sender}
+        return where | {"lineage": manifest.lineage, "label": digest}
 
     def _close(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
         key, ephemeral = ChaCha20Poly1305.generate_key(), X25519PrivateKey.generate()
@@ -102,63 +150,55 @@ class Seal:
             .hex()
             for name, member in self.members.items()
         }
-        head = {
-            **place,
-            "sender": self.identity.name,
-            "hash": hashlib.sha256(ciphertext).hexdigest(),
-            "ephemeral": public.public_bytes_raw().hex(),
-            "keys": keys,
-        }
-        text = json.dumps(head).encode()
+        digest = hashlib.sha256(ciphertext).hexdigest()
+        drawn = public.public_bytes_raw().hex()
+        head = Head(**place, hash=digest, ephemeral=drawn, keys=keys)
+        text = json.dumps(asdict(head)).encode()
         signature = self.identity.signing.sign(text)
         sealed = len(text).to_bytes(4, "big") + text + signature + ciphertext
         return ArrayRecord({"sealed": Array(np.frombuffer(sealed, np.uint8))})
 
     def _open(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
         """The arrays of a sealed record, if it belongs there; else ParcelError."""
-        if not is_sealed(record):
-            raise ParcelError(
-                "A record is not sealed, and this hospital opens sealed records only."
-            )
-        sealed = record["sealed"].numpy().tobytes()
-        end = 4 + int.from_bytes(sealed[:4], "big")
+        sealed = _bytes(record)
+        length = int.from_bytes(sealed[:4], "big")
+        if length > LONGEST_HEAD:
+            raise ParcelError("A sealed record is damaged.")
+        end = 4 + length
         text, signature = sealed[4:end], sealed[end : end + SIGNATURE]
         ciphertext = sealed[end + SIGNATURE :]
-        try:
-            head = json.loads(text)
-            sender, keys, ephemeral = head["sender"], head["keys"], bytes.fromhex(head["ephemeral"])
-            public = X25519PublicKey.from_public_bytes(ephemeral)
-            if not (isinstance(sender, str) and isinstance(keys, dict) and "hash" in head):
-                raise TypeError
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ParcelError("A sealed record is damaged.") from error
+        head = Head.parse(text)
+        sender, own = head.sender, self.identity.name
         if sender not in self.members:
-            raise ParcelError(f"A record was sealed by '{sender:.80}', who is not a member.")
+            raise ParcelError(f"A record was sealed by '{sender}', who is not a member here.")
         if not self.members[sender].has_signed(text, signature):
             raise ParcelError(f"A record names '{sender}' as its sender and is not signed by it.")
-        if hashlib.sha256(ciphertext).hexdigest() != head["hash"]:
+        if hashlib.sha256(ciphertext).hexdigest() != head.hash:
             raise ParcelError(f"A record of '{sender}' was changed after it was sealed.")
         for name, value in place.items():
-            if head.get(name) != value:
+            if getattr(head, name) != value:
                 raise ParcelError(
                     f"A record of '{sender}' was sealed for another {name}: somebody replays it."
                 )
-        if self.identity.name not in keys:
+        if own not in head.keys:
             raise ParcelError(
-                f"A record of '{sender}' is not sealed for '{self.identity.name}': is it among the "
-                "members there?"
+                f"A record of '{sender}' is not sealed for '{own}': is it among the members there?"
             )
-        shared = self.identity.reading.exchange(public)
-        wrapping = _wrapping(shared, public, self.identity.reading.public_key())
         try:
-            key = wrapping.decrypt(NONCE, bytes.fromhex(keys[self.identity.name]), None)
-            opened = BytesIO(ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None))
-            return ArrayRecord(archive.read(opened)[0])
-        except (InvalidTag, ValueError, TypeError) as error:
+            public = X25519PublicKey.from_public_bytes(bytes.fromhex(head.ephemeral))
+            shared = self.identity.reading.exchange(public)
+            wrapping = _wrapping(shared, public, self.identity.reading.public_key())
+            key = wrapping.decrypt(NONCE, bytes.fromhex(head.keys[own]), None)
+            opened = ChaCha20Poly1305(key).decrypt(NONCE, ciphertext, None)
+        except (InvalidTag, ValueError) as error:
             raise ParcelError(
                 f"A record of '{sender}' cannot be opened: does '{sender}' have this hospital's "
                 "present key?"
             ) from error
+        try:
+            return ArrayRecord(archive.read(BytesIO(opened))[0])
+        except archive.ArchiveError as error:
+            raise ParcelError(f"A record of '{sender}' holds no arrays.") from error
 
 
 def seal_for(hospital: Hospital, order: Order) -> Seal | None:
@@ -171,7 +211,7 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     Raises:
         SettingsError: Only one of server and hospital wants sealed parcels, or a file of keys
             cannot be used.
-        ParcelError: A member's key is not the one of its first use.
+        ParcelError: What the server announces cannot be a list of keys.
     """
     if bool(hospital.members) != order.sealed:
         raise SettingsError(
@@ -183,15 +223,8 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     if not hospital.members:
         return None
     identity = Identity.of(hospital.name, hospital.identity)
-    if hospital.members == FIRST_USE:
-        announced = dict(entry.split(" ", 1) for entry in order.members)
-        members = pin(hospital.store.folder / "members", announced)
-    else:
-        members = read_members(Path(hospital.members).expanduser())
-    if str(members.setdefault(identity.name, identity.member)) != str(identity.member):
-        raise SettingsError(
-            f"The members name another key for '{identity.name}' than this hospital's own."
-        )
+    pins = hospital.store.folder / "members"
+    members = members_of(hospital.members, pins, identity, order.keys)
     return Seal(identity, members, order.run)
 
 
@@ -204,6 +237,21 @@ def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Mani
     manifest = check_parcel(parcel)
     check_sealed([parcel], seal is not None)
     return (seal.open(parcel, manifest) if seal else parcel), manifest
+
+
+def _bytes(record: ArrayRecord) -> bytes:
+    """What is in a sealed record: one array of bytes, just as NumPy writes it; else ParcelError."""
+    if not is_sealed(record):
+        raise ParcelError("A record is not sealed, and this hospital opens sealed records only.")
+    array = record["sealed"]
+    length = 10 + int.from_bytes(array.data[8:10], "little")  # of the header
+    content = array.data[length:]
+    plain = {"descr": "|u1", "fortran_order": False, "shape": (len(content),)}
+    npy.write_array_header_1_0(header := BytesIO(), plain)
+    form = array.data[:length], tuple(array.shape), array.stype
+    if form != (header.getvalue(), (len(content),), "numpy.ndarray"):
+        raise ParcelError("A sealed record is damaged: it is not one array of bytes.")
+    return content
 
 
 def _wrapping(

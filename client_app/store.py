@@ -4,7 +4,9 @@ A kill at any moment leaves the old file or the new one (strategies.protocol.fil
 """
 
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,27 @@ from numpy.typing import NDArray
 from strategies.protocol.files import replacing
 
 DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
+
+
+def own_folder(path: Path) -> Path:
+    """Make a folder, and those above it that are missing, for this user alone; the folder."""
+    for each in [*reversed(path.parents), path]:
+        each.mkdir(mode=0o700, exist_ok=True)
+    return path
+
+
+@contextmanager
+def own_draft(path: Path) -> Iterator[Path]:
+    """A new file beside `path` for this user alone, to be put in its place; removed afterwards.
+
+    Nobody can have made it, or a link of its name, before: the name is drawn.
+    """
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=own_folder(path.parent))
+    os.close(handle)
+    try:
+        yield Path(name)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 class Store:
@@ -29,7 +52,7 @@ class Store:
     def save(self, name: str, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Keep a set of arrays under a name such as "runs/1/local"."""
         path = self.folder / f"{name}.npz"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(path.parent)
         with replacing(path) as draft, draft.open("wb") as file:
             np.savez(file, allow_pickle=False, **arrays)
 

@@ -234,7 +234,7 @@ class CountingHospital:
         visits = message.content.array_records["model"]["visits"].numpy()[0]
         for hash_, sent in unbundle(message.content).items():
             self.buffers[hash_] = sent.array_records["buffer"]
-        buffers = [self.buffers[hash_] for hash_ in order.replay]
+        buffers = [self.buffers[hash_] for hash_ in order.hash_of.values()]
         self.replayed.append([buffer["images"].numpy().tobytes().decode() for buffer in buffers])
         parcel = self.parcel(visits + 1, label.after(order))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})

@@ -7,7 +7,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app.app import app as hospital_app
-from client_app.identity import Identity, read_members
+from client_app.identity import Identity
+from client_app.members import member_line, read_members
 from client_app.sealing import Seal
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
@@ -84,7 +85,7 @@ def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, tmp_path):
 def test_members_of_a_file_seal_for_one_another(tmp_path):
     identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "consortium"
-    path.write_text("".join(f"{each.name} {each.member}\n" for each in identities))
+    path.write_text("".join(member_line(each.name, each.member) for each in identities))
     _, ledger, _ = federate(tmp_path, members=[str(path)] * 3)
     assert {event.outcome for event in ledger.events} == {"ok"}
 
@@ -96,7 +97,7 @@ def failures(ledger, verb="train"):
 def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path):
     identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "two"
-    path.write_text("".join(f"{each.name} {each.member}\n" for each in identities[:2]))
+    path.write_text("".join(member_line(each.name, each.member) for each in identities[:2]))
     state, ledger, _ = federate(tmp_path, "cwt", members=[str(path)] * 3, num_server_rounds=4)
     reasons = {(hospital, reason) for hospital, _, reason in failures(ledger)}
     assert (

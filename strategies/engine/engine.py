@@ -114,7 +114,7 @@ class Engine:
             epochs=visit.epochs,
             leg=visit.leg,
             images=visit.images,
-            replay=[self.state.buffer_hash(hospital) for hospital in visit.replay],
+            replay=[f"{whose}={self.state.buffer_hash(whose)}" for whose in visit.replay],
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
         )
@@ -124,7 +124,7 @@ class Engine:
         state, visit = self.state, ordered.visit
         buffers = {
             f"{hash_}/buffer": state.shelf.get(state.buffers[whose])["buffer"]
-            for whose, hash_ in zip(visit.replay, ordered.order.replay, strict=True)
+            for whose, hash_ in ordered.order.hash_of.items()
             if (visit.hospital, hash_) not in state.delivered
         }
         return {**state.shelf.get(ordered.sent), **buffers}
@@ -139,7 +139,7 @@ class Engine:
         place = {"round": order.round, "hop": order.hop, "epochs": order.epochs}
         event = Event.of(delivery, visit.hospital, lineage=model.lineage, **place)
         self.run.tell(event)
-        held = {(visit.hospital, hash_) for hash_ in order.replay}
+        held = {(visit.hospital, hash_) for hash_ in order.hash_of.values()}
         trained = None
         if parcels is None:
             state.delivered -= held  # it may have lost what it held

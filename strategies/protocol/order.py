@@ -1,6 +1,10 @@
 """The order: what the server asks of a hospital, beside the parcels of a message."""
 
+import re
 from dataclasses import dataclass, field
+
+from strategies.protocol.names import check_name
+from strategies.protocol.records import ParcelError
 
 
 @dataclass(frozen=True)
@@ -24,8 +28,8 @@ class Order:
         snapshots: Whether to answer also with the model after each epoch, for others to test.
         own_start: Whether the hospital's first model has initial weights of its own.
         buffer_size: Images of a buffer; above 0 the hospital's first parcel holds its own.
-        replay: Hashes of the buffers to train on; those that the hospital does not hold yet travel
-            beside the parcel, as "<hash>/buffer".
+        replay: The buffers to train on, as "<hospital>=<hash>"; those that the hospital does not
+            hold yet travel beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.
         sealed: Whether parcels travel sealed.
         members: The hospitals of the run and the public halves of their keys, as "name key".
@@ -50,3 +54,40 @@ class Order:
     sealed: bool = False
     members: list[str] = field(default_factory=list)
     code: str = ""
+
+    @property
+    def hash_of(self) -> dict[str, str]:
+        """The hash of each buffer to train on, by the hospital that has made it.
+
+        Raises:
+            ParcelError: An entry is not a hospital and a hash.
+        """
+        buffers = _pairs(self.replay, "=")
+        for whose, hash_ in buffers.items():
+            if not re.fullmatch(r"[0-9a-f]{64}", hash_):  # it names a file
+                raise ParcelError(f"The buffer of '{whose}' has {hash_[:80]!r} as its hash.")
+        return buffers
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The announced public keys, by hospital.
+
+        Raises:
+            ParcelError: An entry is not a hospital and a text.
+        """
+        return _pairs(self.members, " ")
+
+
+def _pairs(entries: list[str], sign: str) -> dict[str, str]:
+    """What follows each hospital's name and a sign, by name."""
+    pairs = {}
+    for entry in entries:
+        name, found, value = entry.partition(sign)
+        try:
+            check_name(name)
+        except ValueError as error:
+            raise ParcelError(str(error)) from error
+        if not found or name in pairs:
+            raise ParcelError(f"The order has '{name}' twice, or nothing about it.")
+        pairs[name] = value
+    return pairs

@@ -296,7 +296,7 @@ def received(level=9):
 
 def replay(tmp_path, content, hash_, sent=None):
     parcels = parcel_of(content) | ({f"{hash_}/buffer": sent} if sent else {})
-    order = {"learner": "feder", "replay": [hash_], "buffer_size": 512}
+    order = {"learner": "feder", "replay": [f"linz={hash_}"], "buffer_size": 512}
     return ask("train", tmp_path, parcels, epochs=1, **order)
 
 
@@ -324,7 +324,7 @@ def test_a_kept_buffer_that_was_damaged_is_replaced_when_it_is_sent_again(tmp_pa
     replay(tmp_path, content, hash_, buffer)
     (path,) = tmp_path.rglob("buffers/*.npz")
     path.write_bytes(b"damaged")
-    assert replay(tmp_path, content, hash_).has_error()
+    assert replay(tmp_path, content, hash_).error.code == Failure.PARCEL
     assert not replay(tmp_path, content, hash_, buffer).has_error()
     assert not replay(tmp_path, content, hash_).has_error()
 
@@ -332,7 +332,7 @@ def test_a_kept_buffer_that_was_damaged_is_replaced_when_it_is_sent_again(tmp_pa
 def test_a_hash_that_is_no_hash_names_no_file(tmp_path):
     answer = replay(tmp_path, prepared(tmp_path), "../../home")
     assert answer.error.code == Failure.PARCEL
-    assert "not the hash of a buffer" in answer.error.reason
+    assert "as its hash" in answer.error.reason
 
 
 def consolidate(tmp_path, parcel, decay=0.0, **order):

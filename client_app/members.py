@@ -1,0 +1,179 @@
+"""The members: the hospitals whose parcels a hospital opens, and that it seals for.
+
+They are in a file in TOML, with a line for each hospital, as `python -m client_app identity` prints
+it there, and comments:
+
+    graz = "3q2+7w...=="
+
+A consortium writes it by hand. With `members='first-use'` in its node-config a hospital writes it
+itself, once: when the server first announces the hospitals that have enrolled with it. Either way
+only the hospital's own word changes it afterwards (`python -m client_app members`).
+"""
+
+import json
+import logging
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+from client_app.identity import Identity, Member
+from client_app.store import own_draft
+from strategies.protocol.names import check_name
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
+
+FIRST_USE = "first-use"
+EARLIER_FORMAT = re.compile(r"\S+ +[A-Za-z0-9+/]{86}==\s*")
+
+
+def member_line(name: str, member: Member) -> str:
+    """The line of a hospital."""
+    key = json.dumps(name) if "." in name else name  # TOML reads a dot as a table's
+    return f'{key} = "{member}"\n'
+
+
+def read_members(path: Path) -> dict[str, Member]:
+    """The members in a file.
+
+    Raises:
+        SettingsError: The file cannot be read, or a line is not a name and a key.
+    """
+    return _parse(_text(path))
+
+
+def add_member(path: Path, name: str, key: str) -> None:
+    """Add a hospital to a file, which is made if it does not exist.
+
+    Raises:
+        SettingsError: The file, the name or the key cannot be used, or the name has another key.
+    """
+    before = _text(path) if path.exists() else ""
+    members, member = _parse(before), _member(name, key)
+    if name in members:
+        raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
+    line_break = "\n" if before and not before.endswith("\n") else ""
+    _write(path, before + line_break + member_line(name, member), members | {name: member})
+
+
+def remove_member(path: Path, name: str) -> None:
+    """Take a hospital out of a file.
+
+    Raises:
+        SettingsError: The file cannot be used, or it does not name the hospital.
+    """
+    before = _text(path)
+    members = _parse(before)
+    if members.pop(name, None) is None:
+        raise SettingsError(f"'{name}' is no member.")
+    lines = before.splitlines(keepends=True)
+    _write(path, "".join(line for line in lines if not _names(line, name)), members)
+
+
+def members_of(
+    trusted: str, pins: Path, own: Identity, keys: Mapping[str, str]
+) -> dict[str, Member]:
+    """The members for whom a hospital seals in a run, itself included.
+
+    A hospital that is announced and is no member, or with another key, is named in the log; a run
+    goes on without it here.
+
+    Args:
+        trusted: The file of members, or "first-use".
+        pins: The file of members of a hospital with "first-use".
+        own: The hospital's identity.
+        keys: The keys that the server announces, by hospital.
+
+    Raises:
+        SettingsError: The file cannot be used, or names another key for the hospital than its own.
+        ParcelError: The server announces another key for the hospital than its own.
+    """
+    announced = _usable(keys)
+    if trusted != FIRST_USE:
+        members = read_members(Path(trusted).expanduser())
+    else:
+        if own.name in keys and keys[own.name] != str(own.member):
+            raise ParcelError(f"The server announces another key of '{own.name}' than its own.")
+        # Once the server names the hospital itself, it names all that have enrolled with it.
+        if own.name in announced and len(announced) > 1 and not pins.exists():
+            head = "# Trusted at first use. To change it: python -m client_app members list\n"
+            lines = (member_line(name, announced[name]) for name in sorted(announced))
+            _write(pins, head + "".join(lines), announced)
+        members = read_members(pins) if pins.exists() else {}
+    if str(members.setdefault(own.name, own.member)) != str(own.member):
+        raise SettingsError(
+            f"The members name another key for '{own.name}' than this hospital's own."
+        )
+    for name, member in announced.items():
+        if str(members.get(name)) != str(member):
+            logging.getLogger("flwr").warning(
+                "The server announces '%s' with a key that is not among this hospital's members: "
+                "nothing is sealed for it, and its parcels are refused. Ask that hospital. If the "
+                "key is right: python -m client_app members add %s %s",
+                *(name, name, member),
+            )
+    return members
+
+
+def _usable(keys: Mapping[str, str]) -> dict[str, Member]:
+    """The announced members; one bad key must not keep the others from one another."""
+    members = {}
+    for name, key in keys.items():
+        try:
+            members[name] = _member(name, key)
+        except SettingsError as error:
+            logging.getLogger("flwr").warning("The server announces a member: %s", error)
+    return members
+
+
+def _member(name: str, key: object) -> Member:
+    try:
+        check_name(name)
+        return Member.parse(key if isinstance(key, str) else "")
+    except ValueError as error:
+        raise SettingsError(f"{name[:80]!r} is no name, or has no usable key: {error}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise SettingsError(
+            f"The hospital's file of members cannot be read ({type(error).__name__})."
+        ) from error
+
+
+def _parse(text: str) -> dict[str, Member]:
+    """The members in the text of a file."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if EARLIER_FORMAT.fullmatch(line):
+            raise SettingsError(
+                f"Line {number} of the hospital's file of members is in the format of earlier "
+                'versions: write each as name = "key", with the quotes.'
+            )
+    try:
+        return {name: _member(name, key) for name, key in tomllib.loads(text).items()}
+    except ValueError as error:  # also a SettingsError
+        raise SettingsError(
+            f'The hospital\'s file of members cannot be used: {error} A line is name = "key"; a '
+            "name with a dot in it has quotes, too."
+        ) from error
+
+
+def _names(line: str, name: str) -> bool:
+    """Whether a line of a file is that of a hospital."""
+    try:
+        return name in tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
+    """Put a text in the place of a file, if it says what it should."""
+    if {name: str(each) for name, each in _parse(text).items()} != {
+        name: str(each) for name, each in members.items()
+    }:
+        raise SettingsError("The hospital's file of members must be changed by hand.")
+    with own_draft(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)

@@ -1,0 +1,154 @@
+"""Whom a hospital trusts: its file of members, and what may change it."""
+
+import sys
+
+import pytest
+
+from client_app.__main__ import main
+from client_app.identity import Identity
+from client_app.members import (
+    FIRST_USE,
+    add_member,
+    member_line,
+    members_of,
+    read_members,
+    remove_member,
+)
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    names = ("graz", "linz", "wien", "st.anna")
+    return {name: Identity.of(name, folder / name) for name in names}
+
+
+@pytest.fixture(scope="module")
+def keys(identities):
+    return {name: str(identity.member) for name, identity in identities.items()}
+
+
+def trusted(path):
+    return {name: str(member) for name, member in read_members(path).items()}
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["client_app", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return exit_.value.code
+
+
+@pytest.mark.parametrize("site", ["graz", "st.anna"])
+def test_a_hospital_prints_the_line_that_others_paste(site, tmp_path, monkeypatch, capsys):
+    for _ in range(2):
+        assert command(monkeypatch, "identity", "--site", site, "--store-dir", tmp_path) == 0
+    (line,) = set(capsys.readouterr().out.splitlines())
+    (tmp_path / "members").write_text(f"# ours\n\n{line}\n")
+    own = Identity.of(site, tmp_path / site / "identity")
+    assert trusted(tmp_path / "members") == {site: str(own.member)}
+
+
+def test_a_site_is_a_name(tmp_path, monkeypatch, capsys):
+    assert command(monkeypatch, "identity", "--site", "../x", "--store-dir", tmp_path) == 2
+    assert "A hospital cannot be called '../x'" in capsys.readouterr().err
+    assert not list(tmp_path.parent.glob("x"))
+
+
+def test_the_commands_change_lines_and_keep_comments(tmp_path, monkeypatch, capsys, keys):
+    path = tmp_path / "members"
+    path.write_text(f'# Ours.\ngraz = "{keys["graz"]}"  # Dr. A, by telephone')
+
+    def members(*change):
+        return command(monkeypatch, "members", "--members", path, *change)
+
+    assert members("add", "st.anna", keys["st.anna"]) == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert trusted(path) == {name: keys[name] for name in ("graz", "st.anna")}
+    assert path.read_text().startswith("# Ours.\ngraz = ")
+    assert "# Dr. A, by telephone\n" in path.read_text()
+    assert members("remove", "graz") == 0
+    assert path.read_text() == f'# Ours.\n"st.anna" = "{keys["st.anna"]}"\n'
+    capsys.readouterr()
+    assert members() == members("list") == 0
+    assert capsys.readouterr().out == f'"st.anna" = "{keys["st.anna"]}"\n' * 2
+
+    before = path.read_text()
+    for refused, why in (
+        (("add", "st.anna", keys["graz"]), "is a member: remove it before"),
+        (("add", "gr\naz", keys["graz"]), "cannot be called"),
+        (("add", "graz", "AAAA"), "has no usable key"),
+        (("remove", "graz"), "'graz' is no member"),
+        (("remove",), "Say list, add NAME KEY, or remove NAME"),
+    ):
+        assert members(*refused) == 2
+        assert why in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
+    where = ["--site", "graz", "--store-dir", tmp_path]
+    assert command(monkeypatch, "members", *where, "add", "linz", keys["linz"]) == 0
+    assert trusted(tmp_path / "graz" / "members") == {"linz": keys["linz"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("graz", "at line 2"),
+        ('graz = "AAAA"', "'graz' is no name, or has no usable key"),
+        ("graz = 7", "'graz' is no name, or has no usable key"),
+        (f'graz = "{"A" * 88}"', "'graz' is no name, or has no usable key"),
+        ('st.anna = "x"', "a name with a dot in it has quotes, too"),
+        ('"../graz" = "x"', "cannot be called '../graz'"),
+        (f"graz {'A' * 86}==", r"Line 2 .* in the format of earlier versions: write each as name"),
+    ],
+)
+def test_a_line_that_names_no_member_is_refused(text, why, tmp_path, keys):
+    path = tmp_path / "members"
+    path.write_text(f'linz = "{keys["linz"]}"\n{text}\n')
+    with pytest.raises(SettingsError, match=why):
+        read_members(path)
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_members(tmp_path / "nothing")
+
+
+def test_a_file_that_is_not_one_line_each_is_left_to_people(tmp_path, keys):
+    path = tmp_path / "members"
+    path.write_text(f'graz = """\\\n{keys["graz"]}"""\nlinz = "{keys["linz"]}"\n')
+    remove_member(path, "linz")
+    with pytest.raises(SettingsError, match="must be changed by hand"):
+        remove_member(path, "graz")
+    assert trusted(path) == {"graz": keys["graz"]}
+    add_member(path, "wien", keys["wien"])
+    assert trusted(path) == {name: keys[name] for name in ("graz", "wien")}
+
+
+def test_first_use_is_one_event(tmp_path, identities, keys):
+    """Nobody is trusted before the server has named this hospital and another one together."""
+    path, own = tmp_path / "store" / "members", identities["graz"]
+
+    def of(*announced):
+        names = members_of(FIRST_USE, path, own, {name: keys[name] for name in announced})
+        return set(names)
+
+    assert of() == of("linz") == of("graz") == {"graz"}
+    assert not path.exists()
+    assert of("graz", "linz") == {"graz", "linz"}
+    assert of("graz", "linz", "wien") == of("wien") == of() == {"graz", "linz"}
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    add_member(path, "wien", keys["wien"])
+    assert of("graz", "linz", "wien") == {"graz", "linz", "wien"}
+
+
+def test_another_key_of_the_hospital_itself_is_refused(tmp_path, identities, keys):
+    own, false = identities["graz"], {"graz": keys["linz"], "wien": keys["wien"]}
+    with pytest.raises(ParcelError, match="announces another key of 'graz' than its own"):
+        members_of(FIRST_USE, tmp_path / "pins", own, false)
+    assert not (tmp_path / "pins").exists()
+    (tmp_path / "file").write_text(member_line("graz", identities["linz"].member))
+    with pytest.raises(SettingsError, match="another key for 'graz' than this hospital's own"):
+        members_of(str(tmp_path / "file"), tmp_path / "pins", own, {})
