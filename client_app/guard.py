@@ -30,7 +30,7 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
             raise TypeError("A handler returned a message that is not an answer.")
         if not answer.has_error():  # a failure comes from the guard of the resident process
-            check_answer(message.metadata.message_type, answer.content)
+            check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
     except tuple(LEAVES) as error:
         if isinstance(error, PolicyError):
