@@ -191,7 +191,7 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
 
 def _is_asked(about: str, sent: RecordDict) -> bool:
     """Whether a message asks for a model after that epoch, or for figures of that model."""
-    order = sent.config_records.get("order", {})
+    order = sent.config_records.get("order", ConfigRecord())
     if epoch := re.fullmatch("epoch-([0-9]{1,6})", about):
         return bool(order.get("snapshots")) and 0 < int(epoch[1]) < int(str(order.get("epochs")))
     return f"{about}/model" in sent or (about == "ensemble" and bool(order.get("ensemble")))
