@@ -38,3 +38,8 @@ LEAVES: dict[type[Exception], Failure] = {
     ReleaseError: Failure.RELEASE,
     DeadlineError: Failure.TIMEOUT,
 }
+
+
+def failure_of(error: Exception) -> Failure:
+    """The kind of failure that an error of `LEAVES` is."""
+    return next(failure for kind, failure in LEAVES.items() if isinstance(error, kind))

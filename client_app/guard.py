@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from client_app.errors import LEAVES
+from client_app.errors import LEAVES, failure_of
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
 
@@ -30,13 +30,12 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
             raise TypeError("A handler returned a message that is not an answer.")
         if not answer.has_error():  # a failure comes from the guard of the resident process
-            check_answer(message.metadata.message_type, answer.content)
+            check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
     except tuple(LEAVES) as error:
         if isinstance(error, PolicyError):
             logging.getLogger("flwr").error(error.explain())
-        failure = next(code for kind, code in LEAVES.items() if isinstance(error, kind))
-        return Message(Error(failure, str(error)), reply_to=message)
+        return Message(Error(failure_of(error), str(error)), reply_to=message)
     except (Exception, Terminated) as error:
         logging.getLogger("flwr").exception(
             "The hospital failed at %s", message.metadata.message_type

@@ -1,21 +1,30 @@
 """What a hospital does with the messages that client_app/app.py lists; visits are in visit.py."""
 
+import logging
 from collections.abc import Mapping
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from torch import nn
 
+from client_app.errors import failure_of
 from client_app.hospital import Hospital
+from client_app.limits import check_model
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
+from client_app.policy import PolicyError
 from client_app.presets import fitted_preset
 from client_app.request import Clock, Request
 from learning.augmentation import check_augmentation
+from learning.errors import DivergedError, ModelError
 from learning.evaluation import count_right, probabilities, score
 from learning.packing import pack_buffer
 from learning.randomness import seeded
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
+
+# What is wrong with a model that arrives to be tested.
+REFUSED = (ParcelError, ModelError, PolicyError, DivergedError)
 
 
 def enrol(message: Message, context: Context) -> Message:
@@ -25,6 +34,7 @@ def enrol(message: Message, context: Context) -> Message:
         request = Request.open(message, context, clock)
         data, settings = request.hospital.data, request.hospital.settings
         request.learner.check(settings)
+        check_model(request.hospital.policy, request.hospital.architecture.to_json(), RecordDict())
         check_augmentation(settings.train.augment, data.train.shape)
         if request.order.buffer_size:
             fitted_preset(settings.gan, data.train.shape)
@@ -81,21 +91,27 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 def test(message: Message, context: Context) -> Message:
-    """Test the models that arrive on the hospital's own test images."""
+    """Test the models that arrive on the hospital's own test images; those that can be tested."""
     request = Request.open(message, context, Clock(message.metadata.ttl))
     clock, samples = request.clock, request.hospital.data.test
     metrics: dict[str, float] = {}
     images = samples.images  # once: it may be a copy
     total = torch.zeros((), device=request.hospital.device)
     for lineage, parcel in unbundle(message.content).items():
-        network, *_ = unpack(request, parcel, tested=True)
-        with clock.measure("evaluate"):
-            each = probabilities(network, images, clock.deadline)
-            total = total + each
-            metrics |= _named(lineage, score(each, samples.labels))
-            if request.hospital.settings.evaluate.per_class:
-                metrics |= _named(lineage, count_right(each, samples.labels))
-    if request.order.ensemble:
+        try:
+            network, *_ = unpack(request, parcel, tested=True)
+            with clock.measure("evaluate"):
+                each = probabilities(network, images, clock.deadline)
+        except REFUSED as error:  # the other models are tested all the same
+            reason = error.explain() if isinstance(error, PolicyError) else error
+            logging.getLogger("flwr").error("A model of '%s' is not tested: %s", lineage, reason)
+            metrics |= _named(lineage, {"refused": failure_of(error)})
+            continue
+        total = total + each
+        metrics |= _named(lineage, score(each, samples.labels))
+        if request.hospital.settings.evaluate.per_class:
+            metrics |= _named(lineage, count_right(each, samples.labels))
+    if request.order.ensemble and total.dim():
         metrics |= _named("ensemble", score(total, samples.labels))
     return request.answer(metrics)
 

@@ -13,7 +13,7 @@ from flwr.app import Context
 
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
-from client_app.policy import Policy, PolicyError
+from client_app.policy import MachineRules, Policy, PolicyError
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
@@ -130,10 +130,11 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
     # many as it has cores: without this line the same seed would not give the same run.
     torch.set_num_threads(settings.cpu_threads)
+    machine = policy.machine if policy else None
     return Hospital(
         name=name,
         settings=settings,
-        data=_data_on(device, settings, index, hospitals, classes, store),
+        data=_data_on(device, settings, index, hospitals, classes, store, machine),
         device=device,
         model=str(node_config.get("model", in_turn(settings.model, index))),
         partitions=int(node_config.get("num-partitions", 0)),
@@ -183,6 +184,7 @@ def _data_on(
     hospitals: int,
     classes: tuple[str, ...],
     store: Path,
+    machine: MachineRules | None,
 ) -> LocalData:
-    data = open_data(settings, index, hospitals, classes, store)
+    data = open_data(settings, index, hospitals, classes, store, machine)
     return replace(data, train=data.train.to(device), test=data.test.to(device))

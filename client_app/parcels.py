@@ -12,13 +12,14 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from client_app.hospital import Hospital
+from client_app.limits import check_disk, check_model
 from client_app.request import Request
 from client_app.run import Kept
 from client_app.sealing import open_parcel
 from learning.models import Architecture
 from learning.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
 from learning.samples import Samples
-from strategies.protocol.parcel import Manifest, hash_arrays
+from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays
 from strategies.protocol.records import ParcelError
 
 
@@ -40,11 +41,13 @@ def unpack(
     Raises:
         ParcelError: The parcel is damaged, or not for this hospital or its images.
         ModelError: The architecture is unknown.
+        PolicyError: The model is larger than the hospital allows.
     """
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
         opened, label = open_parcel(parcel, request.seal)
         _check_fit(hospital, label)
+        check_model(hospital.policy, label.architecture, request.message.content)
         local = kept.after(request.visit) if tested else kept.before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         memory = opened.array_records.get("memory")
@@ -90,7 +93,14 @@ def replayed(request: Request) -> list[Samples]:
 
 
 def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
-    """Keep a buffer, as it travels, under its hash."""
+    """Keep a buffer, as it travels, under its hash.
+
+    Raises:
+        PolicyError: The hospital's store would be too large.
+    """
+    machine = hospital.policy.machine if hospital.policy else None
+    size = sum(len(array.data) for array in buffer.values())
+    check_disk(machine, hospital.store.folder.parent, size)
     hospital.store.save(f"buffers/{hash_}", {name: array.numpy() for name, array in buffer.items()})
 
 
@@ -113,15 +123,18 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
         )
     if label.classes != list(data.classes):
         raise ParcelError(
-            f"Lineage '{label.lineage}' has the classes {label.classes}, "
+            f"Lineage '{label.lineage}' has the classes {label.classes!s:.400}, "
             f"hospital '{hospital.name}' has the classes {list(data.classes)}."
         )
+    if architecture.classes != len(label.classes):
+        raise ParcelError(f"The model of '{label.lineage}' has other classes than its label.")
 
 
 def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = request.message.content.array_records.get(f"{hash_}/buffer")
     record = sent or _kept_buffer(hospital, hash_)
+    check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
     opened = request.seal.open_buffer(record, whose) if request.seal else record

@@ -187,11 +187,9 @@ class Policy:
             PolicyError: The first rule that is broken.
         """
         code, approved = code_hash(), self.code.approved
-        _uphold(
-            Ruling("code.approved", ", ".join(approved), code, not approved or code in approved)
-        )
+        uphold(Ruling("code.approved", ", ".join(approved), code, not approved or code in approved))
         for ruling in self.judge(settings):
-            _uphold(ruling)
+            uphold(ruling)
 
     def check_order(self, order: Order, allowed: float) -> None:
         """Refuse a message that asks for more than its run's settings may.
@@ -204,12 +202,12 @@ class Policy:
             PolicyError: The first rule that is broken.
         """
         runs, release = self.runs, self.release
-        _uphold(self._sealed(order.sealed))
-        _uphold(at_most("runs.max-rounds", order.round, runs.max_rounds))
-        _uphold(at_most("runs.max-epochs", order.epochs, runs.max_epochs))
-        _uphold(at_most("runs.max-hours", allowed / 3600, runs.max_hours))
+        uphold(self._sealed(order.sealed))
+        uphold(at_most("runs.max-rounds", order.round, runs.max_rounds))
+        uphold(at_most("runs.max-epochs", order.epochs, runs.max_epochs))
+        uphold(at_most("runs.max-hours", allowed / 3600, runs.max_hours))
         images = release.max_images if release.buffers else 0
-        _uphold(at_most("release.max-images", order.buffer_size, images))
+        uphold(at_most("release.max-images", order.buffer_size, images))
 
     def _sealed(self, sealed: bool) -> Ruling:
         only = self.runs.sealed_only
@@ -250,7 +248,8 @@ def write_policy(path: Path) -> None:
         file.write(DEFAULTS.read_bytes())
 
 
-def _uphold(ruling: Ruling) -> None:
+def uphold(ruling: Ruling) -> None:
+    """Raise a `PolicyError` if the rule does not allow it."""
     if not ruling.holds:
         raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
 

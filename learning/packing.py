@@ -1,8 +1,9 @@
 """Networks, memories and buffers as records, and back.
 
-A network that arrives is checked before it is used: the names, dtypes and shapes of its arrays, and
-that they are finite. A network that is not finite does not leave. The images of a buffer travel as
-one PNG picture, one below the other, which is compressed without loss.
+A network that arrives is checked before it is built: the names, dtypes and shapes of its arrays,
+and that they are finite. So it takes no more memory than what has arrived. A network that is not
+finite does not leave. The images of a buffer travel as one PNG picture, one below the other, which
+is compressed without loss.
 """
 
 from collections.abc import Container, Mapping
@@ -103,12 +104,12 @@ def unpack_network(
         ParcelError: The arrays are not those of the architecture, or not finite.
         ModelError: The architecture is unknown.
     """
-    network = _network(manifest.architecture, device)
     arrived = {name: array.numpy() for name, array in parcel.array_records["model"].items()}
     state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
     what = f"The model of lineage '{manifest.lineage}'"
-    check_layout(state, network.state_dict(), what)
+    check_layout(state, layout(manifest.architecture), what)
     _check_finite(state, what)
+    network = _network(manifest.architecture, device)
     network.load_state_dict(state)
     return network
 
@@ -116,6 +117,16 @@ def unpack_network(
 def _whole(tensor: Tensor) -> Tensor:
     """A tensor that travelled in 16 bits, in the 32 that networks have."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor
+
+
+@lru_cache(maxsize=8)
+def layout(architecture: str) -> dict[str, Tensor]:
+    """The state dict that an architecture (JSON) has, without memory for it.
+
+    Raises:
+        ModelError: There is no such network.
+    """
+    return Architecture.from_json(architecture).layout
 
 
 @lru_cache(maxsize=2)  # a simulated hospital serves many visits
@@ -170,7 +181,9 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
         ParcelError: The record is not such a buffer.
     """
     if set(record) != {"images", "labels"}:
-        raise ParcelError(f"A buffer has the arrays {sorted(record)}, not images and labels.")
+        raise ParcelError(
+            f"A buffer has the arrays {sorted(record)!s:.200}, not images and labels."
+        )
     picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
     channels, height, width = like.shape
     if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:
@@ -191,6 +204,8 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
                     f"this hospital's: set {setting} for the whole run."
                 )
             images = torch.from_numpy(np.array(column)).view(size, height, width, channels)
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except ParcelError:
+        raise
+    except Exception as error:  # Pillow fails in many ways
         raise ParcelError("A buffer's images are not a PNG picture.") from error
     return Samples(images.permute(0, 3, 1, 2).contiguous(), labels)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -28,3 +29,16 @@ class ZeroDraws(TorchDispatchMode):
             # Not left as it is: truncated normals draw again until all values are in range.
             return args[0].zero_()
         return func(*args, **(kwargs or {}))
+
+
+class NoMemory(TorchFunctionMode):
+    """Inside, weights get their shapes and no memory: they are on the device `meta`.
+
+    Not `torch.device("meta")`, under which torchvision's RegNets cannot compute their widths.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.zeros, torch.ones):
+            kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)

@@ -245,9 +245,14 @@ class Results:
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["model", *summary.hospitals])
+            writer.writerow(["model", *map(_cell, summary.hospitals)])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
-                writer.writerow([model, *(a if isfinite(a) else "" for a in accuracies)])
+                writer.writerow([_cell(model), *(a if isfinite(a) else "" for a in accuracies)])
+
+
+def _cell(text: str) -> str:
+    """A text that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def _log_event(event: Event) -> None:

@@ -14,12 +14,15 @@ Deviations:
  2. The running statistics of BatchNorm are averaged like the weights, its counters too (rounded).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import WARNING
 from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
+from flwr.common import log
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
@@ -52,13 +55,17 @@ class FedAvg(Strategy):
         """Start from the first hospital's model; all have derived the same one from the seed."""
         if state.models or not newcomers:
             return
-        labels = [state.shelf.label(model.parcel) for model in newcomers.values()]
-        if len({label.architecture for label in labels}) > 1:
+        begun = {name: state.shelf.label(m.parcel).architecture for name, m in newcomers.items()}
+        counts = Counter(begun.values()).most_common(2)
+        if len(counts) > 1 and counts[0][1] == counts[1][1]:
             raise RunError(
                 f"The strategy '{self.settings.strategy}' averages models: all hospitals must have "
                 "the same 'model' and 'image-size'."
             )
-        first = next(iter(newcomers.values()))
+        alike = [name for name, architecture in begun.items() if architecture == counts[0][0]]
+        if others := ", ".join(sorted(begun.keys() - alike)):
+            log(WARNING, "%s began with other networks, and train that of most hospitals", others)
+        first = newcomers[alike[0]]
         state.models[GLOBAL] = _global(state, first, _network(state, first), 0)
 
     def plan(self, state: State) -> list[Visit]:

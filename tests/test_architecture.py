@@ -16,7 +16,7 @@ ALLOWED = {
     },
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     "strategies/engine": {"flwr", "numpy", "strategies.protocol"},
-    "strategies/protocol": {"flwr", "numpy"},
+    "strategies/protocol": {"flwr", "numpy", "cryptography"},
     "learning": {"torch", "torchvision", "numpy", "flwr", "PIL", "strategies.protocol"},
     "client_app": {
         *(

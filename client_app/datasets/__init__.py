@@ -20,6 +20,7 @@ from client_app.datasets.pool import Indices, LocalData, Pool, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
+from client_app.policy import MachineRules
 from client_app.store import DEFAULT
 from learning.samples import Samples
 from strategies.protocol.settings import Settings, in_turn
@@ -27,12 +28,13 @@ from strategies.protocol.settings import Settings, in_turn
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
 
 # How the setting `dataset` begins -> its loader, called with the rest of the setting, all settings,
-# and the folder for decoded images. A name that ends in ':' needs a rest; the others take none.
-DATASETS: dict[str, Callable[[str, Settings, Path], Pool]] = {
-    "digits": lambda _, settings, store: load_digits(),
-    "mnist": lambda _, settings, store: load_hub("ylecun/mnist", Form.of(settings)),
-    "npz:": lambda file, settings, store: load_npz(file),
-    "hf:": lambda source, settings, store: load_hub(source, Form.of(settings)),
+# the folder for decoded images, and the machine that may be used. A name that ends in ':' needs a
+# rest; the others take none.
+DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
+    "digits": lambda _, *rest: load_digits(),
+    "mnist": lambda _, settings, *rest: load_hub("ylecun/mnist", Form.of(settings)),
+    "npz:": lambda file, *rest: load_npz(file),
+    "hf:": lambda source, settings, *rest: load_hub(source, Form.of(settings)),
     "folder:": partial(load_own, "folder"),
     "manifest:": partial(load_own, "manifest"),
 }
@@ -44,6 +46,7 @@ def open_data(
     hospitals: int,
     classes: tuple[str, ...] = (),
     store: Path = DEFAULT,
+    machine: MachineRules | None = None,
 ) -> LocalData:
     """The images of one hospital, if the data set is cut over `hospitals`.
 
@@ -53,13 +56,15 @@ def open_data(
         hospitals: Number of hospitals.
         classes: Those of the federation; images of others are quarantined. Empty = the data set's.
         store: Where decoded images are kept.
+        machine: The memory and the disk that may be used for them; None = all there is.
 
     Raises:
         DataError: The data set cannot be loaded or cut, has no test images of its own though
             `test-fraction` is 0, leaves this hospital too few images, or too many
             (`max-quarantined`) that cannot be used.
+        PolicyError: The store would be larger than `machine` allows.
     """
-    pool, own, hospital = _share(settings, hospital_index, hospitals, store)
+    pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
     if too_many(strange, len(own), settings.max_quarantined):
@@ -98,7 +103,7 @@ def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
 
 
 def _share(
-    settings: Settings, index: int, hospitals: int, store: Path
+    settings: Settings, index: int, hospitals: int, store: Path, machine: MachineRules | None
 ) -> tuple[Pool, Indices, int]:
     """The pool with a hospital's images, which of them are its own, and its index for the split.
 
@@ -108,7 +113,7 @@ def _share(
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",")
     if kind not in LISTINGS or (len(sources) == 1 < hospitals):
-        pool, shares = _pool_and_shares(settings, hospitals, store)
+        pool, shares = _pool_and_shares(settings, hospitals, store, machine)
         return pool, shares[index], index
     # Each hospital opens its own folder and no other.
     if len(sources) != hospitals or (hospitals > 1 and settings.partition != "site"):
@@ -116,22 +121,24 @@ def _share(
             f"The setting 'dataset' names {len(sources)} folders or manifests, and there are "
             f"{hospitals} hospitals: name one for each and set 'partition' to site, or one for all."
         )
-    pool = _load(replace(settings, dataset=f"{kind}:{sources[index].strip()}"), store)
+    pool = _load(replace(settings, dataset=f"{kind}:{sources[index].strip()}"), store, machine)
     return pool, np.arange(len(pool.labels)), 0
 
 
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals
-def _pool_and_shares(settings: Settings, hospitals: int, store: Path) -> tuple[Pool, Shares]:
-    pool = _load(settings, store)
+def _pool_and_shares(
+    settings: Settings, hospitals: int, store: Path, machine: MachineRules | None
+) -> tuple[Pool, Shares]:
+    pool = _load(settings, store, machine)
     return pool, cut(pool, settings, hospitals)
 
 
-def _load(settings: Settings, store: Path) -> Pool:
+def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool:
     name, colon, rest = settings.dataset.partition(":")
     if name + colon not in DATASETS:
         raise DataError(
             f"Unknown data set '{settings.dataset}'. Choose one of: {', '.join(DATASETS)} (after a "
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
-    pool = DATASETS[name + colon](rest, settings, store)
+    pool = DATASETS[name + colon](rest, settings, store, machine)
     return replace(pool, images=formed(torch.from_numpy(pool.images), Form.of(settings)).numpy())

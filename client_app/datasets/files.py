@@ -8,7 +8,10 @@ import gzip
 import hashlib
 import io
 import logging
+import math
+import os
 import re
+import stat
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,8 +34,11 @@ SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since
         *(".dcm", ".dicom", ".nii", ".nii.gz"),
     ]
 )
-MAX_PIXELS = 178_956_970  # where Pillow stops too
+# A chest X-ray has some 15 million pixels, the photographs of the largest cameras have 50. Decoding
+# takes up to 25 bytes for each, and 50 if it has more than 8 bits.
+MAX_PIXELS = 2**26
 TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
+MAX_BYTES = 2**32  # of a file, and of a volume that it holds
 SEVERAL = "has several frames or pages: save the one to use as a file of its own"
 
 # The libraries' warnings quote the file. Not warnings.catch_warnings: threads that leave it in
@@ -61,6 +67,11 @@ class Header:
     bits: int  # per channel, as stored
     patient: str = ""  # hash of a DICOM file's patient ID; empty if it names none
 
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes to decode it, at the most."""
+        return self.width * self.height * (25 if self.bits <= 8 else 50)
+
 
 _Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # and what decodes the image
 
@@ -71,8 +82,31 @@ def read_header(file: Path, slice_: int | None = None) -> Header:
     Raises:
         UnusableImage: It cannot be used, as far as that is known without decoding.
     """
-    with _refusing(), file.open("rb") as stream:
+    with _refusing(), _regular(file) as stream:
         return _open(stream, slice_, 0)[0]
+
+
+def read_file(file: Path) -> bytes:
+    """All of a file.
+
+    Raises:
+        UnusableImage: It cannot be read, is no regular file, or too large.
+    """
+    with _refusing(), _regular(file) as stream:
+        return stream.read(MAX_BYTES)
+
+
+@contextmanager
+def _regular(file: Path) -> Iterator[IO[bytes]]:
+    """Open a file that has an end: to open a pipe waits for a writer, to read a device for ever."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as stream:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnusableImage("is no regular file")
+        if found.st_size >= MAX_BYTES:
+            raise UnusableImage("is too large a file")
+        yield stream
 
 
 def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDArray[np.uint8]:
@@ -199,7 +233,9 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         if syntax.is_encapsulated:  # the picture within may be far larger than its header says
             frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=1))
             with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions, not all
-                PIL.Image.open(frame, formats=("JPEG", "JPEG2000"))
+                within = PIL.Image.open(frame, formats=("JPEG", "JPEG2000"))
+                if within.width * within.height > MAX_PIXELS:
+                    raise UnusableImage(TOO_LARGE)
         stored = dataset.pixel_array  # [H, W] or [H, W, 3], made RGB if it was YBR
         if grey:
             return _channels_first(_dicom_grey(dataset, stored))
@@ -260,6 +296,9 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         raise UnusableImage("is NIfTI that is neither an image nor a volume")
     if dtype.kind not in "iuf":
         raise UnusableImage("is NIfTI with values that are no real numbers")
+    # To find a slice, all before it is unzipped.
+    if about.get_data_offset() + math.prod(shape) * dtype.itemsize > MAX_BYTES:
+        raise UnusableImage("is NIfTI that is too large")
     width, height, depth = (*shape, 1)[:3]
     about.set_data_shape((width, height, depth))
     if depth > 1 and slice_ is None:

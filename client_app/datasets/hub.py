@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client_app.datasets.files import UnusableImage, read_pixels
+from client_app.datasets.files import UnusableImage, read_file, read_pixels
 from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import Form, formed, stacked
 from client_app.errors import DataError
@@ -86,7 +86,7 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
     images: list[NDArray[np.uint8]] = []
     for file in files:
         try:
-            content = file["bytes"] or Path(file["path"]).read_bytes()
+            content = file["bytes"] or read_file(Path(file["path"]))
             image = torch.from_numpy(read_pixels(content, size=form.size))
         except (UnusableImage, OSError, TypeError) as error:  # TypeError: there is no image
             reason = str(error) if isinstance(error, UnusableImage) else "is not there"

@@ -32,9 +32,17 @@ import torch
 from filelock import FileLock
 from numpy.typing import NDArray
 
-from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
+from client_app.datasets.files import (
+    Header,
+    UnusableImage,
+    read_file,
+    read_header,
+    read_pixels,
+)
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, formed, one_size
+from client_app.limits import check_disk, decoding_threads
+from client_app.policy import MachineRules
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -96,31 +104,33 @@ def open_library(
     form: Form,
     progress: Progress | None = None,
     retry: bool = False,
+    machine: MachineRules | None = None,
 ) -> Opened:
     """Open images, after decoding those that are new or have changed since the last time.
 
     Args:
-        folder: Where the library is kept; made if need be.
+        folder: Where the library is kept, `images/<name>` in a store; made if need be.
         entries: The images. The library forgets all others.
         form: What they are brought to.
         progress: Called with what is being done, how many images are done, and how many there are.
         retry: Whether to try again images that could not be used and have not changed: a package
             may have been installed.
+        machine: The memory and the disk that may be used; None = all there is.
 
     Raises:
         DataError: The images differ in size though the form has none.
+        PolicyError: The store would be larger than `machine` allows.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the index has paths
     with (
         FileLock(folder / "lock"),  # simulated hospitals may share a data set
         closing(sqlite3.connect(folder / "index.sqlite")) as index,
-        ThreadPoolExecutor(os.cpu_count()) as threads,
     ):
         index.executescript(SCHEMA)
         if retry:
             index.execute("DELETE FROM files WHERE reason != ''")
             index.execute("DELETE FROM pixels WHERE reason != ''")
-        library = _Library(folder, index, threads, progress or _logged())
+        library = _Library(folder, index, machine, progress or _logged())
         files = library.look_at(entries)
         opened = library.decode(entries, files, form)
         library.forget_all_but(files)
@@ -128,12 +138,16 @@ def open_library(
 
 
 class _Library:
-    """The folder of a library, its index, and threads to work with."""
+    """The folder of a library, its index, and the machine to work with."""
 
     def __init__(
-        self, folder: Path, index: sqlite3.Connection, threads: Executor, progress: Progress
+        self,
+        folder: Path,
+        index: sqlite3.Connection,
+        machine: MachineRules | None,
+        progress: Progress,
     ) -> None:
-        self.folder, self.index, self.threads = folder, index, threads
+        self.folder, self.index, self.machine = folder, index, machine
         self.progress = progress
 
     def look_at(self, entries: Sequence[Entry]) -> dict[_Key, _File]:
@@ -152,8 +166,8 @@ class _Library:
                 files[_key(entry)] = before
             else:
                 changed.append((entry, now))
-        for chunk in self._chunks("looking at", changed):
-            looks = self.threads.map(_look, [entry for entry, _ in chunk])
+        for chunk, threads in self._chunks("looking at", changed, os.cpu_count() or 1):
+            looks = threads.map(_look, [entry for entry, _ in chunk])
             new = {
                 _key(entry): _File(*now, header, reason)
                 for (entry, now), (header, reason) in zip(chunk, looks, strict=True)
@@ -182,10 +196,15 @@ class _Library:
         work = partial(_decode, form=form, shape=shape, known=frozenset(found))
         used = {row for row, _ in found.values()}
         free = (row for row in count() if row not in used)
-        for chunk in self._chunks("importing", missing):
+        new_files = [files[_key(entry)] for entry in missing]
+        largest = max((f.size + f.header.memory for f in new_files if f.header), default=0)
+        if missing:
+            check_disk(self.machine, self.folder.parents[1], len(missing) * math.prod(shape))
+        at_once = decoding_threads(self.machine, largest)
+        for chunk, threads in self._chunks("importing", missing, at_once):
             new = {}
             with _opened(place) as pixels:
-                for entry, decoded in zip(chunk, self.threads.map(work, chunk), strict=True):
+                for entry, decoded in zip(chunk, threads.map(work, chunk), strict=True):
                     content, image, reason = decoded
                     file = files[_key(entry)]
                     file.content, file.reason = content, "" if content else reason
@@ -249,10 +268,14 @@ class _Library:
         )
         self.index.commit()
 
-    def _chunks(self, what: str, items: Sequence[ItemT]) -> Iterator[Sequence[ItemT]]:
-        for start in range(0, len(items), CHUNK):
-            self.progress(what, start, len(items))
-            yield items[start : start + CHUNK]
+    def _chunks(
+        self, what: str, items: Sequence[ItemT], at_once: int
+    ) -> Iterator[tuple[Sequence[ItemT], Executor]]:
+        """Some items at a time, and threads that work on them."""
+        with ThreadPoolExecutor(at_once) as threads:
+            for start in range(0, len(items), CHUNK):
+                self.progress(what, start, len(items))
+                yield items[start : start + CHUNK], threads
 
 
 def _key(entry: Entry) -> _Key:
@@ -299,9 +322,9 @@ def _decode(
 ) -> tuple[str, bytes | None, str]:
     """The hash of a file's content, its pixels unless they are known, or why there are none."""
     try:
-        content = entry.file.read_bytes()
-    except OSError as error:
-        return "", None, f"cannot be read ({type(error).__name__})"
+        content = read_file(entry.file)
+    except UnusableImage as error:
+        return "", None, str(error)
     digest = hashlib.sha256(content).hexdigest()
     if (digest, _key(entry)[1]) in known:
         return digest, None, ""

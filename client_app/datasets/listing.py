@@ -113,12 +113,20 @@ def list_folder(path: str) -> Listing:
                 listing.unusable.append(Unusable(where, "is in no class's folder"))
             elif where != str(place):
                 listing.unusable.append(Unusable(where, "has a name that is not UTF-8"))
+            elif _leads_out(source / place, source):
+                listing.unusable.append(Unusable(where, "is a link that leads out of the folder"))
             else:
                 group = between[0] if between else ""
                 listing.entries.append(Entry(where, source / place, label, group))
     if not listing.entries and not listing.unusable:
         raise DataError("The hospital's folder holds no folder with images, one for each class.")
     return Listing(source, listing.entries, listing.unusable, ignored)
+
+
+def _leads_out(file: Path, source: Path) -> bool:
+    """Whether a file is a link to something outside of the hospital's folder."""
+    real = os.path.realpath
+    return file.is_symlink() and not Path(real(file)).is_relative_to(real(source))
 
 
 def list_manifest(path: str) -> Listing:

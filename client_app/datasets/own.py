@@ -18,6 +18,7 @@ from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, l
 from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
+from client_app.policy import MachineRules
 from strategies.protocol.classes import ordered
 from strategies.protocol.settings import Settings
 
@@ -185,6 +186,7 @@ def survey(
     store: Path,
     progress: Progress | None = None,
     retry: bool = False,
+    machine: MachineRules | None = None,
 ) -> Survey:
     """List and open a hospital's images; see `open_library`.
 
@@ -195,26 +197,31 @@ def survey(
         store: The folder of all libraries.
         progress: Called while images are imported.
         retry: Whether to try again what could not be used.
+        machine: The memory and the disk that may be used; None = all there is.
 
     Raises:
         DataError: There is no folder or manifest that can be read, it lists nothing, or the images
             differ in size though the form has none.
+        PolicyError: The store would be larger than `machine` allows.
     """
     listing = LISTINGS[kind](path)
     source = listing.source
     name = f"{source.stem}-{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     folder = store / "images" / name
-    return Survey(listing, open_library(folder, listing.entries, form, progress, retry))
+    return Survey(listing, open_library(folder, listing.entries, form, progress, retry, machine))
 
 
-def load_own(kind: str, path: str, settings: Settings, store: Path) -> Pool:
+def load_own(
+    kind: str, path: str, settings: Settings, store: Path, machine: MachineRules | None = None
+) -> Pool:
     """Load a hospital's images; see `survey`.
 
     Raises:
+        PolicyError: The store would be larger than `machine` allows.
         DataError: They cannot be opened, or do not pass the preflight. It names the class of each
             problem and no more, since the server reads it; the rest is in the hospital's own log.
     """
-    found = survey(kind, path, Form.of(settings), store)
+    found = survey(kind, path, Form.of(settings), store, machine=machine)
     if findings := list(found.findings(settings.max_quarantined)):
         for finding in findings:
             logging.getLogger("flwr").error("%s %s", finding.text, finding.advice)

@@ -17,8 +17,10 @@ from torch import nn
 from learning.errors import ModelError
 from learning.models.pixels import SCALES, scale_input
 from learning.models.small import cnn, mlp
-from learning.randomness import ZeroDraws
+from learning.randomness import NoMemory, ZeroDraws
 
+MAX_SIZE = 2**20  # of an image's side, of a layer, of a number of classes
+MAX_LAYERS = 100  # hidden ones of an mlp
 _JSON_TYPES = {
     "name": str,
     "channels": int,
@@ -35,7 +37,7 @@ class Architecture:
     """What a network is built from; travels with the weights.
 
     Raises:
-        ModelError: No model has this name.
+        ModelError: No model has this name, or a size is not above 0.
     """
 
     name: str  # a key of MODELS, or one of torchvision's
@@ -47,6 +49,11 @@ class Architecture:
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
 
     def __post_init__(self) -> None:
+        sizes = (self.channels, self.height, self.width, self.classes, *self.hidden)
+        if min(sizes) < 1 or max(sizes) > MAX_SIZE or len(self.hidden) > MAX_LAYERS:
+            raise ModelError(
+                f"A network has at most {MAX_LAYERS} hidden layers, and sizes from 1 to {MAX_SIZE}."
+            )
         if self.pixels not in SCALES:
             known = ", ".join(SCALES)
             raise ModelError(f"There is no scale of pixels {self.pixels!r}; choose one of {known}.")
@@ -76,6 +83,20 @@ class Architecture:
         with ZeroDraws():  # type: ignore[no-untyped-call]
             return self.build()
 
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """The state dict of the network, on the device `meta`: shapes and types, and no memory.
+
+        Raises:
+            ModelError: There is no such network; the message gives torch's reason.
+        """
+        try:
+            with NoMemory():
+                return self.build().state_dict()
+        except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0].rstrip(".!")
+            raise ModelError(f"The model {self.name!r} cannot be built: {reason}.") from error
+
     def check(self) -> None:
         """Check, once before a run, that the model can train on such images.
 
@@ -85,7 +106,9 @@ class Architecture:
         shape = (2, self.channels, self.height, self.width)
         images = torch.empty(shape, dtype=torch.uint8, device="meta")
         try:
-            self.blank().to("meta")(images)  # shapes alone: nothing is computed
+            with NoMemory():
+                network = self.build()
+            network.to("meta")(images)  # shapes alone: nothing is computed
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".!")
             size = f"{self.channels}x{self.height}x{self.width}"
@@ -108,7 +131,7 @@ class Architecture:
         try:
             values = json.loads(text)
             types = {key: type(value) for key, value in values.items()}
-        except (ValueError, AttributeError):  # not JSON, or not an object
+        except (ValueError, AttributeError, RecursionError):  # not JSON, or not an object
             types = {}
         if types != _JSON_TYPES or not all(type(width) is int for width in values["hidden"]):
             keys = ", ".join(f"{key} ({kind.__name__})" for key, kind in _JSON_TYPES.items())

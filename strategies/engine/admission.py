@@ -1,6 +1,6 @@
 """Admission: what a hospital answers is checked, and hashed, once, before anything takes it in."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -44,7 +44,11 @@ def admit_first(content: RecordDict, order: Order) -> RecordDict:
         ParcelError: It is not what the order asked for.
     """
     parcel = parcel_in(content)
-    _check_lineage(check_parcel(parcel), order.hospital)
+    label = check_parcel(parcel)
+    _check_lineage(label, order.hospital)
+    first = Manifest(order.hospital, label.architecture, order.classes, hashes=label.hashes)
+    if label != first:
+        raise ParcelError("The label of the model is not that of one that nobody has trained yet.")
     check_sealed([parcel], order.sealed)
     if order.buffer_size and "buffer" not in parcel:
         raise ParcelError("The hospital's first parcel has no buffer.")
@@ -81,6 +85,21 @@ def admit_trained(
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels
+
+
+def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, dict[str, float]]:
+    """What a hospital tells of each of several models, and under "" what it tells of all.
+
+    Raises:
+        ParcelError: It tells of a model that it was not sent.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for key, value in figures(content).items():
+        name, _, metric = key.rpartition("/")
+        if name not in ("", "ensemble", *tested):
+            raise ParcelError(f"There are figures of '{name}', which was not sent to be tested.")
+        found.setdefault(name, {})[metric] = value
+    return found
 
 
 def _check_lineage(label: Manifest, lineage: str) -> None:

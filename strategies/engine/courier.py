@@ -41,6 +41,7 @@ _FLOWER_FAILURES = {
     5: Failure.GONE,
     8: Failure.CRASHED,
 }
+_UNKNOWN = 0  # Flower's code for whatever goes wrong with an actor of its simulation
 
 AboutT = TypeVar("AboutT")
 
@@ -102,10 +103,10 @@ class _Outstanding(Generic[AboutT]):
     since: float  # time.monotonic()
     bytes_sent: int
 
-    def delivery(self, reply: Message, seconds: float) -> Delivery[AboutT]:
+    def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
         """Judge an answer."""
         if reply.has_error():
-            return self.failed(*_failure_of(reply.error), seconds)
+            return self.failed(*_failure_of(reply.error, simulates), seconds)
         try:
             check_answer(self.letter.verb, reply.content)
         except UndeclaredError as error:
@@ -232,7 +233,8 @@ class Exchange(Generic[AboutT]):
         for reply in self.courier.grid.pull_messages(list(self.outstanding)):
             sent = self.outstanding.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:
-                yield sent.delivery(reply, time.monotonic() - sent.since)
+                seconds = time.monotonic() - sent.since
+                yield sent.delivery(reply, seconds, self.courier.simulates)
         for message_id, sent in list(self.outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
@@ -241,9 +243,11 @@ class Exchange(Generic[AboutT]):
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
 
 
-def _failure_of(error: Error) -> tuple[Failure, str]:
-    reason = error.reason or "no reason given"
-    if "ActorDiedError" in reason:
+def _failure_of(error: Error, simulates: bool) -> tuple[Failure, str]:
+    # A hospital may have written it: one line of a length that a log can take.
+    reason = "".join(filter(str.isprintable, error.reason or ""))[:1000] or "no reason given"
+    # In a deployment no code of Flower's has this text: only a hospital could send it.
+    if simulates and error.code == _UNKNOWN and "ActorDiedError" in reason:
         raise SimulationBroken(
             "A process of the simulation died, most often because memory ran out: simulate fewer "
             "hospitals at once (--federation-config client-resources-num-cpus=...)."

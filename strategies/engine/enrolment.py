@@ -4,6 +4,7 @@ It happens at the beginning of every round, for hospitals that are new or have c
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
@@ -19,7 +20,6 @@ from strategies.engine.state import Model
 from strategies.protocol.classes import ordered
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.names import check_name
 from strategies.protocol.order import Order
 
 PAUSE = 3.0  # seconds between two looks at who can be reached
@@ -36,8 +36,8 @@ def enrol(run: Run) -> Failed:
         What became of those that are not ready; they are asked again in the next round.
 
     Raises:
-        RunError: There are too few hospitals, two of one name, fewer than two classes, or images
-            of several shapes.
+        RunError: There are too few hospitals, fewer than two classes, or no shape of images that
+            most of them have.
     """
     state = run.state
     known = {*state.nodes.values(), *state.withheld.values()}
@@ -47,7 +47,6 @@ def enrol(run: Run) -> Failed:
             _classes(card) for _, card in cards.values()
         )
         log(INFO, "The classes are %s", ", ".join(state.classes))
-        state.shape = _common_shape(cards)
     coming = {}
     for hospital, (node, _) in cards.items():
         if hospital in state.withheld:
@@ -103,29 +102,70 @@ def _introduce(
     Returns:
         The node and the card of each, by name, and what became of those that do not take part.
     """
+    state = run.state
     registered = {node.node_id: node.name for node in run.courier.grid.get_nodes()}
     orders = {node: run.order(registered.get(node, ""), code=code_hash()) for node in nodes}
+    answers = list(_ask(run, "query.enrol", orders))
+    told = {
+        each.letter.node: each.content.config_records.get("card", ConfigRecord())
+        for each in answers
+        if each.failure is None
+    }
+    strangers = _strangers(run, told, registered)
+    known = {str(card["hospital"]): card for node, card in told.items() if node not in strangers}
+    state.shape = state.shape or _common_shape(known)
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
-    for delivery in _ask(run, "query.enrol", orders):
+    for delivery in answers:
         node = delivery.letter.node
-        card = delivery.content.config_records.get("card", ConfigRecord())
-        # One that failed did not say its name; it may be registered under one.
-        hospital = str(card.get("hospital", registered.get(node) or f"node {node}"))
-        if delivery.failure is None and (reason := _misfit(hospital, card, run.state.shape)):
-            delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
+        card = told.get(node, ConfigRecord())
+        # One that failed, or is not who it says it is, may be registered under a name.
+        hospital = registered.get(node) or f"node {node}"
+        if node in strangers:
+            delivery = replace(delivery, failure=Failure.SETTINGS, reason=strangers[node])
+        elif node in told:
+            hospital = str(card["hospital"])
+            if (shape := _shape(card)) and state.shape and shape != state.shape:
+                reason = _shapes_differ({hospital: shape, "the other hospitals": state.shape})
+                delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
         run.tell(Event.of(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
             failed.append(delivery)
-        elif hospital in cards or run.state.nodes.get(hospital) in run.courier.connected():
-            raise RunError(
-                f"Two hospitals are called '{hospital}': give each SuperNode its own site in its "
-                "node-config, or register it under a name of its own."
-            )
         else:
             cards[hospital] = node, card
-            run.state.keys[hospital] = str(card.get("identity", ""))
+            state.keys[hospital] = str(card.get("identity", ""))
     return dict(sorted(cards.items())), failed
+
+
+def _strangers(
+    run: Run, cards: Mapping[int, ConfigRecord], registered: Mapping[int, str]
+) -> dict[int, str]:
+    """The nodes that are not the hospital that their card names, as far as can be told, and why."""
+    state, connected = run.state, run.courier.connected()
+    named = Counter(str(card.get("hospital", "")) for card in cards.values())
+    reasons = {}
+    for node, card in cards.items():
+        name, other = str(card.get("hospital", "")), registered.get(node, "")
+        key = str(card.get("identity", ""))
+        present = state.nodes.get(name)
+        if not name:
+            reasons[node] = "The hospital does not say its name."
+        elif other and other != name:
+            reasons[node] = (
+                f"The hospital calls itself '{name}' and is registered as '{other:.80}': give it "
+                "that name as 'site' in its node-config."
+            )
+        elif not other and (named[name] > 1 or (present != node and present in connected)):
+            reasons[node] = (
+                f"Two hospitals are called '{name}': give each SuperNode its own site in its "
+                "node-config, and register it under this name."
+            )
+        elif state.keys.get(name, key) != key:
+            reasons[node] = (
+                f"The hospital '{name}' has another key than when it joined the run: the others "
+                "would refuse it."
+            )
+    return reasons
 
 
 def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Model]:
@@ -182,28 +222,17 @@ def _classes(card: ConfigRecord) -> list[str]:
     return list(map(str, classes)) if isinstance(classes, list) else []
 
 
-def _misfit(hospital: str, card: ConfigRecord, common: list[int]) -> str:
-    """Why a hospital cannot join the others; empty if it can."""
-    try:
-        check_name(hospital)
-    except ValueError as error:
-        return str(error)
-    shape = _shape(card)
-    if shape and common and shape != common:
-        return _shapes_differ({hospital: shape, "the other hospitals": common})
-    return ""
-
-
-def _common_shape(cards: Mapping[str, tuple[int, ConfigRecord]]) -> list[int]:
-    """The shape of all hospitals' images.
+def _common_shape(cards: Mapping[str, ConfigRecord]) -> list[int]:
+    """The shape of most hospitals' images; the others cannot take part.
 
     Raises:
-        RunError: There are several.
+        RunError: As many have another one.
     """
-    shapes = {name: shape for name, (_, card) in cards.items() if (shape := _shape(card))}
-    if len(set(map(tuple, shapes.values()))) > 1:
-        raise RunError(_shapes_differ(shapes))
-    return next(iter(shapes.values()), [])
+    shapes = {name: shape for name, card in cards.items() if (shape := _shape(card))}
+    counts = Counter(map(tuple, shapes.values())).most_common(2)
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        raise RunError(_shapes_differ(dict(sorted(shapes.items()))))
+    return list(counts[0][0]) if counts else []
 
 
 def _shape(card: ConfigRecord) -> list[int]:

@@ -3,9 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from strategies.engine.admission import admit, admit_tested
 from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import Event
 from strategies.engine.run import Content, Run
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import bundle
 
@@ -90,31 +92,34 @@ def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
 def _record(run: Run, delivery: Delivery[Batch]) -> None:
     """Record what a hospital tells of each model; its seconds and bytes are shared out evenly."""
     state, batch = run.state, delivery.letter.about
-    answer = Event.of(delivery, batch.hospital, round=state.round, hop=state.hop)
-    metrics = _by_model(answer.metrics)
-    if ensemble := metrics.get("ensemble"):
+    delivery, told = admit(delivery, admit_tested, batch.parcels)
+    answer = Event.of(delivery, batch.hospital, round=state.round, hop=state.hop, metrics={})
+    told = told or {}
+    if ensemble := told.get("ensemble"):
         hospital = batch.hospital
         run.journal.record(Event("ensemble", state.round, state.hop, hospital, metrics=ensemble))
     tested = len(batch.parcels)
-    share = {key: value / tested for key, value in metrics.get("", {}).items()}
+    share = {key: value / tested for key, value in told.get("", {}).items()}
     for name, parcel in batch.parcels.items():
         label = state.shelf.label(parcel)
         event = replace(
             answer,
             hop=label.hop,
             lineage=label.lineage,
-            metrics=share | metrics.get(name, {}),
+            metrics=share | told.get(name, {}),
             seconds=delivery.seconds / tested,
             bytes_sent=state.shelf.model_bytes(parcel),
             epochs=label.epochs,
         )
-        run.journal.record(event)
+        run.journal.record(_judged(event))
 
 
-def _by_model(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
-    """What an answer says about each of several models, and under "" what it says of all."""
-    found: dict[str, dict[str, float]] = {}
-    for key, value in metrics.items():
-        name, _, metric = key.rpartition("/")
-        found.setdefault(name, {})[metric] = value
-    return found
+def _judged(event: Event) -> Event:
+    """A test that the hospital could not make, as a failure; others as they are."""
+    metrics = dict(event.metrics)
+    refused = metrics.pop("refused", None)
+    if refused is None:
+        return event
+    outcome = next((f.name.lower() for f in Failure if f == refused), Failure.CRASHED.name.lower())
+    reason = "The hospital could not test this model."
+    return replace(event, outcome=outcome, reason=reason, metrics=metrics)

@@ -3,14 +3,21 @@
 An answer to the server holds the records that `ANSWERS` lists for its verb, with no card field but
 those in `CARD` and no metric but those in `METRICS`, or it is one failure out of `Failure`. A # in
 a name stands for a number. Anything else is refused, at the hospital before it leaves and at the
-server when it arrives (`check_answer`). What the records of a parcel hold is in parcel.py. Nothing
-that travels is ever pickled.
+server when it arrives (`check_answer`). Values are checked as well as names: a text of the wrong
+kind, or a number out of its range, does not leave. What the records of a parcel hold is in
+parcel.py. Nothing that travels is ever pickled.
 """
 
+import math
 import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.protocol.keys import is_key
+from strategies.protocol.names import check_name, is_array_name, is_name
 
 PARCEL_RECORDS = {
     "model": ArrayRecord,
@@ -33,67 +40,100 @@ ANSWERS: dict[str, dict[str, type]] = {
     },
     "evaluate": {"metrics": MetricRecord},
 }
-CARD = frozenset(
-    {
-        "hospital",  # its name
-        "classes",  # the names of its classes
-        "shape",  # of its images: channels, height, width
-        "identity",  # the public half of its keys
-        "release",  # the release check's result
-    }
-)
+MAX_CLASSES = 1000
+
+
+def _is_hospital(value: object) -> bool:
+    try:
+        return isinstance(value, str) and check_name(value) == value
+    except ValueError:
+        return False
+
+
+def _is_text(value: object, longest: int = 100) -> bool:
+    return isinstance(value, str) and value.isprintable() and 0 < len(value) <= longest
+
+
+def _are_classes(value: object) -> bool:
+    return isinstance(value, list) and len(value) <= MAX_CLASSES and all(map(_is_text, value))
+
+
+def _is_shape(value: object) -> bool:
+    sides = value if isinstance(value, list) else []
+    return len(sides) == 3 and all(type(side) is int and 0 < side < 2**16 for side in sides)
+
+
+CARD: dict[str, Callable[[object], bool]] = {
+    "hospital": _is_hospital,  # its name
+    "classes": _are_classes,  # the names of its classes
+    "shape": _is_shape,  # of its images: channels, height, width
+    "identity": is_key,  # the public half of its keys
+    "release": lambda value: _is_text(value, 300),  # the release check's result
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a figure may have."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+    def __contains__(self, value: float) -> bool:
+        anything = (self.low, self.high) == (-math.inf, math.inf)  # also what is no number
+        return anything or self.low <= value <= self.high
+
+
+COUNT, SECONDS, SHARE, FIGURE = Range(0, 1e12), Range(0, 1e9), Range(0, 1), Range()
 # Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
 # same shape where there are no trained weights.
 DISTANCES = [
     f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("alex", "squeeze", "vgg")
 ]
-METRICS = frozenset(
-    {
-        "num-train",  # images the hospital trains on
-        "num-test",  # images it tests on
-        "num-quarantined",  # images it has and cannot use
-        "num-examples",  # images behind the metrics of this answer
-        "train-loss",  # mean over the last epoch of a visit
-        "accuracy",
-        "accuracy-after-visit",  # on the hospital's own test images
-        "balanced-accuracy",
-        "auroc",
-        # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
-        "images-of-class-#",
-        "right-of-class-#",
-        "seconds-prepare",
-        "seconds-train",
-        "seconds-evaluate",
-        "seconds-serialise",
-        # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
-        # ones (`fid`, or in the features of the hospital's own classifier), probability of ADA, and
-        # whether (1 or 0) the privacy loss has had a part in it.
-        "gan-iterations",
-        "gan-private",
-        "fid",
-        "frechet-classifier",
-        "ada-p",
-        # The check of the buffer (gan.audit); distances as fractions of the pixels' range, or
-        # perceptual.
-        "release-passed",
-        "release-discarded",
-        "release-refused",
-        "release-nearer-to-training",
-        *(
-            f"{figure}-{distance}"
-            for figure in ("release-threshold", "release-nearest", "release-median")
-            for distance in ("pixels", *DISTANCES)
-        ),
-        *(
-            f"{figure}-{distance}"
-            for figure in ("held-out-nearest", "held-out-median")
-            for distance in ("pixels", *DISTANCES)
-        ),
-        # Mean distance of two images of one class; of real images to their projections.
-        *(f"diversity-{kind}-{d}" for kind in ("real", "synthetic") for d in DISTANCES),
-        *(f"projection-{kind}-{d}" for kind in ("plain", "private") for d in DISTANCES),
-    }
-)
+METRICS: Mapping[str, Range] = {
+    "num-train": COUNT,  # images the hospital trains on
+    "num-test": COUNT,  # images it tests on
+    "num-quarantined": COUNT,  # images it has and cannot use
+    "num-examples": COUNT,  # images behind the metrics of this answer
+    "train-loss": FIGURE,  # mean over the last epoch of a visit
+    "accuracy": SHARE,
+    "accuracy-after-visit": SHARE,  # on the hospital's own test images
+    "balanced-accuracy": SHARE,
+    "auroc": SHARE,
+    # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
+    "images-of-class-#": COUNT,
+    "right-of-class-#": COUNT,
+    "refused": Range(4200, 4299),  # the hospital could not test a model: a number of `Failure`
+    "seconds-prepare": SECONDS,
+    "seconds-train": SECONDS,
+    "seconds-evaluate": SECONDS,
+    "seconds-serialise": SECONDS,
+    # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
+    # ones (`fid`, or in the features of the hospital's own classifier), probability of ADA, and
+    # whether (1 or 0) the privacy loss has had a part in it.
+    "gan-iterations": COUNT,
+    "gan-private": SHARE,
+    "fid": FIGURE,
+    "frechet-classifier": FIGURE,
+    "ada-p": SHARE,
+    # The check of the buffer (gan.audit); distances as fractions of the pixels' range, or
+    # perceptual.
+    "release-passed": SHARE,
+    "release-discarded": SHARE,
+    "release-refused": SHARE,
+    "release-nearer-to-training": FIGURE,
+    **{
+        f"{figure}-{distance}": FIGURE
+        for figure in (
+            *("release-threshold", "release-nearest", "release-median"),
+            *("held-out-nearest", "held-out-median"),
+        )
+        for distance in ("pixels", *DISTANCES)
+    },
+    # Mean distance of two images of one class; of real images to their projections.
+    **{f"diversity-{kind}-{d}": FIGURE for kind in ("real", "synthetic") for d in DISTANCES},
+    **{f"projection-{kind}-{d}": FIGURE for kind in ("plain", "private") for d in DISTANCES},
+}
 
 
 class Failure(IntEnum):
@@ -115,24 +155,53 @@ class UndeclaredError(ValueError):
     """An answer holds something that `ANSWERS`, `CARD` or `METRICS` does not list."""
 
 
-def check_answer(verb: str, content: RecordDict) -> None:
+def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None) -> None:
     """Refuse an answer that holds anything which may not leave a hospital.
 
+    Args:
+        verb: What the hospital was asked.
+        content: Its answer.
+        sent: The message that it answers, where that is at hand: nothing is told of a model or an
+            epoch that the message does not ask about.
+
     Raises:
-        UndeclaredError: Names the record, card field or metric.
+        UndeclaredError: Names the record, array, card field or metric.
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
     for name, record in content.items():
-        if type(record) is not declared.get(_pattern_of(name)):
+        asked = "/" not in name or sent is None or _is_asked(name.rpartition("/")[0], sent)
+        if type(record) is not declared.get(_pattern_of(name)) or not asked:
             raise UndeclaredError(
-                f"The record '{name}' may not leave a hospital in answer to {verb}."
+                f"The record '{_shown(name)}' may not leave a hospital in answer to {verb}."
             )
-    if extra := set(content.get("card", {})) - CARD:
-        raise UndeclaredError(f"The card field '{min(extra)}' may not leave a hospital.")
-    for key, value in content.get("metrics", {}).items():
-        if _pattern_of(key.rpartition("/")[2]) not in METRICS or isinstance(value, list):
-            raise UndeclaredError(f"The metric '{key}' may not leave a hospital.")
+        if isinstance(record, ArrayRecord) and (bad := [k for k in record if not is_array_name(k)]):
+            raise UndeclaredError(f"An array called '{_shown(bad[0])}' may not leave a hospital.")
+    for field, value in content.config_records.get("card", {}).items():
+        if field not in CARD or not CARD[field](value):
+            raise UndeclaredError(f"The card field '{_shown(field)}' may not leave a hospital so.")
+    for key, figure in content.metric_records.get("metrics", {}).items():
+        about, slash, metric = key.rpartition("/")
+        named = not slash or (
+            verb == "evaluate" and is_name(about) and (sent is None or _is_asked(about, sent))
+        )
+        allowed = METRICS.get(_pattern_of(metric))
+        if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
+            raise UndeclaredError(f"The metric '{_shown(key)}' may not leave a hospital so.")
+
+
+def _is_asked(about: str, sent: RecordDict) -> bool:
+    """Whether a message asks for a model after that epoch, or for figures of that model."""
+    order = sent.config_records.get("order", ConfigRecord())
+    if epoch := re.fullmatch("epoch-([0-9]{1,6})", about):
+        return bool(order.get("snapshots")) and 0 < int(epoch[1]) < int(str(order.get("epochs")))
+    return f"{about}/model" in sent or (about == "ensemble" and bool(order.get("ensemble")))
 
 
 def _pattern_of(name: str) -> str:
-    return re.sub("[0-9]+", "#", name)
+    """The name with # for each number; a name that has a # of its own is none that is declared."""
+    return "" if "#" in name else re.sub("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])", "#", name)
+
+
+def _shown(name: str) -> str:
+    """A name that nobody has checked yet, for an error."""
+    return ascii(name[:80])[1:-1]

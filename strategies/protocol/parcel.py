@@ -13,6 +13,7 @@ hashes and the shapes, and opens no array.
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,10 +22,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from strategies.protocol import archive
 from strategies.protocol.may_leave import PARCEL_RECORDS
+from strategies.protocol.names import is_array_name, is_name
 from strategies.protocol.order import Order
 from strategies.protocol.records import ParcelError, from_record, to_record
 
 FORMAT = 1
+MAX_ARCHITECTURE = 10_000  # characters
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -63,7 +66,7 @@ class Manifest:
         """The label of a parcel, without a look at its arrays.
 
         Raises:
-            ParcelError: It has none, or one of another format.
+            ParcelError: It has none, or one of another format, or with a value that cannot be.
         """
         if not isinstance(record := parcel.get("manifest"), ConfigRecord):
             raise ParcelError("The parcel has no manifest.")
@@ -73,7 +76,25 @@ class Manifest:
                 f"The parcel has format {manifest.format}, this is format {FORMAT}: "
                 "run the same version of fedhandoff everywhere."
             )
+        if wrong := manifest._wrong():
+            raise ParcelError(f"'{wrong}' of the manifest is not what it must be.")
         return manifest
+
+    def _wrong(self) -> str:
+        """The field with a value that cannot be; empty if there is none."""
+        entry = re.compile("(model|buffer|memory)=[0-9a-f]{64}")
+        hashed = {each.partition("=")[0] for each in self.hashes}
+        right = {
+            "lineage": is_name(self.lineage),
+            "architecture": len(self.architecture) <= MAX_ARCHITECTURE,
+            "round": self.round >= 0,
+            "hop": self.hop >= 0,
+            "epochs": self.epochs >= 0,
+            "visited": all(map(is_name, self.visited)),
+            "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
+            "hashes": len(hashed) == len(self.hashes) and all(map(entry.fullmatch, self.hashes)),
+        }
+        return next((name for name, holds in right.items() if not holds), "")
 
     def after(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
@@ -119,10 +140,36 @@ def check_parcel(parcel: RecordDict) -> Manifest:
         ParcelError: Says what is wrong.
     """
     manifest = Manifest.of(parcel)
-    if "model" not in parcel:
+    if "model" not in parcel.array_records or "model" not in manifest.hash_of:
         raise ParcelError("The parcel has no model.")
+    for name, record in parcel.items():
+        if not isinstance(record, PARCEL_RECORDS.get(name, type(record))):
+            raise ParcelError(f"The record '{name}' of a parcel is of another kind.")
+    for record in parcel.array_records.values():
+        check_arrays(record)
     check_hashes(parcel, manifest)
     return manifest
+
+
+def check_arrays(record: ArrayRecord) -> None:
+    """Refuse arrays that could not be written down and read again, from their headers alone.
+
+    Raises:
+        ParcelError: An array has no proper name, is not what its label says, or not of numbers.
+    """
+    for name, array in record.items():
+        if not is_array_name(name):
+            raise ParcelError(f"An array cannot be called {name[:80]!r}.")
+        try:
+            found = archive.array_of(array.data)
+        except archive.ArchiveError as error:
+            raise ParcelError(f"The array '{name}' cannot be read: {error}") from error
+        if (array.dtype, tuple(array.shape), array.stype) != (
+            found.dtype,
+            found.shape,
+            found.stype,
+        ):
+            raise ParcelError(f"The array '{name}' is not of the type and shape that it announces.")
 
 
 def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
@@ -214,10 +261,12 @@ def load(path: Path) -> RecordDict:
     records: dict[str, dict[str, Array]] = {}
     for place, array in arrays.items():
         name, _, key = place.partition("/")
+        if PARCEL_RECORDS.get(name) is not ArrayRecord:
+            raise archive.ArchiveError(f"Not a parcel: it has the array {place[:80]!r}.")
         records.setdefault(name, {})[key] = array
     try:
         manifest = ConfigRecord(json.loads(texts["manifest.json"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise archive.ArchiveError(f"Not a parcel: its manifest is missing ({error}).") from error
     return RecordDict(
         {**{name: ArrayRecord(each) for name, each in records.items()}, "manifest": manifest}

@@ -1,7 +1,7 @@
 """Frozen dataclasses as Flower records, and back, strictly."""
 
 from dataclasses import asdict, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from flwr.app import ConfigRecord
 
@@ -23,14 +23,17 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
     Raises:
         ParcelError: A field is missing, unknown, or of the wrong type.
     """
-    wanted = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
+    wanted: dict[str, Any] = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
     if set(record) != set(wanted):
         raise ParcelError(
-            f"The {kind.__name__.lower()} has the fields {sorted(record)}; "
+            f"The {kind.__name__.lower()} has the fields {sorted(record)!s:.400}; "
             f"it must have {sorted(wanted)}."
         )
     for name, value in record.items():
-        origin = list if "list" in str(wanted[name]) else wanted[name]
-        if type(value) is not origin:
-            raise ParcelError(f"'{name}' of the {kind.__name__.lower()} is {value!r}: wrong type.")
+        whole = get_origin(wanted[name]) or wanted[name]
+        each = value if isinstance(value, list) else ()
+        if type(value) is not whole or any(type(e) not in get_args(wanted[name]) for e in each):
+            raise ParcelError(
+                f"'{name}' of the {kind.__name__.lower()} is {value!r:.80}: wrong type."
+            )
     return kind(**record)

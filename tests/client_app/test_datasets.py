@@ -68,7 +68,7 @@ def source(npz, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_every_data_set_is_a_pool(name, source, tmp_path):
-    pool = DATASETS[name](source[name], SETTINGS, tmp_path / "store")
+    pool = DATASETS[name](source[name], SETTINGS, tmp_path / "store", None)
 
     count = len(pool.labels)
     images = pool.images if pool.rows is None else pool.images[pool.rows]

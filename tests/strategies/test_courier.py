@@ -80,7 +80,8 @@ def test_messages_live_as_long_as_the_hospital_may_take():
     assert grid.sent[0].metadata.ttl == 42.0
 
 
-def test_a_dead_actor_ends_the_simulation():
+def test_a_dead_actor_ends_the_simulation(monkeypatch):
+    monkeypatch.setattr(Courier, "simulates", True)
     with pytest.raises(SimulationBroken, match="memory"):
         carry({1: lambda m: failing(m, 0, "<class 'ray.exceptions.ActorDiedError'>")}, to=[1])
 
