@@ -6,12 +6,13 @@ import torch
 from flwr.app import Context, Message
 from torch import nn
 
+from client_app.disclosure import Disclosure, fingerprint
 from client_app.hospital import Hospital
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.presets import fitted_preset
 from client_app.request import Clock, Request
 from learning.augmentation import check_augmentation
-from learning.evaluation import count_right, probabilities, score
+from learning.evaluation import probabilities
 from learning.packing import pack_buffer
 from learning.randomness import seeded
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
@@ -59,7 +60,7 @@ def prepare(message: Message, context: Context) -> Message:
         network = _first_model(hospital, order.own_start)
         metrics: dict[str, float] = {
             "num-train": len(data.train),
-            "num-test": len(data.test),
+            "num-test": Disclosure(request).num_test,
             "num-quarantined": data.quarantined,
         }
         beside, card = {}, {}
@@ -81,22 +82,32 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 def test(message: Message, context: Context) -> Message:
-    """Test the models that arrive on the hospital's own test images."""
+    """Test the models that arrive on the hospital's own test images.
+
+    Raises:
+        ParcelError: A parcel is refused.
+        PolicyError: Too many models were tested already.
+        DeadlineError: The deadline has passed.
+    """
     request = Request.open(message, context, Clock(message.metadata.ttl))
-    clock, samples = request.clock, request.hospital.data.test
+    clock, hospital, disclosure = request.clock, request.hospital, Disclosure(request)
+    per_class = hospital.settings.evaluate.per_class
     metrics: dict[str, float] = {}
-    images = samples.images  # once: it may be a copy
-    total = torch.zeros((), device=request.hospital.device)
-    for lineage, parcel in unbundle(message.content).items():
-        network, *_ = unpack(request, parcel, tested=True)
+    models: list[str] = []
+    images = hospital.data.test.images  # once: it may be a copy
+    total = torch.zeros((), device=hospital.device)
+    for name, parcel in unbundle(message.content).items():
+        network, label, _ = unpack(request, parcel, tested=True)
         with clock.measure("evaluate"):
+            model = disclosure.fingerprint(network, label)
+            disclosure.admit(model, label)
             each = probabilities(network, images, clock.deadline)
-            total = total + each
-            metrics |= _named(lineage, score(each, samples.labels))
-            if request.hospital.settings.evaluate.per_class:
-                metrics |= _named(lineage, count_right(each, samples.labels))
+            metrics |= _named(name, disclosure.of_test(model, each, per_class=per_class))
+            models, total = [*models, model], total + each
     if request.order.ensemble:
-        metrics |= _named("ensemble", score(total, samples.labels))
+        model = fingerprint(models)
+        disclosure.admit(model)
+        metrics |= _named("ensemble", disclosure.of_test(model, total))
     return request.answer(metrics)
 
 

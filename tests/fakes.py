@@ -262,3 +262,9 @@ def context(index: int, hospitals: int, config: Mapping[str, Any], **node_config
     """What Flower hands to a handler at a simulated hospital."""
     node = {"partition-id": index, "num-partitions": hospitals, **node_config}
     return Context(1, 100 + index, node, RecordDict(), dict(config))
+
+
+def deployment(config: Mapping[str, Any], **node_config: Any) -> Context:
+    """What Flower hands to a handler at a hospital of its own; _ in a key stands for -."""
+    node: dict[str, Any] = {key.replace("_", "-"): str(value) for key, value in node_config.items()}
+    return Context(1, 100, node, RecordDict(), dict(config))

@@ -130,8 +130,13 @@ def check_answer(verb: str, content: RecordDict) -> None:
     if extra := set(content.get("card", {})) - CARD:
         raise UndeclaredError(f"The card field '{min(extra)}' may not leave a hospital.")
     for key, value in content.get("metrics", {}).items():
-        if _pattern_of(key.rpartition("/")[2]) not in METRICS or isinstance(value, list):
+        if metric_of(key) not in METRICS or isinstance(value, list):
             raise UndeclaredError(f"The metric '{key}' may not leave a hospital.")
+
+
+def metric_of(key: str) -> str:
+    """The name in `METRICS` of a metric, which may stand behind the name of a model."""
+    return _pattern_of(key.rpartition("/")[2])
 
 
 def _pattern_of(name: str) -> str:
