@@ -7,6 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import nn
 
+from client_app.disclosure import Disclosure, fingerprint
 from client_app.errors import failure_of
 from client_app.hospital import Hospital
 from client_app.limits import check_model
@@ -16,7 +17,7 @@ from client_app.presets import fitted_preset
 from client_app.request import Clock, Request
 from learning.augmentation import check_augmentation
 from learning.errors import DivergedError, ModelError
-from learning.evaluation import count_right, probabilities, score
+from learning.evaluation import probabilities
 from learning.packing import pack_buffer
 from learning.randomness import seeded
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
@@ -69,7 +70,7 @@ def prepare(message: Message, context: Context) -> Message:
         network = _first_model(hospital, order.own_start)
         metrics: dict[str, float] = {
             "num-train": len(data.train),
-            "num-test": len(data.test),
+            "num-test": Disclosure(request).num_test,
             "num-quarantined": data.quarantined,
         }
         beside, card = {}, {}
@@ -91,28 +92,36 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 def test(message: Message, context: Context) -> Message:
-    """Test the models that arrive on the hospital's own test images; those that can be tested."""
+    """Test the models that arrive on the hospital's own test images; those that can be tested.
+
+    Raises:
+        DeadlineError: The deadline has passed.
+    """
     request = Request.open(message, context, Clock(message.metadata.ttl))
-    clock, samples = request.clock, request.hospital.data.test
+    clock, hospital, disclosure = request.clock, request.hospital, Disclosure(request)
+    per_class = hospital.settings.evaluate.per_class
     metrics: dict[str, float] = {}
-    images = samples.images  # once: it may be a copy
-    total = torch.zeros((), device=request.hospital.device)
-    for lineage, parcel in unbundle(message.content).items():
+    models: list[str] = []
+    images = hospital.data.test.images  # once: it may be a copy
+    total = torch.zeros((), device=hospital.device)
+    for name, parcel in unbundle(message.content).items():
         try:
-            network, *_ = unpack(request, parcel, tested=True)
+            network, label, _ = unpack(request, parcel, tested=True)
             with clock.measure("evaluate"):
+                model = disclosure.fingerprint(network, label)
+                disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
         except REFUSED as error:  # the other models are tested all the same
             reason = error.explain() if isinstance(error, PolicyError) else error
-            logging.getLogger("flwr").error("A model of '%s' is not tested: %s", lineage, reason)
-            metrics |= _named(lineage, {"refused": failure_of(error)})
+            logging.getLogger("flwr").error("A model of '%s' is not tested: %s", name, reason)
+            metrics |= _named(name, {"refused": failure_of(error)})
             continue
-        total = total + each
-        metrics |= _named(lineage, score(each, samples.labels))
-        if request.hospital.settings.evaluate.per_class:
-            metrics |= _named(lineage, count_right(each, samples.labels))
-    if request.order.ensemble and total.dim():
-        metrics |= _named("ensemble", score(total, samples.labels))
+        metrics |= _named(name, disclosure.of_test(model, each, per_class=per_class))
+        models, total = [*models, model], total + each
+    if request.order.ensemble and models:
+        model = fingerprint(models)
+        disclosure.admit(model)
+        metrics |= _named("ensemble", disclosure.of_test(model, total))
     return request.answer(metrics)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, read_section, require
 
@@ -97,6 +98,15 @@ class FigureRules:
         require(
             self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
         )
+        require(self.max_models >= 1, "figures.max-models", self.max_models, "1 or more")
+        # A method that averages weighs models by `num-examples`.
+        known = set(METRICS) - {"num-examples"}
+        require(
+            known.issuperset(self.withheld),
+            "figures.withheld",
+            self.withheld,
+            f"a list of names out of {', '.join(sorted(known))}",
+        )
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,8 @@ class Policy:
         yield self._sealed(settings.sealed)
         yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
         yield at_most("runs.max-epochs", train.epochs, runs.max_epochs)
+        tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
+        yield at_most("figures.max-models", tests, self.figures.max_models)
         yield at_most("images.max-size", settings.image_size, images.max_size)
         yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
         yield at_least("images.min-test-fraction", tested, images.min_test_fraction)

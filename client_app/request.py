@@ -1,9 +1,11 @@
 """A request: one message of the server, its time, and the hospital that it is for."""
 
+import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
@@ -14,9 +16,16 @@ from client_app.store import Store
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
 from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
 from strategies.protocol.records import from_record
 from strategies.protocol.settings import SettingsError
+
+
+@cache
+def log_once(text: str) -> None:
+    """Say something in the hospital's own log, once while its process lives."""
+    logging.getLogger("flwr").info(text)
 
 
 class Clock:
@@ -111,8 +120,16 @@ class Request:
         parcel: RecordDict | None = None,
         card: Mapping[str, str | list[str] | list[int]] | None = None,
     ) -> Message:
-        """The answer to the message, with the seconds that were measured."""
-        figures = MetricRecord({**metrics, **self.clock.seconds})
+        """The answer to the message, with the seconds that were measured.
+
+        What the hospital withholds (`figures.withheld`) stays here.
+        """
+        policy = self.hospital.policy
+        withheld = policy.figures.withheld if policy else ()
+        if withheld:
+            log_once(f"Withheld, as the policy says: {', '.join(withheld)}.")
+        measured = {**metrics, **self.clock.seconds}
+        figures = MetricRecord({k: v for k, v in measured.items() if metric_of(k) not in withheld})
         content = RecordDict({**(parcel or {}), "metrics": figures})
         if card:
             content["card"] = ConfigRecord({**card})

@@ -2,16 +2,23 @@
 
 import hashlib
 import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from filelock import FileLock
 from numpy.typing import NDArray
 
 from client_app.errors import DataError
+from client_app.policy import PolicyError
 from client_app.store import Store
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 
 Place = tuple[int, ...]  # round and hop of a visit
+DAY = 24 * 3600.0  # seconds
 
 
 def run_folder(store: Store, run: str) -> Store:
@@ -48,23 +55,94 @@ def check_same_images(run: Store, fingerprint: str, *, joining: bool) -> None:
         )
 
 
-def check_newest(run: Store, label: Manifest) -> None:
-    """Refuse a model to train that is older than one of its lineage that was trained here.
+def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
+    """Refuse a model that is older than one of its lineage that was here.
 
     Only sealed parcels can be told apart in this way: the server can write any label on others.
+
+    Args:
+        run: The run's folder.
+        label: Of the model's parcel.
+        tested: Whether it is tested: then all that a round left of its lineage may come, in any
+            order. Else it is trained.
 
     Raises:
         ParcelError: The model is older.
     """
     name = f"seen/{hashlib.sha256(label.lineage.encode()).hexdigest()[:16]}"
     now = (label.round, label.hop)
-    newest = tuple(run.load(name).get("visit", now))
-    if now < newest:
+    newest = tuple(map(int, run.load(name).get("visit", now)))
+    if now[:1] < newest[:1] if tested else now < newest:
         raise ParcelError(
             f"Lineage '{label.lineage}' comes as it was after round {now[0]}, hop {now[1]}, "
             f"and was here already as it was after round {newest[0]}, hop {newest[1]}."
         )
-    run.save(name, {"visit": np.array(now)})
+    run.save(name, {"visit": np.array(max(now, newest))})
+
+
+class Tested:
+    """The models that were tested, in the file `tested` of a run's folder.
+
+    The server can begin as many runs as it likes. So models are counted also over all runs.
+
+    Args:
+        run: The run's folder.
+    """
+
+    def __init__(self, run: Store) -> None:
+        self.run = run
+
+    def add(self, model: str, place: str, most: int | None) -> None:
+        """Note that a model is tested, before it is.
+
+        Args:
+            model: Its fingerprint.
+            place: Which model of the run it says it is, as a fingerprint; empty = any.
+            most: How many different models may be tested in a run, and in a day; None = any.
+
+        Raises:
+            ParcelError: Another model was tested in its place.
+            PolicyError: It would be one too many.
+        """
+        self.run.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.run.folder.parent / ".tested.lock"):
+            known = list(_tested(self.run.folder / "tested"))
+            if any(test.place == place and test.model != model for test in known if place):
+                raise ParcelError(
+                    "Another model was tested already as its lineage's of that round and hop."
+                )
+            if any((test.place, test.model) == (place, model) for test in known):
+                return
+            now = time.time()
+            if most is not None:
+                lately = [test for test in _of_all(self.run, now - DAY) if test.time > now - DAY]
+                for tests in (known, lately):
+                    if (count := len({model, *(test.model for test in tests)})) > most:
+                        raise PolicyError("figures.max-models", count, f"{most} or fewer")
+            with (self.run.folder / "tested").open("a", encoding="utf-8") as file:
+                file.write(f"\n{now:.0f} {model} {place}")
+
+
+class _Test(NamedTuple):
+    """A line of the file."""
+
+    time: float
+    model: str
+    place: str
+
+
+def _of_all(run: Store, since: float) -> Iterator[_Test]:
+    """The tests in the files of all runs that were written to since then."""
+    for path in run.folder.parent.glob("*/tested"):
+        if path.stat().st_mtime >= since:
+            yield from _tested(path)
+
+
+def _tested(path: Path) -> Iterator[_Test]:
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        fields = line.split(" ")
+        if len(fields) == len(_Test._fields):  # else its writing was cut off
+            yield _Test(float(fields[0]), *fields[1:])
 
 
 class Kept:

@@ -1,16 +1,19 @@
 """A visit: one local training of one model, at the hospital where it has arrived."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import Tensor
+from torch import Tensor, nn
 
+from client_app.disclosure import Disclosure
 from client_app.parcels import keep_local, pack, replayed, unpack
+from client_app.policy import PolicyError
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest
-from learning.evaluation import probabilities, score
+from learning.evaluation import probabilities
 from learning.learners.plain import Received
 from learning.packing import pack_memory
 from learning.samples import Samples
@@ -50,11 +53,7 @@ def train_here(message: Message, context: Context) -> Message:
         train_settings = hospital.settings.train
         metrics = train(learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot)
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
-    if order.test:
-        test = hospital.data.test
-        with clock.measure("evaluate"):
-            own = score(probabilities(network, test.images, clock.deadline), test.labels)
-        metrics["accuracy-after-visit"] = own["accuracy"]
+    metrics |= _figures(request, network, label, metrics["train-loss"])
     parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
     keep_local(request, network)
     if rehearsal := learner.rehearsal():
@@ -62,6 +61,29 @@ def train_here(message: Message, context: Context) -> Message:
         Kept(request.run, "rehearsal").save(request.visit, arrays)
     shown = bundle(snapshots, ["manifest", "model"])
     return request.answer(metrics, RecordDict({**parcel, **shown}))
+
+
+def _figures(
+    request: Request, network: nn.Module, label: Manifest, loss: float
+) -> dict[str, float]:
+    """What the hospital says of the model that it has trained."""
+    disclosure = Disclosure(request)
+    model = disclosure.fingerprint(network, label)
+    figures = {"train-loss": disclosure.of_loss(model, loss)}
+    if not request.order.test:
+        return figures
+    try:
+        disclosure.admit(model)
+    except PolicyError as error:  # the visit counts all the same
+        logging.getLogger("flwr").error(error.explain())
+        return figures
+    images = request.hospital.data.test.images
+    with request.clock.measure("evaluate"):
+        scores = probabilities(network, images, request.clock.deadline)
+        own = disclosure.of_test(model, scores)
+    if "accuracy" in own:
+        figures["accuracy-after-visit"] = own["accuracy"]
+    return figures
 
 
 def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:

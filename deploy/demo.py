@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from deploy.errors import DeployError
 
 HOSPITALS = ("graz", "linz", "wien")
-IMAGES = 200  # per hospital
+IMAGES = 599  # per hospital: enough of each class to test on for figures to leave
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=2 train.epochs=1 min-hospitals=3 seed=1 "
     "hop-timeout=300"

@@ -18,7 +18,8 @@ takes the version at the end of the visit, `global` every version by itself, and
 latest. Global balanced accuracy puts all test images together: it is the mean over their classes of
 the share that is right.
 
-Means are over what was measured; a figure without any measurement is NaN.
+Means are over what was measured; a figure without any measurement is NaN. Hospitals of a deployment
+round their figures, with noise, and may tell none (client_app/disclosure.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -358,16 +359,15 @@ def _pooled(tests: Iterable[Metrics]) -> float:
 
 def _pooled_balanced(tests: Iterable[Metrics]) -> float:
     """Balanced accuracy on the images of all tests together, from the counts of their classes."""
-    counts: dict[str, float] = {}
+    images: dict[str, float] = {}
+    right: dict[str, float] = {}
     for test in tests:
-        for name, value in test.items():
-            counts[name] = counts.get(name, 0) + value
-    prefix = "images-of-class-"
-    return mean(
-        counts.get(f"right-of-class-{name.removeprefix(prefix)}", nan) / images
-        for name, images in counts.items()
-        if name.startswith(prefix) and images
-    )
+        for name in test:
+            number = name.removeprefix("right-of-class-")
+            if number != name and (size := test.get(f"images-of-class-{number}", 0)):
+                images[number] = images.get(number, 0) + size
+                right[number] = right.get(number, 0) + test[name]
+    return mean(right[number] / images[number] for number in images)
 
 
 def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:

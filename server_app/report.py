@@ -95,9 +95,9 @@ def _accuracies(summary: Summary) -> str:
         heading("Every model at every hospital")
         + paragraph(
             "Accuracy after the last evaluated round. Rows are models, by the hospital they "
-            "started at; columns are hospitals; grey was not measured. Below, if there are several "
-            "models: their mean and standard deviation. The smaller the deviation, the more they "
-            "agree."
+            "started at; columns are hospitals; grey was not measured, or is not told. Below, if "
+            "there are several models: their mean and standard deviation. The smaller the "
+            "deviation, the more they agree."
         )
         + plots.matrix(summary)
         + heading("Over the rounds")

@@ -24,6 +24,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
+from deploy.demo import HOSPITALS
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.events import Event, Journal
@@ -35,6 +36,7 @@ from strategies.protocol.parcel import (
     Manifest,
     check_parcel,
     hash_arrays,
+    load,
     pack,
     parcel_in,
     unbundle,
@@ -80,6 +82,32 @@ def metrics_of(result: Path) -> list[tuple[Any, ...]]:
         for name, value in line["metrics"].items()
         if not name.startswith("seconds-")
     )
+
+
+def models_of(result: Path, folder: Path | None = None) -> dict[tuple[str, str], bytes]:
+    """The arrays of all models at the end of a run, by lineage and name.
+
+    Args:
+        result: The run's directory.
+        folder: Of a consortium as in deploy/demo.py, whose parcels are sealed and are opened.
+    """
+    from client_app.identity import Identity
+    from client_app.sealing import Seal
+
+    found: dict[tuple[str, str], bytes] = {}
+    for path in (result / "parcels").iterdir():
+        parcel = load(path)
+        if folder:
+            stores = {name: folder / name / "store" / name for name in HOSPITALS}
+            own = {name: Identity.of(name, store / "identity") for name, store in stores.items()}
+            sealed = parcel.array_records["model"]["sealed"].numpy().tobytes()
+            head = json.loads(sealed[4 : 4 + int.from_bytes(sealed[:4], "big")])
+            members = {name: identity.member for name, identity in own.items()}
+            seal = Seal(own[HOSPITALS[0]], members, head["run"])
+            parcel = seal.open(parcel, check_parcel(parcel))
+        arrays = parcel.array_records["model"]
+        found |= {(path.stem, name): array.numpy().tobytes() for name, array in arrays.items()}
+    return found
 
 
 class FakeGrid(Grid):
@@ -262,3 +290,9 @@ def context(index: int, hospitals: int, config: Mapping[str, Any], **node_config
     """What Flower hands to a handler at a simulated hospital."""
     node = {"partition-id": index, "num-partitions": hospitals, **node_config}
     return Context(1, 100 + index, node, RecordDict(), dict(config))
+
+
+def deployment(config: Mapping[str, Any], **node_config: Any) -> Context:
+    """What Flower hands to a handler at a hospital of its own; _ in a key stands for -."""
+    node: dict[str, Any] = {key.replace("_", "-"): str(value) for key, value in node_config.items()}
+    return Context(1, 100, node, RecordDict(), dict(config))

@@ -93,6 +93,8 @@ def open_data(
         classes or pool.classes,
         quarantined=pool.quarantined + strange,
         fingerprint=pool.fingerprint,
+        train_groups=None if pool.groups is None else pool.groups[train],
+        test_groups=None if pool.groups is None else pool.groups[test],
     )
 
 

@@ -75,6 +75,9 @@ class LocalData:
         classes: Names of the classes that the labels are indices into.
         quarantined: How many more images there are that cannot be used.
         fingerprint: Of the pool.
+        train_groups: int64 [n], which training images are of one patient (`Pool.groups`); None if
+            every image is on its own,
+        test_groups: and which test images.
     """
 
     train: Samples
@@ -82,6 +85,8 @@ class LocalData:
     classes: tuple[str, ...]
     quarantined: int = 0
     fingerprint: str = ""
+    train_groups: Indices | None = None
+    test_groups: Indices | None = None
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

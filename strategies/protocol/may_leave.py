@@ -197,6 +197,11 @@ def _is_asked(about: str, sent: RecordDict) -> bool:
     return f"{about}/model" in sent or (about == "ensemble" and bool(order.get("ensemble")))
 
 
+def metric_of(key: str) -> str:
+    """The name in `METRICS` of a metric, which may stand behind the name of a model."""
+    return _pattern_of(key.rpartition("/")[2])
+
+
 def _pattern_of(name: str) -> str:
     """The name with # for each number; a name that has a # of its own is none that is declared."""
     return "" if "#" in name else re.sub("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])", "#", name)

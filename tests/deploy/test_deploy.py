@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from cryptography import x509
@@ -25,7 +26,7 @@ from deploy.credentials import make_authority, make_key
 from deploy.demo import HOSPITALS, SETTINGS
 from deploy.errors import DeployError
 from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
-from tests.fakes import metrics_of
+from tests.fakes import metrics_of, models_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -497,7 +498,11 @@ def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_
 
 @pytest.mark.slow
 def test_a_deployment_measures_what_a_simulation_measures(tmp_path):
-    """The demo, then the same folders and settings on the simulation engine."""
+    """The demo, then the same folders and settings on the simulation engine.
+
+    The models are the same. Figures are rounded, with noise of a step (client_app/disclosure.py):
+    that of a share of 110 images or more is below 0.1, and of an AUROC below 0.2.
+    """
     demo = subprocess.run(
         [ROOT / "deploy" / "demo"],
         env={**os.environ, "TMPDIR": str(tmp_path), "FLWR_HOME": str(tmp_path / "unused")},
@@ -514,6 +519,20 @@ def test_a_deployment_measures_what_a_simulation_measures(tmp_path):
     }
     with superlink(tmp_path / "simulation") as flower:
         simulated = run(flower, tmp_path / "runs", len(HOSPITALS), config=None, **settings)
-    assert metrics_of(deployed) == metrics_of(simulated)
+    assert models_of(deployed, deployed.parents[1]) == models_of(simulated)
+    told, exact = (
+        {line[:-1]: line[-1] for line in metrics_of(run)} for run in (deployed, simulated)
+    )
+    assert told.keys() == exact.keys()
+    errors: dict[str, list[float]] = {}
+    for line, value in told.items():
+        errors.setdefault(line[-1], []).append(value - exact[line])
+    for name, each in errors.items():
+        if name.startswith("num-"):
+            assert not any(each)
+        else:
+            assert any(each)
+            assert max(map(abs, each)) < (1.0 if name == "auroc" else 0.5)
+            assert abs(fmean(each)) < 0.2
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["hospitals"] == sorted(HOSPITALS)

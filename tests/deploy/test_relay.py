@@ -11,7 +11,7 @@ from PIL import Image
 from client_app.app import app as hospital_app
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
 from strategies.protocol.settings import Settings
-from tests.fakes import FakeGrid, Ledger, context, go, metrics_of, parcels_of, run_config
+from tests.fakes import FakeGrid, Ledger, context, go, models_of, parcels_of, run_config
 
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=3 seed=1 "
@@ -144,15 +144,17 @@ def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
         folder.mkdir()
         (folder / "images").symlink_to(images)
         streams: list[bytearray] = []
+        (folder / "policy.toml").write_text(f"runs.sealed-only = {str(sealed).lower()}")
+        policy = ["--node-config", f"policy='{folder}/policy.toml'"]
         with (
             Spy(folder, wanted) as spy,
             server(folder) as address,
             tap(address, streams) as tapped,
-            hospitals(folder, tapped, sealed, ["--warm"]),
+            hospitals(folder, tapped, sealed, ["--warm", *policy]),
         ):
             results.append(run(folder, SETTINGS + str(sealed).lower()))
         assert spy.found == (set() if sealed else relayed | kept)
         assert sum(map(len, streams)) > 1_000_000  # the models went by here
         assert all(stream[:2] == b"\x16\x03" for stream in streams)  # TLS
         assert not any(each in stream for stream in streams for each in wanted)
-    assert metrics_of(results[0]) == metrics_of(results[1])  # the models were the same
+    assert models_of(results[0]) == models_of(results[1], tmp_path / "sealed-True")

@@ -215,6 +215,16 @@ def test_global_balanced_accuracy_is_that_of_the_pooled_images():
     assert row["global_accuracy"] == pytest.approx(23 / 40)
 
 
+def test_counts_of_a_class_count_only_together():
+    """Half of A's four images are right; B, which does not tell what it gets right, is left out."""
+    events = [
+        evaluated(1, "m", "A", 0.5, **{"images-of-class-0": 4, "right-of-class-0": 2}),
+        evaluated(1, "m", "B", 0.5, **{"images-of-class-0": 9}),
+    ]
+    (row,) = measured(events, 1)[0].visits
+    assert row["global_balanced_accuracy"] == 0.5
+
+
 def test_the_last_rounds_are_ten_and_only_finished_visits_count():
     """Rounds 3 to 12 have 0.6 and 0.8, ten times each, not the 0.2 and 0.5 within the visits.
 

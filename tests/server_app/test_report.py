@@ -142,3 +142,19 @@ def test_what_hospitals_measured_of_their_synthetic_images_is_shown(events):
     assert "<td>fid</td><td>12.500</td><td>12.500</td>" in page
     assert "release-passed" not in page
     assert "Synthetic images" not in page_of(events)
+
+
+@pytest.mark.parametrize("silent", ["A", "B", "AB"])
+@pytest.mark.parametrize("one_model", [False, True])
+def test_hospitals_that_tell_no_figures_are_shown_as_such(silent, one_model, events):
+    """A hospital of a deployment may have too few patients for any."""
+    events = list(serial("AB")) if one_model else events
+    told = [
+        replace(event, metrics={})
+        if event.verb == "evaluate" and event.hospital in silent
+        else event
+        for event in events
+    ]
+    page = page_of(told)
+    assert "completed" in page
+    assert ("Every model at every hospital" in page) == (silent != "AB")

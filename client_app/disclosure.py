@@ -1,0 +1,224 @@
+"""What a hospital says of its images: how good a model is, and too little to tell a patient by.
+
+Whoever sends a model asks a question: a model can be made so that its accuracy depends on one pixel
+of one image. Hence, in a deployment (a simulation has one owner, and its figures are exact):
+
+- Figures are about classes with test images of `figures.smallest-group` patients or more; other
+  test images take no part in any.
+- A figure has noise and is rounded. Let s be the most that one patient can change it by (1/n for
+  the accuracy of n patients with one image each), and M the models that may be tested
+  (`figures.max-models`). The noise is normal, with the standard deviation
+
+      step = max( sqrt(s) / 2,  s sqrt(M) / TOLD )
+
+  and what leaves is a multiple of the step in [0, 1]. The first term is 1 / (2 sqrt(n)), the
+  largest standard error of a share of n patients: their number resolves no more. By the second
+  term M models, however they are made, tell two cases of one patient apart by TOLD standard
+  deviations in all, in each figure. A figure with a step above COARSEST does not leave.
+- The noise follows from the model, the images and a secret of the hospital: asked again, the same
+  question has the same answer.
+- Models are counted, over restarts too, in each run and in each day (client_app.run.Tested).
+
+A dither of one step's width would not do: a figure at a multiple of the step, such as 0, gets no
+noise from it, and one patient more or less shows after a few models.
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Iterable
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor, nn
+
+from client_app.datasets.pool import Indices
+from client_app.request import Request, log_once
+from client_app.run import Tested, check_newest
+from client_app.store import Store
+from learning.evaluation import count_right, score
+from strategies.protocol.files import replacing
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import ParcelError
+
+TOLD = 4.0
+COARSEST = 0.25
+
+
+class Disclosure:
+    """The figures of a hospital, in answer to one request.
+
+    Args:
+        request: Its hospital has the images, and the policy unless this is a simulation.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.data = request, request.hospital.data
+        policy = request.hospital.policy
+        self.rules = policy.figures if policy else None
+        test = self.data.test
+        self.labels = test.labels
+        if self.rules is None:
+            return
+        labels, patients = test.labels.cpu().numpy(), _patients(self.data.test_groups, len(test))
+        chosen = in_large_classes(patients, labels, self.rules.smallest_group)
+        self.effects = effects(patients[chosen], labels[chosen])
+        self.chosen = torch.from_numpy(chosen)
+        self.labels = test.labels[self.chosen]
+        self.secret = _secret(request.hospital.store)
+        rows = [] if test.rows is None else test.rows.tolist()
+        self.images = fingerprint([self.data.fingerprint, rows, labels.tolist()])
+        if small := len(test) - len(self.labels):
+            log_once(f"{small} test images are in no figure: too few patients have their class.")
+
+    def fingerprint(self, network: nn.Module, label: Manifest) -> str:
+        """A hash of a model as it is here, with the layers that stay here; empty if none is used.
+
+        Args:
+            network: The model.
+            label: Of its parcel.
+        """
+        if self.rules is None and self.request.seal is None:
+            return ""
+        digest = hashlib.sha256(label.architecture.encode())
+        for name, tensor in network.state_dict().items():
+            digest.update(name.encode())
+            digest.update(tensor.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
+    @property
+    def num_test(self) -> int:
+        """The number of test images that figures are about."""
+        return len(self.labels)
+
+    def admit(self, model: str, label: Manifest | None = None) -> None:
+        """Refuse to test a model, or count it.
+
+        Args:
+            model: Its fingerprint.
+            label: Of its parcel; None if what is tested is not as it came. Without seals the
+                server can write any label.
+
+        Raises:
+            PolicyError: So many models were tested that this one would be too many.
+            ParcelError: Its lineage is no member's; another model with its label was tested
+                already, or a newer one of its lineage.
+        """
+        place, seal = "", self.request.seal
+        if seal and label:
+            if label.lineage not in seal.members:
+                raise ParcelError(f"No member is called '{label.lineage:.80}', as a lineage is.")
+            check_newest(self.request.run, label, tested=True)
+            place = fingerprint([label.lineage, label.round, label.hop, label.epochs])
+        if place or self.rules:
+            most = self.rules.max_models if self.rules else None
+            Tested(self.request.run).add(model, place, most)
+
+    def of_test(self, model: str, scores: Tensor, *, per_class: bool = False) -> dict[str, float]:
+        """The figures of a model.
+
+        Args:
+            model: Its fingerprint.
+            scores: Of all test images, [n, K].
+            per_class: Whether also for each class.
+        """
+        if self.rules is None:
+            counts = count_right(scores, self.labels) if per_class else {}
+            return score(scores, self.labels) | counts
+        if not self.num_test:
+            return {}
+        scores = scores[self.chosen]
+        exact = score(scores, self.labels)
+        told = {"num-examples": exact["num-examples"]}
+        counts = count_right(scores, self.labels) if per_class else {}
+        for name in self.effects.keys() & {**exact, **counts}:
+            step = step_of(self.effects[name], self.rules.max_models)
+            images = f"images-of-{name.removeprefix('right-of-')}"
+            if step > COARSEST:
+                log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
+            elif name in exact:
+                told[name] = self._coarse(name, model, exact[name], step)
+            else:
+                share = self._coarse(name, model, counts[name] / counts[images], step)
+                told |= {images: counts[images], name: share * counts[images]}
+        return told
+
+    def of_loss(self, model: str, loss: float) -> float:
+        """A training loss, which has no bounds: noise and steps are relative to it."""
+        if self.rules is None or not 0 < loss < math.inf:
+            return loss
+        train = self.data.train
+        patients = _patients(self.data.train_groups, len(train))
+        step = step_of(effects(patients, train.labels.cpu().numpy())["accuracy"])
+        return math.exp(step * round(math.log(loss) / step + self._noise("train-loss", model)))
+
+    def _coarse(self, name: str, model: str, value: float, step: float) -> float:
+        return min(max(step * round(value / step + self._noise(name, model)), 0.0), 1.0)
+
+    def _noise(self, name: str, model: str) -> float:
+        """From the standard normal distribution, always the same for a figure of a model."""
+        drawn = hmac.digest(self.secret, f"{name} {model} {self.images}".encode(), "sha256")
+        return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
+
+
+def fingerprint(parts: Iterable[object]) -> str:
+    """A hash of what is printed of several things."""
+    return hashlib.sha256(repr(list(parts)).encode()).hexdigest()
+
+
+def in_large_classes(patients: Indices, labels: Indices, smallest: int) -> Indices:
+    """Which images [n] show a class that at least so many patients have."""
+    classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
+    return np.flatnonzero(np.bincount(classes)[labels] >= smallest)
+
+
+def effects(patients: Indices, labels: Indices) -> dict[str, float]:
+    """How much one patient's images can change each figure, at the most.
+
+    Args:
+        patients: Whose the images are, [n].
+        labels: Their classes, [n].
+    """
+    if not len(labels):
+        return {}
+    owner = np.unique(patients, return_inverse=True)[1]
+    classes, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    cells, images = np.unique(owner * len(classes) + label, return_counts=True)
+    owner, label = np.divmod(cells, len(classes))  # from here on of each patient in each class
+    share = images / sizes[label]
+    images_of, share_of = np.bincount(owner, images), np.bincount(owner, share)
+    found = {
+        "accuracy": images_of.max() / len(labels),
+        "balanced-accuracy": share_of.max() / len(classes),
+    }
+    if len(classes) > 1:  # a patient's images also stand against those of a class
+        against = len(labels) - sizes
+        stands = images_of * (1 / against).sum() - np.bincount(owner, images / against[label])
+        found["auroc"] = min((share_of + stands).max() / len(classes), 1.0)
+    of_class = {f"right-of-class-{c}": share[label == k].max() for k, c in enumerate(classes)}
+    return {name: float(effect) for name, effect in (found | of_class).items()}
+
+
+def step_of(effect: float, models: int = 0) -> float:
+    """Between two values of a figure, and the standard deviation of its noise."""
+    return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
+
+
+def _patients(groups: Indices | None, images: int) -> Indices:
+    """Whose each image is; without groups each is one patient's."""
+    return np.arange(images) if groups is None else groups
+
+
+def _secret(store: Store) -> bytes:
+    """The hospital's own, from which noise follows; it never leaves the store."""
+    path = store.folder / "figures-secret"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".figures-secret.lock")):
+        if not path.exists():
+            with replacing(path) as draft:
+                draft.touch(mode=0o600)
+                draft.write_bytes(secrets.token_bytes(32))
+        return path.read_bytes()

@@ -1,0 +1,280 @@
+"""Crafted models that ask a hospital about its test images, in `evaluate` and in visits.
+
+The attacker runs the server, and in a sealed run is a member as well.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, RecordDict
+
+from client_app import disclosure, request
+from client_app.app import app
+from client_app.hospital import open_hospital
+from client_app.identity import Identity
+from client_app.sealing import Seal
+from learning.models import Architecture
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest, bundle, pack
+from strategies.protocol.records import to_record
+from tests.fakes import context, deployment, run_config
+
+SIDE = 4
+PIXELS = SIDE * SIDE
+OPEN = "[runs]\nsealed-only = false\n"
+
+
+@pytest.fixture(autouse=True)
+def _known_secret(monkeypatch):
+    """The same noise in every test run."""
+    monkeypatch.setattr(disclosure, "_secret", lambda store: b"secret")
+
+
+class Victim:
+    """A hospital with so many images of each class, of which it tests on a fifth.
+
+    Pixel 0 is the attacker's best luck: it is white in one test image of the last class alone.
+    """
+
+    def __init__(self, folder, sizes, policy=OPEN, *, deployed=True, config=None):
+        rng = np.random.default_rng(1)
+        labels = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)
+        images = rng.integers(0, 256, (len(labels), SIDE, SIDE), dtype=np.uint8)
+        images[:, 0, 0] = 0
+        self.folder, self.classes = folder, [str(k) for k in range(len(sizes))]
+        self.config = run_config(num_server_rounds=1, **(config or {}))
+        (folder / "policy.toml").write_text(policy, "utf-8")
+        node = {"dataset": f"npz:{folder}/a.npz", "store_dir": folder / "store", "site": "graz"}
+        self.place = deployment(self.config, policy=folder / "policy.toml", **node)
+        if not deployed:
+            dashed = {key.replace("_", "-"): str(value) for key, value in node.items()}
+            self.place = context(0, 1, self.config, **dashed)
+        self._write(images, labels, "a")
+        test = open_hospital(self.place, classes=tuple(self.classes)).data.test
+        assert test.rows is not None
+        (chosen, *_) = test.rows[test.labels == len(sizes) - 1].tolist()
+        images[chosen, 0, 0] = 255
+        self.image = images[chosen].reshape(-1)
+        self._write(images, labels, "b")
+        self.place.node_config["dataset"] = f"npz:{folder}/b.npz"
+
+    def _write(self, images, labels, name):
+        parts = {"train": slice(-1), "test": slice(-1, None)}
+        arrays = {f"x_{part}": images[chosen] for part, chosen in parts.items()}
+        arrays |= {f"y_{part}": labels[chosen] for part, chosen in parts.items()}
+        np.savez(self.folder / f"{name}.npz", allow_pickle=False, **arrays)
+
+    def ask(self, verb, content, **order):
+        fields = {"round": 1, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
+        asked = to_record(Order(**{"classes": self.classes, **fields, **order}))
+        content = RecordDict({**content, "order": asked})
+        return app(Message(content, 100, verb, ttl=60.0), self.place)
+
+    def figures(self, parcels, **order):
+        answer = self.ask("evaluate", bundle(parcels, ["manifest", "model"]), **order)
+        assert not answer.has_error(), answer.error
+        return [
+            {key: answer.content["metrics"].get(f"{name}/{key}") for key in FIGURES}
+            for name in parcels
+        ]
+
+    def linear(self, weights, bias, **label):
+        """A model of one linear layer, as a parcel."""
+        network = Architecture("mlp", 1, SIDE, SIDE, len(self.classes))
+        arrays = {"1.weight": np.asarray(weights, "f4"), "1.bias": np.asarray(bias, "f4")}
+        record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        fields = {"lineage": "mallory", "architecture": network.to_json(), **label}
+        return pack({"model": record}, Manifest(classes=self.classes, **fields))
+
+    def constant(self, label, **place):
+        """A model that says the same of every image."""
+        return self.linear(
+            np.zeros((len(self.classes), PIXELS)), np.eye(len(self.classes))[label], **place
+        )
+
+    def asking(self, pixel, least, corner=0.0, scale=1.0):
+        """A model that says the last class of an image whose pixel is at least so bright.
+
+        With a `corner` it says so only if pixel 0 is white as well. Else it says class 0.
+        """
+        weights, bias = np.zeros((len(self.classes), PIXELS)), np.zeros(len(self.classes))
+        weights[-1, pixel] = 1
+        weights[-1, 0] += corner
+        bias[-1] = -(least - 0.5) / 255 - corner
+        bias[1:-1] = -1e3
+        return self.linear(scale * weights, scale * bias)
+
+
+FIGURES = ("num-examples", "accuracy", "balanced-accuracy", "auroc")
+
+
+def rebuild(victim):
+    """The only test image of the last of three classes: eight models for each pixel, in 8 messages.
+
+    Three constant models give n0 of the n images. A model that gets k images of class 0 and r, 0 or
+    1, of the last class right has accuracy (k + r) / n and balanced accuracy (k / n0 + r) / 3.
+    """
+    constants = victim.figures({f"c{k}": victim.constant(k) for k in range(3)})
+    n, n0 = constants[0]["num-examples"], constants[0]["num-examples"] * constants[0]["accuracy"]
+    found = np.zeros(PIXELS, np.uint8)
+    for bit in (128, 64, 32, 16, 8, 4, 2, 1):
+        parcels = {f"m{j}": victim.asking(j, found[j] + bit) for j in range(PIXELS)}
+        for j, told in enumerate(victim.figures(parcels)):
+            right = (3 * told["balanced-accuracy"] - told["accuracy"] * n / n0) / (1 - 1 / n0)
+            found[j] += bit * (right > 0.5)
+    return found, [each["accuracy"] for each in constants]
+
+
+SINGLE = (100, 100, 5)  # images of the classes: 20, 20 and 1 are tested on
+
+
+def test_exact_figures_give_a_single_image_away(tmp_path):
+    """The attack is real: a simulation, which has one owner, still answers exactly."""
+    victim = Victim(tmp_path, SINGLE, deployed=False)
+    found, counts = rebuild(victim)
+    assert np.array_equal(found, victim.image)
+    assert counts == pytest.approx([20 / 41, 20 / 41, 1 / 41])
+
+
+def test_a_single_image_is_in_no_figure(tmp_path):
+    """By chance 64 of the 128 bits of the image are right."""
+    victim = Victim(tmp_path, SINGLE)
+    found, counts = rebuild(victim)
+    assert (np.unpackbits(found) == np.unpackbits(victim.image)).mean() < 0.65
+    assert counts[2] != pytest.approx(1 / 41)
+    (told,) = victim.figures({"m": victim.constant(2)})
+    assert told["num-examples"] == 40
+
+
+def single_out(victim, each):
+    """The share of right answers to 120 questions about one patient, with so many models for each.
+
+    The attacker knows how to single the patient out, and that about half of the answers are yes.
+    """
+    questions = [(pixel, least) for pixel in range(1, PIXELS) for least in range(16, 256, 32)]
+    sums = np.zeros(len(questions))
+    for copy in range(each):  # other weights, the same answers
+        asked = {
+            f"m{k}": victim.asking(*question, corner=1.0, scale=1 + copy / 1000)
+            for k, question in enumerate(questions)
+        }
+        sums += [sum(told[key] or 0 for key in FIGURES[1:3]) for told in victim.figures(asked)]
+    answers = [victim.image[pixel] >= least for pixel, least in questions]
+    return ((sums > sums.mean()) == answers).mean()
+
+
+def test_a_patient_who_can_be_singled_out_stays_hidden_in_a_class_of_ten(tmp_path):
+    """480 models, whose answers differ in one image out of 110, and are averaged."""
+    (tmp_path / "exact").mkdir()
+    assert single_out(Victim(tmp_path / "exact", (500, 50), deployed=False), 1) == 1
+    assert single_out(Victim(tmp_path, (500, 50)), 4) < 0.65
+
+
+def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_path):
+    """164 images: steps and noise of 1 / (2 sqrt(164)), relative to the loss."""
+    victim = Victim(tmp_path, SINGLE, config={"train__learning_rate": 1e-30})
+
+    def told(k):
+        model = victim.linear(np.full((3, PIXELS), k * 1e-9), [1, 0, 0])
+        return victim.ask("train", model, epochs=1).content["metrics"]["train-loss"]
+
+    steps = np.log([told(k) for k in range(40)]) * 2 * np.sqrt(164)
+    assert np.allclose(steps, np.round(steps))
+    assert 0.5 < steps.std() < 1.5
+    assert told(0) == told(0)
+
+
+LIMITED = OPEN + "[figures]\nmax-models = 3\n"
+LARGE = (200, 200)
+
+
+def test_so_many_models_are_tested_in_a_run_and_no_more(tmp_path):
+    victim = Victim(tmp_path, LARGE, LIMITED)
+    models = [victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(4)]
+    first = victim.figures({str(k): model for k, model in enumerate(models[:3])})
+    answer = victim.ask("evaluate", bundle({"a": models[3]}, ["manifest", "model"]))
+    assert answer.error.code == Failure.POLICY
+    assert "3" not in answer.error.reason
+    assert victim.figures({"again": models[0]}) == first[:1]
+
+
+def test_another_run_is_no_way_around_the_limit(tmp_path):
+    """A server can begin as many runs as it likes."""
+    victim = Victim(tmp_path, LARGE, LIMITED)
+    models = [victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(4)]
+    for k, model in enumerate(models[:3]):
+        victim.figures({"m": model}, run=f"run-{k}")
+    content = bundle({"m": models[3]}, ["manifest", "model"])
+    assert victim.ask("evaluate", content, run="run-3").error.code == Failure.POLICY
+
+
+def test_neither_are_ensembles_nor_visits(tmp_path):
+    """An ensemble is a model too; a visit goes on without its figure."""
+    victim = Victim(tmp_path, LARGE, LIMITED, config={"train__learning_rate": 1e-30})
+    models = {str(k): victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(3)}
+    content = bundle(models, ["manifest", "model"])
+    assert victim.ask("evaluate", content, ensemble=True).error.code == Failure.POLICY
+    answer = victim.ask("train", victim.constant(1), epochs=1, test=True)
+    assert not answer.has_error()
+    assert "accuracy-after-visit" not in answer.content["metrics"]
+
+
+@pytest.fixture
+def sealed(tmp_path, monkeypatch):
+    """A hospital, and a member that signs whatever label it likes."""
+    names = ("graz", "mallory", "stranger")
+    identities = {name: Identity.of(name, tmp_path / name) for name in names}
+    members = {name: identities[name].member for name in names[:2]}
+    graz = Seal(identities["graz"], members, "1")
+    monkeypatch.setattr(request, "seal_for", lambda hospital, order: replace(graz, run=order.run))
+    victim = Victim(tmp_path, LARGE, "", config={"sealed": True})
+    sent = {**members, "stranger": identities["stranger"].member}
+
+    def ask(label, number=0, by="mallory", run="1", relabelled=None, **order):
+        model = victim.linear(np.full((2, PIXELS), number), [0, 0], **{"visited": [by], **label})
+        parcel = Seal(identities[by], sent, run).close(model)
+        if relabelled:
+            manifest = victim.linear(
+                np.zeros((2, PIXELS)), [0, 0], **{"visited": [by], **relabelled}
+            )
+            label = Manifest.of(manifest)
+            parcel = pack(parcel.array_records, label)
+        content = bundle({"m": parcel}, ["manifest", "model"])
+        answer = victim.ask("evaluate", content, sealed=True, **order)
+        return answer.error.reason if answer.has_error() else ""
+
+    return ask
+
+
+def test_each_signed_model_is_tested_under_its_label_alone(sealed):
+    label = {"round": 2, "hop": 1, "epochs": 1}
+    assert sealed(label) == ""
+    assert sealed(label) == ""  # as after a resume
+    assert "Another model was tested already" in sealed(label, number=1)
+    assert sealed({**label, "hop": 3}, number=2) == ""
+    assert sealed({**label, "epochs": 2}, number=3) == ""  # `evaluate.epochs`: in any order
+    assert "as it was after round 1" in sealed({"round": 1, "hop": 9}, number=4)
+    assert "No member is called 'nobody'" in sealed({**label, "lineage": "nobody"})
+
+
+def test_only_what_a_member_has_signed_for_this_run_and_label_is_tested(sealed):
+    label = {"round": 1, "hop": 1}
+    assert "who is not a member" in sealed(label, by="stranger")
+    assert "another run" in sealed(label, run="2")
+    assert "another label" in sealed(label, relabelled={"round": 2, "hop": 1})
+    assert "another sender" in sealed({**label, "visited": ["graz"]})
+
+
+def test_what_is_withheld_stays(tmp_path):
+    policy = OPEN + '[figures]\nwithheld = ["accuracy", "auroc", "train-loss"]\n'
+    victim = Victim(tmp_path, LARGE, policy)
+    (told,) = victim.figures({"m": victim.constant(0)})
+    assert {key for key, value in told.items() if value is not None} == {
+        "num-examples",
+        "balanced-accuracy",
+    }
+    answer = victim.ask("train", victim.constant(0), epochs=1)
+    assert "train-loss" not in answer.content["metrics"]
+    assert answer.content["metrics"]["num-examples"] == 320

@@ -1,0 +1,139 @@
+"""What a hospital says of its images, apart from who asks (tests/adversary/test_oracle.py)."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client_app import disclosure
+from client_app.datasets import LocalData
+from client_app.disclosure import COARSEST, Disclosure, effects, in_large_classes, step_of
+from client_app.policy import Policy
+from client_app.store import Store
+from learning.evaluation import count_right, score
+from learning.samples import Samples
+
+
+def of(tmp_path, labels, groups=None, policy="", classes=3) -> Disclosure:
+    """The disclosure of a hospital with such test images; an empty policy has the defaults."""
+    (tmp_path / "policy.toml").write_text(policy, "utf-8")
+    labels = torch.tensor(labels)
+    samples = Samples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels)
+    data = LocalData(
+        *(samples, samples, tuple(map(str, range(classes)))),
+        test_groups=None if groups is None else np.array(groups),
+    )
+    hospital = SimpleNamespace(
+        data=data, policy=Policy.read(tmp_path / "policy.toml"), store=Store(tmp_path)
+    )
+    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"))
+    return Disclosure(request)
+
+
+def saying(labels, classes=3):
+    """Scores [n, K] of a model that says these labels."""
+    return torch.eye(classes)[torch.tensor(labels)]
+
+
+def test_figures_are_about_classes_of_enough_patients(tmp_path):
+    """Class 1 has 200 images of nine patients, class 2 nine images of as many."""
+    labels = [0] * 400 + [1] * 200 + [2] * 9
+    groups = [*range(400), *(400 + k % 9 for k in range(200)), *range(500, 509)]
+    figures = of(tmp_path, labels, groups)
+    assert figures.num_test == 400
+    told = figures.of_test("m", saying(labels), per_class=True)
+    assert set(told) == {
+        *("num-examples", "accuracy", "balanced-accuracy"),
+        *("images-of-class-0", "right-of-class-0"),
+    }
+    wrong = [0] * 400 + [2] * 209
+    assert figures.of_test("m", saying(wrong), per_class=True) == told
+
+
+def test_of_too_few_patients_nothing_is_said(tmp_path):
+    labels = [0] * 9 + [1] * 9
+    figures = of(tmp_path, labels)
+    assert figures.num_test == 0
+    assert figures.of_test("m", saying(labels), per_class=True) == {}
+
+
+def test_a_patient_with_many_images_counts_once():
+    labels, patients = np.array([0, 0, 0, 1, 1]), np.array([1, 1, 2, 1, 3])
+    assert in_large_classes(patients, labels, 2).tolist() == [0, 1, 2, 3, 4]
+    assert in_large_classes(patients, labels, 3).tolist() == []
+
+
+def test_effects_are_those_of_the_worst_case():
+    """A model is wrong about all images of one patient, or right: no figure changes by more.
+
+    Of the AUROC the effect is a bound, since pairs of the patient's own images count twice in it.
+    """
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat([0, 1, 3], [12, 5, 7]))
+    patients = rng.integers(0, 9, len(labels))
+    truth, others = torch.from_numpy(labels), torch.from_numpy(rng.uniform(0.2, 0.8, (24, 4)))
+    largest: dict[str, float] = {}
+    for patient in range(9):
+        own = torch.from_numpy(patients == patient)
+        told = []
+        for right in (0.0, 1.0):
+            scores = others.clone()
+            scores[own] = 1 - right
+            scores[own, truth[own]] = right
+            counts = count_right(scores, truth)
+            shares = {f"right-of-class-{k}": counts[f"right-of-class-{k}"] for k in (0, 1, 3)}
+            sizes = {f"right-of-class-{k}": counts[f"images-of-class-{k}"] for k in (0, 1, 3)}
+            recalls = {name: right / sizes[name] for name, right in shares.items()}
+            told.append(score(scores, truth) | recalls)
+        changes = {name: abs(told[1][name] - told[0][name]) for name in told[0]}
+        largest = {name: max(change, largest.get(name, 0)) for name, change in changes.items()}
+    for name, effect in effects(patients, labels).items():
+        least = 0.8 if name == "auroc" else 0.999
+        assert least * effect <= largest[name] <= effect + 1e-9, name
+
+
+def test_steps_follow_the_number_of_patients_and_of_models():
+    assert step_of(1 / 100) == pytest.approx(0.05)  # the standard error of a half of 100
+    assert step_of(1 / 100, 400) == pytest.approx(0.05)  # four models for each patient are free
+    assert step_of(1 / 100, 1600) == pytest.approx(0.1)
+
+
+def test_figures_are_right_on_the_average_in_whole_steps_and_the_same_again(tmp_path):
+    labels = [0, 1] * 200
+    figures = of(tmp_path, labels, classes=2)
+    model = saying([0, 1] * 120 + [1, 0] * 80, 2)
+    told = [figures.of_test(str(k), model)["accuracy"] for k in range(4000)]
+    step = step_of(1 / 400, 1000)
+    multiples = np.array(told) / step
+    assert np.allclose(multiples, np.round(multiples), atol=1e-9)
+    assert np.mean(told) == pytest.approx(0.6, abs=4 * step / np.sqrt(4000))
+    assert np.std(told) == pytest.approx(step, rel=0.1)
+    assert [figures.of_test(str(k), model)["accuracy"] for k in range(9)] == told[:9]
+
+
+def test_figures_are_shares_where_noise_would_lead_out_of_them(tmp_path):
+    labels = [0, 1] * 50
+    figures = of(tmp_path, labels, classes=2)
+    told = [figures.of_test(str(k), saying(labels, 2))["accuracy"] for k in range(50)]
+    assert max(told) == 1
+    assert min(told) < 1
+
+
+def test_what_would_be_too_coarse_is_not_said(tmp_path):
+    """The area under the ROC curve of ten patients against a hundred."""
+    labels = [0] * 100 + [1] * 10
+    assert step_of(effects(np.arange(110), np.array(labels))["auroc"], 1000) > COARSEST
+    assert set(of(tmp_path, labels).of_test("m", saying(labels))) == {"num-examples", "accuracy"}
+    few = of(tmp_path, labels, policy="figures.max-models = 50")
+    assert "auroc" in few.of_test("m", saying(labels))
+
+
+def test_the_secret_is_the_hospital_s_own(tmp_path):
+    first, second = (of(tmp_path, [0, 1] * 20) for _ in range(2))
+    assert first.secret == second.secret
+    path = tmp_path / "figures-secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    assert disclosure._secret(Store(tmp_path)) != first.secret
