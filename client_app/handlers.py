@@ -104,7 +104,7 @@ def test(message: Message, context: Context) -> Message:
                 each = probabilities(network, images, clock.deadline)
         except REFUSED as error:  # the other models are tested all the same
             reason = error.explain() if isinstance(error, PolicyError) else error
-            logging.getLogger("flwr").error("A model of '%s' is not tested: %s", lineage, reason)
+            logging.getLogger("flwr").error("The model %a is not tested: %s", lineage, reason)
             metrics |= _named(lineage, {"refused": failure_of(error)})
             continue
         total = total + each
