@@ -13,7 +13,7 @@ from client_app.app import app
 from strategies.engine.shelf import Shelf
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import bundle, hash_arrays
+from strategies.protocol.parcel import Manifest, bundle, hash_arrays, pack
 from strategies.protocol.records import to_record
 from tests.fakes import (
     CountingHospital,
