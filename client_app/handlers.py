@@ -113,7 +113,7 @@ def test(message: Message, context: Context) -> Message:
                 each = probabilities(network, images, clock.deadline)
         except REFUSED as error:  # the other models are tested all the same
             reason = error.explain() if isinstance(error, PolicyError) else error
-            logging.getLogger("flwr").error("A model of '%s' is not tested: %s", name, reason)
+            logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
             metrics |= _named(name, {"refused": failure_of(error)})
             continue
         metrics |= _named(name, disclosure.of_test(model, each, per_class=per_class))

@@ -17,11 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 from client_app.store import own_draft
+from strategies.protocol.keys import read_key
 from strategies.protocol.settings import SettingsError
-
-# The curve of Ed25519: -x² + y² = 1 + D x² y², modulo P (RFC 8032, section 5.1).
-P = 2**255 - 19
-D = -121665 * pow(121666, -1, P) % P
 
 
 @dataclass(frozen=True)
@@ -38,14 +35,7 @@ class Member:
         Raises:
             ValueError: The text is not two public keys, or one of them keeps no secret.
         """
-        raw = base64.b64decode(text, validate=True)
-        member = cls(
-            Ed25519PublicKey.from_public_bytes(raw[:32]),
-            X25519PublicKey.from_public_bytes(raw[32:]),
-        )
-        _check_point(raw[:32])
-        X25519PrivateKey.generate().exchange(member.writing)  # a ValueError if of low order
-        return member
+        return cls(*read_key(text))
 
     def __str__(self) -> str:
         raw = self.signing.public_bytes_raw() + self.writing.public_bytes_raw()
@@ -111,19 +101,3 @@ class Identity:
     def member(self) -> Member:
         """The public half."""
         return Member(self.signing.public_key(), self.reading.public_key())
-
-
-def _check_point(raw: bytes) -> None:
-    """Refuse 32 bytes that are not a point of Ed25519's curve, or one of small order.
-
-    Under a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or doubling
-    it gives y = 0, which with the curve's equation is D y⁴ + 2 y² - 1 = 0.
-
-    Raises:
-        ValueError: They are no such point.
-    """
-    y = int.from_bytes(raw, "little") % 2**255  # without the sign of x
-    small = y * (y**2 - 1) * (D * y**4 + 2 * y**2 - 1) % P == 0
-    square = pow((y**2 - 1) * (D * y**2 + 1), (P - 1) // 2, P) == 1  # x² of this y, times a square
-    if y >= P or small or not square:
-        raise ValueError("not a key that signs")

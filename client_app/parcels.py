@@ -46,6 +46,10 @@ def unpack(
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
         opened, label = open_parcel(parcel, request.seal)
+        if label.round > request.order.round:
+            raise ParcelError(
+                f"Lineage '{label.lineage}' comes from a round that is still to come."
+            )
         _check_fit(hospital, label)
         check_model(hospital.policy, label.architecture, request.message.content)
         local = kept.after(request.visit) if tested else kept.before(request.visit)

@@ -18,7 +18,7 @@ from learning.learners.plain import Learner
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
-from strategies.protocol.records import from_record
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
 
@@ -80,9 +80,11 @@ class Request:
             SettingsError: The server runs other code, or settings cannot be used.
             PolicyError: The run asks for more than the hospital allows.
             DataError: The hospital's images cannot be used, or have changed during the run.
-            ParcelError: A field of the order is missing, unknown or of the wrong type.
+            ParcelError: The order is not one that can be carried out.
         """
-        order = from_record(Order, message.content.config_records["order"])
+        order = Order.of(message.content)
+        if order.learner not in LEARNERS:
+            raise ParcelError(f"There is no learner '{order.learner:.80}' at this hospital.")
         joining = message.metadata.message_type == "query.enrol"
         if joining and order.code != code_hash():
             raise SettingsError(

@@ -27,7 +27,7 @@ def run_folder(store: Store, run: str) -> Store:
     Raises:
         ParcelError: The identity of the run cannot name a folder.
     """
-    if not re.fullmatch(r"[0-9a-zA-Z_-]+", run):
+    if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
         raise ParcelError(f"'{run:.80}' is not the identity of a run.")
     return Store(store.folder / "runs" / run)
 

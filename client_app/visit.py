@@ -19,6 +19,7 @@ from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.parcel import Manifest, bundle, parcel_in
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
 
@@ -49,6 +50,8 @@ def train_here(message: Message, context: Context) -> Message:
     received = _received(request, before, carried)
     with clock.measure("train"):
         learner = request.learner(network, _images(request), hospital.settings, received)
+        if order.epochs < 1 or not len(learner.samples):
+            raise ParcelError("The order is to train for no epoch, or on no image.")
         rng = rng_for(hospital.settings.seed, "visit", *place)
         train_settings = hospital.settings.train
         metrics = train(learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot)

@@ -48,7 +48,8 @@ class FedER(Learner):
     def begin_visit(self) -> None:
         """Choose what is trained on, and what is replayed."""
         buffers = list(self.received.buffers)
-        self.samples = self.samples if len(self.samples) else buffers.pop(0)
+        if buffers and not len(self.samples):
+            self.samples = buffers.pop(0)
         self.replay = buffers[0] if buffers and self.own.replay_weight > 0 else None
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:

@@ -6,17 +6,47 @@ usable key from another one, because it hands every hospital the keys of all.
 
 import base64
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+
+# The curve of Ed25519: -x² + y² = 1 + D x² y², modulo P (RFC 8032, section 5.1).
+P = 2**255 - 19
+D = -121665 * pow(121666, -1, P) % P
+
+
+def read_key(text: str) -> tuple[Ed25519PublicKey, X25519PublicKey]:
+    """The two public keys of a text.
+
+    Raises:
+        ValueError: The text is not two public keys, or one of them keeps no secret.
+    """
+    raw = base64.b64decode(text, validate=True)
+    signing = Ed25519PublicKey.from_public_bytes(raw[:32])
+    writing = X25519PublicKey.from_public_bytes(raw[32:])
+    _check_point(raw[:32])
+    X25519PrivateKey.generate().exchange(writing)  # a ValueError if of low order
+    return signing, writing
 
 
 def is_key(text: object) -> bool:
-    """Whether a text is two public keys, and nobody but their owner opens what is sealed for them.
-
-    With some points of X25519, those of low order, the secret is the same whoever seals.
-    """
+    """Whether a text is two public keys that can be used."""
     try:
-        raw = base64.b64decode(str(text), validate=True)
-        X25519PrivateKey.generate().exchange(X25519PublicKey.from_public_bytes(raw[32:]))
+        return isinstance(text, str) and bool(read_key(text))
     except ValueError:
         return False
-    return isinstance(text, str) and len(raw) == 64
+
+
+def _check_point(raw: bytes) -> None:
+    """Refuse 32 bytes that are not a point of Ed25519's curve, or one of small order.
+
+    Under a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or doubling
+    it gives y = 0, which with the curve's equation is D y⁴ + 2 y² - 1 = 0.
+
+    Raises:
+        ValueError: They are no such point.
+    """
+    y = int.from_bytes(raw, "little") % 2**255  # without the sign of x
+    small = y * (y**2 - 1) * (D * y**4 + 2 * y**2 - 1) % P == 0
+    square = pow((y**2 - 1) * (D * y**2 + 1), (P - 1) // 2, P) == 1  # x² of this y, times a square
+    if y >= P or small or not square:
+        raise ValueError("not a key that signs")

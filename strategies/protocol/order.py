@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass, field
 
+from flwr.app import RecordDict
+
 from strategies.protocol.names import check_name
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, from_record
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,28 @@ class Order:
     sealed: bool = False
     members: list[str] = field(default_factory=list)
     code: str = ""
+
+    @classmethod
+    def of(cls, content: RecordDict) -> "Order":
+        """The order of a message.
+
+        Raises:
+            ParcelError: There is none, or one with a value that cannot be.
+        """
+        if "order" not in content.config_records:
+            raise ParcelError("The message has no order.")
+        order = from_record(cls, content.config_records["order"])
+        right = {
+            "round": order.round >= 0,
+            "hop": order.hop >= 0,
+            "epochs": order.epochs >= 0,
+            "leg": order.leg >= 1,
+            "images": order.images in ("own", "everyone", "none"),
+            "buffer_size": order.buffer_size >= 0,
+        }
+        if wrong := [name for name, holds in right.items() if not holds]:
+            raise ParcelError(f"'{wrong[0]}' of the order is not what it must be.")
+        return order
 
     @property
     def hash_of(self) -> dict[str, str]:

@@ -1,5 +1,6 @@
 import csv
 import json
+from dataclasses import replace
 from math import nan
 
 import numpy as np
@@ -13,6 +14,7 @@ from strategies.engine.events import Event
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.protocol.parcel import Manifest, load, pack
+from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 from tests.fakes import settings
 
@@ -134,9 +136,16 @@ def test_a_run_that_fails_at_once_has_results_too(results):
 
 
 def test_a_name_cannot_lead_out_of_the_folder(results):
-    results.finish(at(results, "../../A", "Klinik Süd"))
-    names = sorted(path.name for path in (results.path / "parcels").iterdir())
-    assert names == ["..%2F..%2FA.npz", "Klinik S%C3%BCd.npz"]
+    with pytest.raises(ParcelError, match="'lineage' of the manifest"):
+        at(results, "../../A")
+
+
+def test_no_name_is_a_formula_for_a_spreadsheet(results, events):
+    """Names cannot begin so (strategies.protocol.names); the file does not rely on it."""
+    run(results, [replace(event, hospital=f"={event.hospital}") for event in events])
+    results.finish(at(results))
+    with (results.path / "accuracy_matrix.csv").open(newline="") as file:
+        assert next(csv.reader(file)) == ["model", "'=A", "'=B"]
 
 
 def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
