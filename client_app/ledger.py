@@ -135,7 +135,7 @@ def _last(file: RawIOBase) -> bytes:
     """The last line; what a process that was ended has begun to write is removed."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 2 * LONGEST))
-    *lines, rest = file.read().split(b"\n")
+    *lines, rest = (file.read(2 * LONGEST) or b"").split(b"\n")
     if rest:
         file.truncate(size - len(rest))
     return lines[-1] if lines else b""
