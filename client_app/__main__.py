@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -57,6 +58,7 @@ def main() -> None:
     add.add_argument("file", type=Path, help="the policy; written with the defaults if it is new")
     add.add_argument("--run-config", help="a run to explain: \"strategy='cwc' train.epochs=5\"")
     arguments = parser.parse_args()
+    os.umask(0o077)  # what a hospital writes, no other user of its machine reads
     try:
         sys.exit(arguments.command(arguments))
     except SettingsError as error:

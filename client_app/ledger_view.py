@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_app.ledger import Line
-from strategies.protocol.page import document, heading, notice, paragraph, table, verbatim
+from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
 from strategies.protocol.settings import defaults
 
 FIELDS = {"round": "round", "hop": "hop", "learner": "learner", "buffer_size": "buffer"}
@@ -71,7 +71,7 @@ def _record(record: dict[str, Any]) -> str:
     name = record["name"]
     if "sha256" in record:
         return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
-    return f"{name}: {', '.join(f'{key} {value}' for key, value in record['values'].items())}"
+    return f"{name}: {', '.join(f'{key} {shown(value)}' for key, value in record['values'].items())}"
 
 
 def _settings(line: Line, *, changed: bool) -> list[str]:

@@ -267,6 +267,6 @@ def test_the_list_says_what_left(tmp_path):
     answered(place, figures, "evaluate")
     (line,) = read(ledger_of(place))
     text = ledger_view.text([line], "")
-    assert "metrics: accuracy 0.5" in text
+    assert "metrics: accuracy 0.500" in text
     assert line.hash[:12] in text
     assert json.loads(ledger_of(place).read_text())["verb"] == "evaluate"
