@@ -71,7 +71,9 @@ def _record(record: dict[str, Any]) -> str:
     name = record["name"]
     if "sha256" in record:
         return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
-    return f"{name}: {', '.join(f'{key} {shown(value)}' for key, value in record['values'].items())}"
+    return (
+        f"{name}: {', '.join(f'{key} {shown(value)}' for key, value in record['values'].items())}"
+    )
 
 
 def _settings(line: Line, *, changed: bool) -> list[str]:
