@@ -27,7 +27,7 @@ from client_app.guard import Failed
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import DEFAULTS
 from client_app.resident import RESIDENT
-from client_app.store import DEFAULT
+from client_app.store import DEFAULT, own_folder
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays
@@ -83,7 +83,7 @@ def append(path: Path, entry: Mapping[str, Any]) -> None:
         LedgerError: It cannot be written, or is too long.
     """
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own_folder(path.parent)
         with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             line = json.dumps({"previous": _hash(_last(file)), **entry}, default=bytes.hex)
