@@ -2,13 +2,16 @@
 
 import argparse
 import json
+import os
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
 from flwr.common.config import parse_config_args
 
+from client_app import ledger_view
 from client_app.identity import Identity
+from client_app.ledger import BrokenLedger, path_of, read
 from client_app.members import add_member, member_line, read_members, remove_member
 from client_app.policy import Policy, explain, write_policy
 from client_app.store import DEFAULT, own_draft
@@ -23,7 +26,11 @@ def main() -> None:
     hospital = argparse.ArgumentParser(add_help=False)
     hospital.add_argument("--site", default="hospital", type=_name, help="the hospital's name")
     hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
-    for command, about in ((preflight, "check a hospital's images"), (identity, "show its key")):
+    for command, about in (
+        (preflight, "check a hospital's images"),
+        (identity, "show its key"),
+        (ledger, "check and show what it was asked and what left it"),
+    ):
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
         add.set_defaults(command=command)
         if command is preflight:
@@ -34,6 +41,8 @@ def main() -> None:
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
+        if command is ledger:
+            add.add_argument("--html", type=Path, help="write it as a page, too")
     add = commands.add_parser(
         "members", help="list or change whom the hospital trusts", parents=[hospital]
     )
@@ -49,6 +58,7 @@ def main() -> None:
     add.add_argument("file", type=Path, help="the policy; written with the defaults if it is new")
     add.add_argument("--run-config", help="a run to explain: \"strategy='cwc' train.epochs=5\"")
     arguments = parser.parse_args()
+    os.umask(0o077)  # what a hospital writes, no other user of its machine reads
     try:
         sys.exit(arguments.command(arguments))
     except SettingsError as error:
@@ -77,6 +87,31 @@ def members(arguments: argparse.Namespace) -> int:
             raise SettingsError("Say list, add NAME KEY, or remove NAME.")
     print("".join(member_line(*each) for each in read_members(path).items()), end="")
     return 0
+
+
+def ledger(arguments: argparse.Namespace) -> int:
+    """Check a hospital's ledger, and print it.
+
+    Raises:
+        SettingsError: The ledger cannot be read.
+    """
+    path = path_of(arguments.site, arguments.store_dir)
+    lines, broken = [], ""
+    try:
+        for line in read(path):
+            lines.append(line)
+    except BrokenLedger as error:
+        broken = str(error)
+    except OSError as error:
+        raise SettingsError(f"There is no ledger to read: {error}") from error
+    newest = lines[-1].hash if lines else "-"
+    verdict = f"{broken or 'The chain holds.'} Lines that hold: {len(lines)}. Hash of the last: "
+    verdict += f"{newest}. Keep both elsewhere: they show later if an end was cut off."
+    print(ledger_view.text(lines, verdict))
+    if arguments.html:
+        html = ledger_view.page(arguments.site, lines, verdict, not broken)
+        arguments.html.write_text(html, encoding="utf-8")
+    return int(bool(broken))
 
 
 def policy(arguments: argparse.Namespace) -> int:

@@ -8,9 +8,11 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.guard import guard
+from client_app.ledger import ledger
 from client_app.resident import resident
 
-app = ClientApp(mods=[guard, resident])
+# The first guard answers for the ledger, the second gives it what would leave.
+app = ClientApp(mods=[guard, ledger, guard, resident])
 
 
 @app.query("live")

@@ -27,6 +27,10 @@ class ReleaseError(ValueError):
     """
 
 
+class LedgerError(RuntimeError):
+    """What would leave a hospital cannot be written into its ledger, and stays."""
+
+
 LEAVES: dict[type[Exception], Failure] = {
     SettingsError: Failure.SETTINGS,
     PolicyError: Failure.POLICY,
@@ -37,6 +41,7 @@ LEAVES: dict[type[Exception], Failure] = {
     DivergedError: Failure.DIVERGED,
     ReleaseError: Failure.RELEASE,
     DeadlineError: Failure.TIMEOUT,
+    LedgerError: Failure.LEDGER,
 }
 
 

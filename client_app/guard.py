@@ -5,6 +5,7 @@ for ever. So would a process that is asked to end (SIGTERM) before it has answer
 """
 
 import logging
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,23 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.errors import LEAVES, failure_of
+from client_app.node_config import is_simulated, own_config
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
+
+
+class Failed(Error):
+    """A failure; Flower sends its code and reason alone.
+
+    Args:
+        code: A `Failure`.
+        reason: In words, for the server.
+        rule: What the policy does not allow, for the hospital's ledger; empty for other failures.
+    """
+
+    def __init__(self, code: int, reason: str, rule: str = "") -> None:
+        super().__init__(code, reason)
+        self.rule = rule
 
 
 class Terminated(BaseException):
@@ -25,6 +41,8 @@ class Terminated(BaseException):
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Answer every message, with a failure if the handler fails (a Flower mod)."""
     try:
+        if not is_simulated(own_config(context)):
+            os.umask(0o077)  # what the hospital writes, no other user of its machine reads
         with _sigterm_raises():
             answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
@@ -33,15 +51,16 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
     except tuple(LEAVES) as error:
-        if isinstance(error, PolicyError):
-            logging.getLogger("flwr").error(error.explain())
-        return Message(Error(failure_of(error), str(error)), reply_to=message)
+        rule = error.explain() if isinstance(error, PolicyError) else ""
+        if rule:
+            logging.getLogger("flwr").error(rule)
+        return Message(Failed(failure_of(error), str(error), rule), reply_to=message)
     except (Exception, Terminated) as error:
         logging.getLogger("flwr").exception(
             "The hospital failed at %s", message.metadata.message_type
         )
         reason = f"{type(error).__name__}; the hospital's own log has the details."
-        return Message(Error(Failure.CRASHED, reason), reply_to=message)
+        return Message(Failed(Failure.CRASHED, reason), reply_to=message)
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """One hospital: its name, its data on its device, its store, its policy."""
 
-import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +11,7 @@ from flwr.app import Context
 
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
+from client_app.node_config import is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
@@ -24,9 +23,6 @@ from strategies.protocol.settings import Settings, SettingsError, in_turn
 OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
 # Settings that a node-config may replace at this hospital.
 OWN_SETTINGS = ("train.batch-size", "train.learning-rate", *OWN_FILES)
-# The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
-# what comes through Flower's own interface, any user of the machine can change.
-NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
 
 
 @dataclass(frozen=True)
@@ -79,12 +75,6 @@ class Hospital:
         count, classes, store = self.partitions, self.data.classes, self.store.folder.parent
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
         return joined(data.train for data in each).to(self.device)
-
-
-def own_config(context: Context) -> Mapping[str, Any]:
-    """The node-config: the hospital's own word if its processes have it, else Flower's."""
-    own = os.environ.get(NODE_CONFIG)
-    return json.loads(own) if own else context.node_config
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
@@ -146,7 +136,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
 
 def _policy(node_config: Mapping[str, Any]) -> Policy | None:
-    if "partition-id" in node_config:
+    if is_simulated(node_config):
         return None
     path = node_config.get("policy")
     return Policy.read(Path(str(path)).expanduser() if path else None)

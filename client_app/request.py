@@ -10,6 +10,7 @@ from functools import cache
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.hospital import Hospital, open_hospital
+from client_app.node_config import own_config
 from client_app.run import check_same_images, run_folder
 from client_app.sealing import Seal, seal_for
 from client_app.store import Store
@@ -96,7 +97,7 @@ class Request:
         if hospital.policy:
             hospital.policy.check_order(order, message.metadata.ttl)
         run = run_folder(hospital.store, order.run)
-        part = [context.node_config.get(key) for key in ("partition-id", "num-partitions")]
+        part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
         order = replace(order, hospital=hospital.name)
         return cls(message, order, clock, hospital, run, seal_for(hospital, order))

@@ -2,36 +2,42 @@
 
 Flower starts a process for every message, and that process needs seconds before it can begin. With
 `resident` in its node-config, a hospital works in a process that stays. The process that Flower
-starts hands the message to it, and passes its answer on. What a message can do
-and what leaves the hospital is the same: both run the same app, with its guard.
+starts hands the message to it (client_app.handover), and passes its answer on. What a message can
+do and what leaves the hospital is the same: both run the same app, with its guard.
 
-The two processes talk through `multiprocessing.connection`, which pickles: Flower has no public way
-to write a Message and a Context as bytes. Nothing else here is ever unpickled, and this opens no
-door. Either end reads only what the other has pickled, and both run the same code as the same user.
-The socket is in a folder with mode 0700, and so is the file in the store that names the socket.
-Whoever can write there already acts as that user, and could change this code as well.
+The resident process listens on a socket in a folder of the store that only this user can open. On
+either end the kernel says who the other one is, before a byte is read: another user is refused.
 """
 
 import hashlib
+import json
+import logging
 import os
 import socket
 import subprocess
 import sys
-import tempfile
-from contextlib import suppress
-from dataclasses import replace
-from multiprocessing.connection import Connection
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from socket import AF_UNIX, SOL_SOCKET
+from struct import unpack
 from threading import Event, Thread
+from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
+from client_app.guard import Failed
+from client_app.handover import receive, send
+from client_app.node_config import NODE_CONFIG, own_config
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
-from strategies.protocol.files import replacing
+from strategies.protocol.code import code_hash
+from strategies.protocol.settings import SettingsError
 
 APP = Path(__file__).absolute().parents[1]
+RESIDENT = "FEDHANDOFF_RESIDENT"  # in the environment of the resident process
 IDLE = 900.0  # seconds without a message after which the process ends and frees its memory
 HELLO = 5.0  # seconds to wait until a message is accepted
 GRACE = 5.0  # seconds of grace after the message's deadline
@@ -43,85 +49,121 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
     Raises:
         ConnectionError: The process ended without an answer, for lack of memory for instance.
         DeadlineError: The process did not answer in time.
+        SettingsError: Others can open the folder of the socket.
+        ParcelError: The message is too large.
     """
+    config, asked = own_config(context), message.metadata
     # Any process can say that the hospital can be reached.
-    if message.metadata.message_type == "query.live" or not context.node_config.get("resident"):
+    here = asked.message_type == "query.live" or RESIDENT in os.environ
+    if here or not config.get("resident"):
         return call_next(message, context)
-    there = replace(context, node_config={**context.node_config, "resident": False})
+    facts = [asked.message_type, asked.ttl, list(context.run_config.items())]
     # Closing the connection ends the process if it is still at work.
-    with _connect(_place(context)) as connection:
+    with _connect(config) as connection, connection.makefile("rb") as answers:
+        connection.settimeout(asked.ttl + GRACE)
         try:
-            connection.send((message, there))
-            if not connection.poll(message.metadata.ttl + GRACE):
-                raise DeadlineError("The time allowed for the message ran out.")
-            answer: Message = connection.recv()
+            send(connection, facts, message.content)
+            failure, content = receive(answers)
+        except TimeoutError as error:
+            raise DeadlineError("The time allowed for the message ran out.") from error
         except (EOFError, ConnectionError) as error:
             raise ConnectionError("The resident process ended without an answer.") from error
-    return answer
+    if failure:
+        return Message(Failed(*failure), reply_to=message)
+    return Message(content, reply_to=message)
 
 
-def _place(context: Context) -> Path:
-    """The file with the address of this hospital's process for this code."""
-    store = Path(str(context.node_config.get("store-dir", DEFAULT))).expanduser()
-    facts = (APP, sys.executable, sorted(context.node_config.items()))
-    return store / "resident" / hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-
-def _connect(place: Path) -> Connection:
+def _connect(config: Mapping[str, Any]) -> socket.socket:
     """A connection to the process, which is started if none accepts messages."""
-    if place.exists():
-        last = place.read_text()
-        if connection := _call(last):
+    with _address(config) as address:
+        if connection := _call(address):
             return connection
-        _clear(Path(last))
-    # A name short enough for a socket, in a folder that only this user can open.
-    address = f"{tempfile.mkdtemp(prefix='fedhandoff-')}/resident"
-    command = [sys.executable, "-m", "client_app.resident", address]
-    started = subprocess.run(command, cwd=APP, stdin=subprocess.DEVNULL, check=False)
-    connection = None if started.returncode else _call(address)
+        own = {RESIDENT: "true", NODE_CONFIG: json.dumps({**config})}
+        started = subprocess.run(
+            [sys.executable, "-m", "client_app.resident"],
+            cwd=APP,
+            env={**os.environ, **own},
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+        connection = None if started.returncode else _call(address)
     if connection is None:
         raise ConnectionError("The resident process has not started; the hospital's log says why.")
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(place) as draft:
-        draft.write_text(address)
     return connection
 
 
-def _call(address: str) -> Connection | None:
+@contextmanager
+def _address(config: Mapping[str, Any]) -> Iterator[str]:
+    """The address of this hospital's process for this code.
+
+    It goes by way of a descriptor of the folder. So it is short enough for a socket wherever the
+    store is, and nobody can put another folder in the place of the one that was checked.
+
+    Raises:
+        SettingsError: The folder is a link, another user's, or open to others.
+    """
+    if sys.platform != "linux":
+        raise SettingsError("A resident process needs Linux: set 'resident' to false.")
+    store = Path(str(config.get("store-dir", DEFAULT))).expanduser()
+    try:
+        folder = _open_own(store / "resident")
+    except OSError as error:
+        logging.getLogger("flwr").error("%s cannot be used: %s", store / "resident", error)
+        raise SettingsError(
+            "The folder 'resident' in the hospital's store must be a folder of mode 0700 that "
+            "belongs to the hospital's user: remove what is there."
+        ) from error
+    try:
+        process = repr((APP, code_hash(), sys.executable, sorted(config.items())))
+        yield f"/proc/self/fd/{folder}/{hashlib.sha256(process.encode()).hexdigest()[:16]}"
+    finally:
+        os.close(folder)
+
+
+def _open_own(folder: Path) -> int:
+    """A descriptor of a folder that only this user can open, which is made if it is not there.
+
+    Raises:
+        OSError: It is a link, not a folder, another user's, or open to others.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
+    opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+    facts = os.fstat(opened)
+    if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        os.close(opened)
+        raise PermissionError(f"user {facts.st_uid}, mode {facts.st_mode & 0o777:o}")
+    return opened
+
+
+def _call(address: str) -> socket.socket | None:
     """A connection to the process at an address; None if it is gone, stuck or about to end."""
-    caller = socket.socket(socket.AF_UNIX)
-    try:
-        caller.connect(address)
-    except OSError:
-        caller.close()
-        return None
-    connection = Connection(caller.detach())
-    try:
-        if connection.poll(HELLO) and connection.recv():
+    connection = socket.socket(AF_UNIX)
+    connection.settimeout(HELLO)
+    with suppress(OSError):
+        connection.connect(address)
+        if _is_ours(connection) and connection.recv(1):
             return connection
-    except (EOFError, ConnectionError):
-        pass
     connection.close()
     return None
 
 
-def main(address: Path) -> None:
-    """Listen at an address, and answer messages in a copy of this process that stays."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(address))
+def _is_ours(connection: socket.socket) -> bool:
+    """Whether the process at the other end is this user's; the kernel says so."""
+    _, user, _ = unpack("iII", connection.getsockopt(SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return bool(user == os.geteuid())
+
+
+def main() -> None:
+    """Listen, and answer messages in a copy of this process that stays."""
+    with socket.socket(AF_UNIX) as listener:
+        with _address(json.loads(os.environ[NODE_CONFIG])) as address:
+            Path(address).unlink(missing_ok=True)  # of a process that has ended or is stuck
+            listener.bind(address)
         listener.listen()
         if os.fork():
             os._exit(0)
-        try:
-            serve(listener)
-        finally:
-            _clear(address)
-
-
-def _clear(address: Path) -> None:
-    with suppress(OSError):
-        address.unlink()
-        address.parent.rmdir()
+        serve(listener)
 
 
 def serve(listener: socket.socket) -> None:
@@ -132,28 +174,46 @@ def serve(listener: socket.socket) -> None:
             caller, _ = listener.accept()
         except TimeoutError:
             return
-        with Connection(caller.detach()) as connection:
-            _answer(connection)
+        with caller:
+            if not _is_ours(caller):
+                continue
+            try:
+                _answer(caller)
+            except (EOFError, ConnectionError):  # the caller has given this process up
+                return
 
 
-def _answer(connection: Connection) -> None:
-    connection.send(True)
+def _answer(caller: socket.socket) -> None:
     from client_app.app import app  # which imports this file
 
-    message, context = connection.recv()
+    caller.sendall(b"!")
+    with caller.makefile("rb") as messages:
+        (verb, ttl, run_config), content = receive(messages)
     answered = Event()
-    Thread(target=_end_with, args=(connection, answered), daemon=True).start()
-    answer = app(message, context)
+    Thread(target=_end_with, args=(caller, answered), daemon=True).start()
+    answer = app(_arrived(content, verb, ttl), Context(0, 0, {}, RecordDict(), dict(run_config)))
     answered.set()
-    connection.send(answer)
+    if answer.has_error():
+        error = answer.error
+        rule = error.rule if isinstance(error, Failed) else ""
+        send(caller, [error.code, error.reason, rule], RecordDict())
+    else:
+        send(caller, [], answer.content)
 
 
-def _end_with(connection: Connection, answered: Event) -> None:
+def _arrived(content: RecordDict, verb: str, ttl: float) -> Message:
+    """The message, as it came; ids that matter to Flower alone are in the process that it began."""
+    # The other constructors work only in processes that Flower begins.
+    metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)
+    return Message(content=content, metadata=metadata)  # type: ignore[call-overload, no-any-return]
+
+
+def _end_with(caller: socket.socket, answered: Event) -> None:
     """End this process, whatever it does, when nobody waits for the answer any more."""
-    connection.poll(None)  # until the other end closes it: nothing more is sent
+    caller.recv(1)  # until the other end closes it: nothing more is sent
     if not answered.is_set():
         os._exit(1)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

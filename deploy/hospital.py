@@ -24,7 +24,7 @@ PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
 # Environment variables of the hospital's processes. Other users of the machine can read a command
 # line, and what Flower is told it tells whoever takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
-NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.hospital reads it
+NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.node_config reads it
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,7 @@ def start_supernode(hospital: Hospital) -> None:
         "for a minute. Status 0: the key is no longer registered, or this machine's clock is wrong."
     )
     forget_apps(folder / "flwr")
-    # Removed at the end, with what a killed resident process leaves behind. Not in the user's own
-    # TMPDIR: the path of a socket has at most about a hundred characters.
+    # Not in the user's own TMPDIR: the path of a socket has at most about a hundred characters.
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
         secret = write_secret(Path(private))
         port = hospital.runtime_port or _free_port()

@@ -296,3 +296,21 @@ def deployment(config: Mapping[str, Any], **node_config: Any) -> Context:
     """What Flower hands to a handler at a hospital of its own; _ in a key stands for -."""
     node: dict[str, Any] = {key.replace("_", "-"): str(value) for key, value in node_config.items()}
     return Context(1, 100, node, RecordDict(), dict(config))
+
+
+def deployed(folder: Path, site: str = "graz", **settings: Any) -> Context:
+    """What Flower hands to a handler at a hospital of its own, which has 24 images in `folder`.
+
+    Its policy allows open runs. Keys of `settings` are written as in `run_config`.
+    """
+    import PIL.Image  # here, because most tests do without
+
+    for number in range(24):
+        image = folder / "images" / "ab"[number % 2] / f"{number}.png"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
+        PIL.Image.fromarray(pixels).save(image)
+    (folder / "policy.toml").write_text("runs.sealed-only = false", "utf-8")
+    own = {"site": site, "store-dir": str(folder / "store")}
+    own |= {"data-dir": str(folder / "images"), "policy": str(folder / "policy.toml")}
+    return Context(1, 100, {**own}, RecordDict(), run_config(**settings))

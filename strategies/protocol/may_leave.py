@@ -149,6 +149,7 @@ class Failure(IntEnum):
     GONE = 4208  # the hospital is not connected
     RELEASE = 4209  # the hospital's synthetic images may not leave it
     POLICY = 4210  # the hospital's policy does not allow it
+    LEDGER = 4211  # the hospital cannot write down what would leave it
 
 
 class UndeclaredError(ValueError):

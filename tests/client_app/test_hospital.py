@@ -5,7 +5,8 @@ import PIL.Image
 import pytest
 import torch
 
-from client_app.hospital import NODE_CONFIG, OWN_FILES, open_hospital
+from client_app.hospital import OWN_FILES, open_hospital
+from client_app.node_config import NODE_CONFIG
 from client_app.policy import PolicyError
 from learning.models import Architecture
 from strategies.protocol.settings import SettingsError

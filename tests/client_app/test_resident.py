@@ -12,6 +12,7 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident
 from client_app.app import app
+from client_app.handover import send
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -37,20 +38,18 @@ def ask(tmp_path):
     yield send
     for process in residents(tmp_path):
         os.kill(process, signal.SIGKILL)
-    for file in (tmp_path / "resident").glob("*"):
-        resident._clear(Path(file.read_text()))
 
 
 def residents(store):
     """The resident processes of the hospital with this store."""
-    addresses = [path.read_text() for path in (store / "resident").glob("*")]
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if any(address in path.read_text() for address in addresses):
-                found.append(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            environment = path.read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has just ended
             continue
+        if f"{resident.RESIDENT}=true" in environment and str(store) in environment:
+            found.append(int(path.parent.name))
     return found
 
 
@@ -78,10 +77,8 @@ def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
     first = parcel_of(answers[0])
     assert parcel_of(answers[1]) == first
     (process,) = residents(tmp_path)
-    # What the two processes unpickle can be written by this user alone.
-    (file,) = (tmp_path / "resident").iterdir()
-    for folder in (file.parent, Path(file.read_text()).parent):
-        assert folder.stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "resident").stat().st_mode & 0o777 == 0o700
+    assert str(tmp_path) not in Path(f"/proc/{process}/cmdline").read_text()  # all see it
     visits = [ask("train", first, lives=lives, epochs=2) for lives in (False, True)]
     assert visits[0].content["manifest"] == visits[1].content["manifest"]  # with the hashes
     assert visits[0].content["metrics"]["train-loss"] == visits[1].content["metrics"]["train-loss"]
@@ -131,12 +128,10 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, tmp_path):
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)
     order = Order(1, 1, "hospital-0", DIGITS, "plain", "1", epochs=100_000)
-    message = Message(RecordDict({**first, "order": to_record(order)}), 100, "train", ttl=60)
-    place = context(0, 2, run_config(model="mlp"), **{"store-dir": str(tmp_path)})
-    (file,) = (tmp_path / "resident").glob("*")
-    connection = resident._call(file.read_text())
-    assert connection
-    connection.send((message, place))
+    content = RecordDict({**first, "order": to_record(order)})
+    place = context(0, 2, {}, **{"store-dir": str(tmp_path), "resident": True})
+    connection = resident._connect(place.node_config)
+    send(connection, ["train", 60.0, list(run_config(model="mlp").items())], content)
     time.sleep(1)
     assert residents(tmp_path) == [process]
     connection.close()
@@ -155,9 +150,8 @@ def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
 
 
 def test_another_hospital_has_another_one(tmp_path):
-    places = {
-        resident._place(context(index, 2, {}, **{"store-dir": str(tmp_path), **more}))
-        for index in (0, 1)
-        for more in ({}, {"site": "graz"})
-    }
-    assert len(places) == 4
+    names = set()
+    for site in ({}, {"site": "graz"}, {"site": "wien"}):
+        with resident._address({"store-dir": str(tmp_path), **site}) as address:
+            names.add(Path(address).name)
+    assert len(names) == 3

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from flwr.common.config import parse_config_args
 
 from benchmarks.simulation import run, superlink
-from client_app import hospital as app
+from client_app import node_config as app
 from deploy import hospital, server, supervisor, watch
 from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key

@@ -1,0 +1,87 @@
+"""Flower's records on a socket between two processes of a hospital, and nothing pickled.
+
+    length of the head, 8 bytes | head, JSON | the bytes of all arrays, in the order of the head
+
+The head has facts beside the records, and for each array all but its bytes. What comes out is what
+went in, even where a server sent nonsense: the handlers judge it, as in a process of Flower's. The
+only objects in the JSON are bytes, as {"bytes": hex}; what has names is a list of pairs.
+"""
+
+import json
+from socket import socket
+from typing import Any, BinaryIO
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from strategies.protocol.records import ParcelError
+
+HEAD = 2**26  # bytes of a head, at the most
+ARRAYS = 2**34  # bytes of all arrays of a message, at the most
+KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
+
+
+def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
+    """Write facts, of what JSON has and of bytes, and records.
+
+    Raises:
+        ParcelError: They are more than `receive` takes.
+        OSError: The other process has gone, or does not read.
+    """
+    records = [_described(name, record) for name, record in content.items()]
+    head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
+    arrays = [array for record in content.array_records.values() for array in record.values()]
+    if len(head) > HEAD or sum(len(array.data) for array in arrays) > ARRAYS:
+        raise ParcelError(f"A message is too large: {ARRAYS} bytes of arrays are the most.")
+    connection.sendall(len(head).to_bytes(8, "big") + head)
+    for array in arrays:
+        connection.sendall(array.data)
+
+
+def receive(file: BinaryIO) -> tuple[list[Any], RecordDict]:
+    """Read what `send` wrote.
+
+    Raises:
+        EOFError: The other process has gone.
+        ValueError: It is not what `send` writes, or has larger sizes.
+    """
+    size = int.from_bytes(_read(file, 8), "big")
+    if size > HEAD:
+        raise ValueError(f"A head of {size} bytes is announced.")
+    facts, records = json.loads(_read(file, size), object_hook=_bytes)
+    sizes = [array[-1] for _, kind, values in records if kind == "arrays" for _, array in values]
+    if min(sizes, default=0) < 0 or sum(sizes) > ARRAYS:
+        raise ValueError(f"Arrays of {sum(sizes)} bytes are announced.")
+    return facts, RecordDict({name: _record(kind, values, file) for name, kind, values in records})
+
+
+def _described(name: str, record: Any) -> tuple[str, str, list[Any]]:
+    kind = next(kind for kind, each in KINDS.items() if isinstance(record, each))
+    if kind != "arrays":
+        return name, kind, list(record.items())
+    return (
+        name,
+        kind,
+        [(key, (a.dtype, a.shape, a.stype, len(a.data))) for key, a in record.items()],
+    )
+
+
+def _record(kind: str, values: list[Any], file: BinaryIO) -> Any:
+    if kind != "arrays":
+        return KINDS[kind](dict(values))
+    return ArrayRecord(
+        {
+            key: Array(dtype, tuple(shape), stype, _read(file, size))
+            for key, (dtype, shape, stype, size) in values
+        }
+    )
+
+
+def _read(file: BinaryIO, size: int) -> bytes:
+    data = file.read(size)
+    if len(data) < size:
+        raise EOFError
+    return data
+
+
+def _bytes(found: dict[str, str]) -> bytes:
+    return bytes.fromhex(found["bytes"])

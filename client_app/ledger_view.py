@@ -1,0 +1,99 @@
+"""The ledger for people: as text for a terminal, and as an HTML page.
+
+A server chooses much of what it says, such as a run's settings. Nothing of it reaches a terminal
+but characters that can be printed, or the page but through `strategies.protocol.page`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from client_app.ledger import Line
+from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
+from strategies.protocol.settings import defaults
+
+FIELDS = {"round": "round", "hop": "hop", "learner": "learner", "buffer_size": "buffer"}
+
+
+def text(lines: Sequence[Line], verdict: str) -> str:
+    """The ledger as text; of a run's settings those that are not the defaults."""
+    parts = []
+    for run, of_run in _runs(lines):
+        parts.append(f"{run}\n")
+        for line in of_run:
+            number, digest, time, asked, answer = _row(line)
+            parts.append(f"{number:>6} {digest} {time} {asked}\n       {answer}")
+            parts += [f"       {setting}" for setting in _settings(line, changed=True)]
+        parts.append("")
+    return "\n".join([*parts, verdict])
+
+
+def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
+    """The ledger as a page that needs no other file."""
+    parts = [
+        heading(f"Ledger of {_printable(site)}", 1),
+        notice("green" if whole else "red", paragraph(verdict)),
+    ]
+    for run, of_run in _runs(lines):
+        titles = ["line", "SHA-256", "UTC", "asked", "left"]
+        parts += [heading(run), table(titles, map(_row, of_run))]
+        for line in of_run:
+            if settings := _settings(line, changed=False):
+                parts += [paragraph(f"Line {line.number}:"), verbatim("\n".join(settings))]
+    return document(f"Ledger of {_printable(site)}", *parts)
+
+
+def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
+    """The lines of each run, in the order in which the runs began."""
+    runs: dict[str, list[Line]] = {}
+    for line in lines:
+        run = line.entry.get("run")
+        title = "Outside of a run" if run is None else f"Run {_printable(run)}"
+        runs.setdefault(title, []).append(line)
+    yield from runs.items()
+
+
+def _row(line: Line) -> tuple[str, ...]:
+    entry = line.entry
+    asked = [f"{title} {entry[key]}" for key, title in FIELDS.items() if entry.get(key)]
+    cells = (line.number, line.hash[:12], entry.get("time"), " ".join([entry["verb"], *asked]))
+    return (*map(_printable, cells), _printable(_answer(entry)))
+
+
+def _answer(entry: dict[str, Any]) -> str:
+    """What left, in words."""
+    if failure := entry.get("failure"):
+        rule = f" {failure['rule']}" if "rule" in failure else ""
+        return f"failed ({failure['class']}): {failure['reason']}{rule}"
+    return "; ".join(map(_record, entry["left"])) or "nothing"
+
+
+def _record(record: dict[str, Any]) -> str:
+    name = record["name"]
+    if "sha256" in record:
+        return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
+    return (
+        f"{name}: {', '.join(f'{key} {shown(value)}' for key, value in record['values'].items())}"
+    )
+
+
+def _settings(line: Line, *, changed: bool) -> list[str]:
+    """What the run was to be like, of the line at which the hospital was asked to join."""
+    entry = line.entry
+    if "settings" not in entry:
+        return []
+    usual = defaults() if changed else {}
+    settings = [
+        f"{key} = {value!r}"
+        for key, value in entry["settings"].items()
+        if key not in usual or usual[key] != value
+    ]
+    facts = [f"code {entry['code']}", f"policy {entry['policy']}"]
+    return [_printable(each) for each in (*facts, *settings)]
+
+
+def _printable(value: object) -> str:
+    """A value as text that controls no terminal and hides nothing."""
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in str(value)
+    )

@@ -1,0 +1,272 @@
+"""Tests of client_app/ledger.py: what was asked and what left is written down before it leaves."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from client_app import ledger_view
+from client_app.__main__ import main
+from client_app.app import app
+from client_app.errors import LedgerError
+from client_app.guard import guard
+from client_app.ledger import LONGEST, BrokenLedger, append, ledger, path_of, read
+from client_app.policy import PolicyError
+from client_app.resident import RESIDENT
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import Manifest, hash_arrays, pack
+from strategies.protocol.settings import Settings
+from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
+
+HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n"
+
+
+def ledger_of(place: Context) -> Path:
+    return path_of(str(place.node_config["site"]), Path(str(place.node_config["store-dir"])))
+
+
+def answered(place: Context, handler, verb="train", content=None) -> Message:
+    """A message's answer as it leaves, with a handler in the place of the app's."""
+    message = Message(content or RecordDict(), 1, verb)
+    kept = lambda m, c: ledger(m, c, lambda m, c: guard(m, c, handler))  # noqa: E731
+    return guard(message, place, kept)
+
+
+def figures(message: Message, place: Context) -> Message:
+    metrics = MetricRecord({"accuracy": 0.5})
+    return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+
+def written(path: Path, count: int) -> list[bytes]:
+    for number in range(count):
+        append(path, {"number": number})
+    return path.read_bytes().splitlines(keepends=True)
+
+
+@pytest.mark.usefixtures("_quick_buffers")
+@pytest.mark.parametrize(
+    ("strategy", "verb"), [("feder", "evaluate"), ("fedrewind", "train.rewind")]
+)
+def test_all_that_leaves_a_hospital_in_a_run_is_in_it(strategy, verb, tmp_path):
+    config = {"strategy": strategy, "num_server_rounds": 2, "model": "mlp", "image_size": 8}
+    config |= {"train__epochs": 3, "feder__buffer_size": 4, "mlp__hidden": "4"}
+    places = [deployed(tmp_path / site, site, **config) for site in ("graz", "wien")]
+    answers: dict[Any, list[Message]] = {"graz": [], "wien": []}
+
+    def hospital(place):
+        def answer(message):
+            answers[place.node_config["site"]].append(app(message, place))
+            return answers[place.node_config["site"]][-1]
+
+        return answer
+
+    grid = FakeGrid({100 + k: hospital(place) for k, place in enumerate(places)})
+    go(Settings.parse(run_config(**config)), grid, Ledger())
+    for place in places:
+        hospital(place)(Message(RecordDict(), 1, "query.live"))
+        lines, left = list(read(ledger_of(place))), answers[place.node_config["site"]]
+        verbs = [line.entry["verb"] for line in lines]
+        assert verbs == [answer.metadata.message_type for answer in left]
+        assert {"query.enrol", "query.prepare", "train", verb, "query.live"} <= {*verbs}
+        for line, answer in zip(lines, left, strict=True):
+            assert [record["name"] for record in line.entry["left"]] == list(answer.content)
+            for record in line.entry["left"]:
+                there = answer.content[record["name"]]
+                if isinstance(there, ArrayRecord):
+                    assert record["bytes"] == sum(len(array.data) for array in there.values())
+                    assert record["sha256"] == hash_arrays(there)
+                else:
+                    assert record["values"] == dict(there)
+        joined = lines[0].entry
+        assert joined["settings"] == place.run_config
+        assert joined["code"] == code_hash()
+        trained = lines[verbs.index("train")].entry
+        assert (trained["round"], trained["hop"]) == (1, 1)
+        assert trained["run"] == joined["run"]
+
+
+def test_a_refusal_is_in_it_with_the_rule_that_the_server_does_not_learn(tmp_path):
+    def refuse(message, context):
+        raise PolicyError("release.min-quantile", 0, "0.01 or more")
+
+    place = deployed(tmp_path)
+    answer = answered(place, refuse)
+    (line,) = read(ledger_of(place))
+    assert line.entry["failure"] == {
+        "class": "policy",
+        "reason": answer.error.reason,
+        "rule": "Refused by the policy: release.min-quantile allows 0.01 or more, asked is 0.",
+    }
+    assert "quantile" not in str(answer.error.reason)
+
+
+def test_a_failure_is_in_it(tmp_path):
+    place = deployed(tmp_path)
+    answered(place, lambda message, context: 1 / 0)
+    (line,) = read(ledger_of(place))
+    assert line.entry["failure"]["class"] == "crashed"
+    assert line.entry["failure"]["reason"].startswith("ZeroDivisionError;")
+
+
+@pytest.mark.parametrize("obstacle", ["folder", "link", "too long"])
+def test_what_cannot_be_written_does_not_leave(obstacle, tmp_path, caplog):
+    place = deployed(tmp_path)
+    path = ledger_of(place)
+    path.parent.mkdir(parents=True)
+    content = RecordDict()
+    if obstacle == "folder":
+        path.mkdir()
+    elif obstacle == "link":
+        path.symlink_to("/dev/full")
+    else:
+        content["order"] = ConfigRecord({"learner": "x" * LONGEST})
+    answer = answered(place, figures, content=content)
+    assert answer.error.code == Failure.LEDGER
+    assert str(tmp_path) not in str(answer.error.reason)
+    assert str(path) in caplog.text
+
+
+def test_the_resident_process_leaves_it_to_the_one_that_it_answers(tmp_path, monkeypatch):
+    monkeypatch.setenv(RESIDENT, "true")
+    place = deployed(tmp_path)
+    assert not answered(place, figures).has_error()
+    assert not ledger_of(place).exists()
+
+
+def test_a_simulation_has_none(tmp_path):
+    place = deployed(tmp_path)
+    place.node_config["partition-id"] = 0
+    assert not answered(place, figures).has_error()
+    assert not ledger_of(place).exists()
+
+
+def test_only_the_hospital_can_read_it(tmp_path):
+    written(tmp_path / "graz" / "ledger.jsonl", 1)
+    assert (tmp_path / "graz" / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_hash_on_a_label_is_used_again(tmp_path):
+    """The label's, which the server checks: no record is hashed for the ledger alone."""
+    model = ArrayRecord({"weight": Array(np.zeros(3))})
+    parcel = pack({"model": model}, Manifest("graz", "{}", ["a"]))
+    parcel.config_records["manifest"]["hashes"] = ["model=from-the-label"]
+    place = deployed(tmp_path)
+    answered(place, lambda m, c: Message(RecordDict({**parcel}), reply_to=m))
+    (line,) = read(ledger_of(place))
+    assert line.entry["left"][0]["sha256"] == "from-the-label"
+
+
+@pytest.mark.parametrize(
+    ("change", "number"),
+    [
+        (lambda lines: [lines[0], lines[1].replace(b": 1}", b": 9}"), *lines[2:]], 3),
+        (lambda lines: [*lines[:1], *lines[2:]], 2),
+        (lambda lines: lines[1:], 1),
+        (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2),
+        (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3),
+        (lambda lines: [*lines[:2], b"{}\n", *lines[2:]], 3),
+        (lambda lines: [*lines[:2], b"\xff\n", *lines[2:]], 3),
+        (lambda lines: [*lines[:3], lines[3][:-5]], 4),
+    ],
+    ids=["changed", "removed", "beginning", "swapped", "doubled", "added", "bytes", "cut"],
+)
+def test_tampering_is_found(change, number, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    path.write_bytes(b"".join(change(written(path, 4))))
+    with pytest.raises(BrokenLedger, match=f"^Line {number} "):
+        list(read(path))
+
+
+def test_a_cut_off_end_shows_in_number_and_hash(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    lines = written(path, 4)
+    kept = list(read(path))[-1]
+    path.write_bytes(b"".join(lines[:3]))
+    newest = list(read(path))[-1]
+    assert (newest.number, newest.hash) != (kept.number, kept.hash)
+
+
+def test_a_line_that_was_never_finished_is_removed_and_the_chain_goes_on(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    written(path, 2)
+    with path.open("ab") as file:
+        file.write(b'{"previous": ')
+    append(path, {"number": 2})
+    assert [line.entry["number"] for line in read(path)] == [0, 1, 2]
+
+
+def test_processes_write_one_after_the_other(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    code = "import sys; from pathlib import Path; from client_app.ledger import append\n"
+    code += "for number in range(50): append(Path(sys.argv[1]), {'number': number})"
+    command = [sys.executable, "-c", code, str(path)]
+    writers = [subprocess.Popen(command, cwd=Path(__file__).parents[2]) for _ in range(3)]
+    assert [writer.wait() for writer in writers] == [0, 0, 0]
+    numbers = sorted(line.entry["number"] for line in read(path))
+    assert numbers == sorted([*range(50)] * 3)
+
+
+def test_on_a_full_disk_nothing_leaves_and_the_chain_holds(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    written(path, 2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
+    try:
+        with pytest.raises(LedgerError, match="nothing leaves"):
+            append(path, {"number": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    append(path, {"number": 3})
+    assert [line.entry["number"] for line in read(path)] == [0, 1, 3]
+
+
+def command(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["client_app", "ledger", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return end.value.code
+
+
+def test_what_a_server_chose_reaches_neither_terminal_nor_page(tmp_path, monkeypatch, capsys):
+    place = deployed(tmp_path)
+    place.run_config["strategy"] = HOSTILE
+    order = ConfigRecord({"run": HOSTILE, "learner": HOSTILE, "round": b"\x1b", "hop": [HOSTILE]})
+    answered(place, figures, "query.enrol", RecordDict({"order": order}))
+    store, html = place.node_config["store-dir"], tmp_path / "ledger.html"
+    assert command(monkeypatch, "--site", "graz", "--store-dir", store, "--html", html) == 0
+    text, page = capsys.readouterr().out, html.read_text("utf-8")
+    assert "The chain holds. Lines that hold: 1." in text
+    for shown in (text, page):
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+        assert "alert(1)" in shown
+    assert "<script" not in page
+
+
+def test_the_command_names_a_broken_line_and_shows_those_before_it(tmp_path, monkeypatch, capsys):
+    place = deployed(tmp_path)
+    for _ in range(3):
+        answered(place, figures, "evaluate")
+    path = ledger_of(place)
+    path.write_text(path.read_text("utf-8").replace("0.5", "0.9", 1), "utf-8")
+    assert command(monkeypatch, "--site", "graz", "--store-dir", path.parents[1]) == 1
+    text = capsys.readouterr().out
+    assert "Line 2 was not written after the line that is before it now" in text
+    assert "evaluate" in text
+
+
+def test_the_list_says_what_left(tmp_path):
+    place = deployed(tmp_path)
+    answered(place, figures, "evaluate")
+    (line,) = read(ledger_of(place))
+    text = ledger_view.text([line], "")
+    assert "metrics: accuracy 0.500" in text
+    assert line.hash[:12] in text
+    assert json.loads(ledger_of(place).read_text())["verb"] == "evaluate"
