@@ -24,7 +24,7 @@ PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
 # Environment variables of the hospital's processes. Other users of the machine can read a command
 # line, and what Flower is told it tells whoever takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
-NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.hospital reads it
+NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; the app reads it
 
 
 @dataclass(frozen=True)
