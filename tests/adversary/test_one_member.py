@@ -136,7 +136,7 @@ def test_a_name_that_is_none(name):
         {"shape": [1, 2**40, 8]},
         {"release": "x" * 10_000},
     ],
-    ids=str,
+    ids=range(7),
 )
 def test_a_card_with_values_that_cannot_be(card):
     state, ledger = run(lie("query.enrol", lambda content: content["card"].update(card)))
@@ -176,6 +176,7 @@ LOW_ORDER = [
 @pytest.mark.parametrize(
     "identity",
     [*map(key, LOW_ORDER), "", "no key", key()[:-4], key() + "\n", "h0 " + key()],
+    ids=range(9),
 )
 def test_a_key_that_every_hospital_would_refuse(identity):
     """It is in no order: hospitals refuse a whole order with one bad key."""
