@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from server_app import check
+from server_app import check, compare
 from strategies.protocol.settings import SettingsError
 
-COMMANDS = (check,)
+COMMANDS = (check, compare)
 
 
 def main() -> None:
