@@ -199,13 +199,15 @@ def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
     if name is None and not vary:
         raise TableError(f"Name a TOML file, or one of {', '.join(sorted(TABLES))}; or --vary.")
     described = _read(name) if name else {"title": "Sweep", "rows": [{"name": ""}]}
-    varied = [[(key, value) for value in values] for key, values in map(_values, vary)]
+    settings = dict(map(_values, vary))
+    named = [key for key, values in settings.items() if len(values) > 1] or list(settings)
     rows = []
-    for row, *chosen in product(described["rows"], *varied):
-        names = [f"{key}={value}".replace(",", " ") for key, value in chosen]
-        settings = {**flatten_dict(row.get("settings")), **dict(chosen)}
+    for row, *values in product(described["rows"], *settings.values()):
+        chosen = dict(zip(settings, values, strict=True))
+        names = [f"{key}={chosen[key]}".replace(",", " ") for key in named]
         name = " ".join(filter(None, [row["name"], *names]))
-        rows.append({**row, "name": name, "settings": settings})
+        own = {**flatten_dict(row.get("settings")), **chosen}
+        rows.append({**row, "name": name, "settings": own})
     return {**described, "rows": rows}
 
 

@@ -1,6 +1,7 @@
 """The tables in benchmarks/ and their runner, without any run."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,16 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
 
 
+def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "comparing.md").read_text("utf-8")
+    (own,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "skin.toml").write_text(own, encoding="utf-8")
+    table = load(tmp_path / "skin.toml", Path("/data"))
+    assert [row.name for row in table.rows] == ["alone", "FedER", "FedER without buffers"]
+    vary = re.findall(r"--vary ([a-z]\S*=\S+)", page)
+    assert len(checked(described_by(None, vary), None).rows) == 6
+
+
 def test_methods_md_says_what_each_table_repeats():
     page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text("utf-8")
     assert [name for name in TABLES if f"`{name}`" not in page] == []
@@ -163,11 +174,11 @@ def test_only_the_rows_of_a_table_must_be_there(tmp_path):
 
 
 def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
-    vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'"]
+    vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'", "seed=3"]
     rows = checked(described_by(None, vary), None).rows
     assert len(rows) == 8
     assert rows[0].name == "strategy=cwt train.learning-rate=0.1 mlp.hidden=8 8"
-    wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16"}
+    wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "seed": 3}
     assert rows[-1].settings == wanted
     (tmp_path / "two.toml").write_text(TABLE)
     rows = load(tmp_path / "two.toml", Path("/data"), ["evaluate.cross=true,false"]).rows
