@@ -157,11 +157,11 @@ def _check_models(settings: Settings) -> None:
     from learning.errors import ModelError
     from learning.models import Architecture  # imports torch
 
-    size = settings.image_size
+    size = settings.image_size or 224  # 0: that of the hospital's images, which it checks
     for name in sorted(names):
         try:
             network = Architecture(name, 3, size, size, 2, settings.mlp.widths, settings.pixels)
-            if size:
+            if settings.image_size:
                 network.check()
         except ModelError as error:
             text = f"The setting 'model' is {settings.model!r}. {error}"
