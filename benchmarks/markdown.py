@@ -39,6 +39,8 @@ def where() -> str:
 
 def commit() -> str:
     """The commit that is checked out, and whether files differ from it."""
+    if not (APP / ".git").exists():
+        return "unknown"
     short, changes = (
         subprocess.run(["git", *words], cwd=APP, capture_output=True, text=True, check=True).stdout
         for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain"])

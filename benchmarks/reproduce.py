@@ -1,6 +1,10 @@
-"""Runs the table that benchmarks/<name>.toml describes: every row with every seed, one run each.
+"""Runs every row of a table with every seed, one run each: a table of benchmarks/, or one's own.
 
     uv run python -m benchmarks.reproduce feder_digits
+    uv run python -m benchmarks.reproduce ~/own.toml --seeds 0,1,2,3,4
+    uv run python -m benchmarks.reproduce --vary strategy=cwt,feder --vary train.epochs=1,3
+
+A table is a TOML file; only `rows` must be there, and `name` in each:
 
     title = "..."                          # what it is, of which paper
     hospitals = 3                          # simulated in every run; a row may have its own number
@@ -17,10 +21,12 @@
                                            # at the top says whose it is, if not the paper's
 
 Runs that are completed are not done again, so a table that was interrupted goes on where it was.
-GANs are trained once: all runs have one store, in the output folder.
+GANs are trained once: all runs have one store, in the output folder. `python -m server_app compare`
+says how sure the differences between rows are.
 """
 
 import argparse
+import csv
 import json
 import re
 import shlex
@@ -30,6 +36,8 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -38,12 +46,20 @@ from flwr.common.config import flatten_dict
 
 from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
 from benchmarks.simulation import RunFailed, run, superlink
+from server_app.check import check, merged
 from server_app.measures import Summary
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from strategies.registry import strategy_of
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
+# What a table, and a row of it, may say; the first must be there.
+TABLE_KEYS = ("rows", "title", "beside", "hospitals", "seeds", "folds", "columns", "settings")
+ROW_KEYS = ("name", "hospitals", "settings", "paper")
+COLUMNS = [
+    *("federation_balanced_accuracy", "federation_accuracy"),
+    *("personalized_balanced_accuracy", "personalized_accuracy", "wall_seconds"),
+]
 
 
 class TableError(ValueError):
@@ -97,7 +113,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What benchmarks/<name>.toml says, checked."""
+    """What a TOML file says, checked."""
 
     title: str
     beside: str
@@ -116,16 +132,33 @@ class Table:
 def main() -> None:
     """Do the runs that are missing, then print and keep the table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.reproduce")
-    parser.add_argument("name", choices=sorted(TABLES))
+    parser.add_argument(
+        "table", nargs="?", help="name of a table in benchmarks/, or a TOML file like these"
+    )
     parser.add_argument("--data", type=Path, help="what {data} stands for in the table's settings")
     parser.add_argument("--output", type=Path, help="default: ~/fedhandoff/benchmarks/<name>")
     parser.add_argument("--rows", help="names of the rows to run, with commas; default: all")
+    parser.add_argument("--seeds", type=_numbers, help="in place of the table's, such as 0,1,2")
+    parser.add_argument("--hospitals", type=int, help="in place of the table's number")
+    parser.add_argument(
+        *("--vary",),
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="every row with each of these values of a setting; without a table, the defaults",
+    )
     arguments = parser.parse_args()
-    output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / arguments.name
-    output = output.expanduser().resolve()
     try:
-        table = load(TABLES[arguments.name], arguments.data)
+        described = described_by(arguments.table, arguments.vary)
+        changes = {"seeds": arguments.seeds, "hospitals": arguments.hospitals}
+        described |= {key: value for key, value in changes.items() if value}
+        table = checked(described, arguments.data)
         rows = choose(table, arguments.rows)
+        name = Path(arguments.table or "sweep").stem
+        output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / name
+        output = output.expanduser().resolve()
+        for row in rows:
+            _check_here(row, table.repeats[0], output)
     except (TableError, SettingsError) as error:
         parser.error(str(error))
 
@@ -143,45 +176,122 @@ def main() -> None:
     command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
     text = render(table, output, command)
     (output / "table.md").write_text(text, encoding="utf-8")
-    print(f"\n{text}")
+    print(f"\n{text}\nHow sure are the differences? uv run python -m server_app compare {output}")
     sys.exit(not complete)
 
 
-def load(path: Path, data: Path | None) -> Table:
-    """Read a table, and check everything that can be checked without the images.
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
+def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
+    """What a table says, with every row repeated for all values of the settings that vary.
+
+    Args:
+        name: Of a table in benchmarks/, or the path of a TOML file; None: one row, the defaults.
+        vary: Settings with their values, such as "strategy=cwt,feder"; a value with a comma stands
+            in single quotes.
 
     Raises:
-        TableError: It does not fit together.
-        SettingsError: A setting has a value that cannot be used.
+        TableError: There is no such table; or it cannot be read, or says what no table says.
+        SettingsError: There is no setting of a name.
     """
-    described = tomllib.loads(path.read_text(encoding="utf-8"))
-    counts = {row.get("hospitals", described["hospitals"]) for row in described["rows"]}
-    known = known_columns(min(counts))
-    if unknown := set(described["columns"]) - known.keys():
-        raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
-    rows, default = [], defaults()
-    first = Repeat(described["seeds"][0], described.get("folds", 0))
+    if name is None and not vary:
+        raise TableError(f"Name a TOML file, or one of {', '.join(sorted(TABLES))}; or --vary.")
+    described = _read(name) if name else {"title": "Sweep", "rows": [{"name": ""}]}
+    settings = dict(map(_values, vary))
+    named = [key for key, values in settings.items() if len(values) > 1] or list(settings)
+    rows = []
+    for row, *values in product(described["rows"], *settings.values()):
+        chosen = dict(zip(settings, values, strict=True))
+        names = [f"{key}={chosen[key]}".replace(",", " ") for key in named]
+        name = " ".join(filter(None, [row["name"], *names]))
+        own = {**flatten_dict(row.get("settings")), **chosen}
+        rows.append({**row, "name": name, "settings": own})
+    return {**described, "rows": rows}
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = TABLES.get(name, Path(name).expanduser())
+    try:
+        described = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        near = get_close_matches(name, TABLES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(TABLES))}."
+        text = f"'{name}' is neither a table in benchmarks/ nor a file that can be read; {hint}"
+        raise TableError(text) from error
+    except ValueError as error:
+        raise TableError(f"{path} is no TOML: {error}") from error
+    _check_keys(str(path), described, TABLE_KEYS)
     for row in described["rows"]:
-        differences = flatten_dict(row.get("settings", {}))
-        settings = {
-            key: _filled_in(value, data)
-            for key, value in {**flatten_dict(described["settings"]), **differences}.items()
-        }
-        if unknown := settings.keys() - default.keys():
-            raise TableError(f"No setting is called {_list(unknown)} (row {row['name']}).")
-        strategy_of(Settings.parse({**default, **settings, **first.settings}))
+        _check_keys(f"A row of {path}", row, ROW_KEYS)
+    return described
+
+
+def _check_keys(where: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
+    if known[0] not in found:
+        raise TableError(f"{where} has no '{known[0]}'.")
+    if unknown := found.keys() - set(known):
+        raise TableError(f"{where} has {_list(unknown)}; it may have {', '.join(known)}.")
+
+
+def _values(text: str) -> tuple[str, list[Any]]:
+    """A setting and its values, read as its default is."""
+    key, _, values = text.partition("=")
+    merged({key: values})  # refuses a name that is unknown
+    return key, [
+        _value(defaults()[key], each) for each in next(csv.reader([values], quotechar="'"))
+    ]
+
+
+def _value(default: Any, text: str) -> Any:
+    try:
+        return text if isinstance(default, str) else tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text  # which is refused later, with what is allowed
+
+
+def checked(described: Mapping[str, Any], data: Path | None) -> Table:
+    """Check everything that can be checked without the images.
+
+    Raises:
+        TableError: It does not fit together, or a setting has a value that cannot be used.
+    """
+    hospitals, seeds = described.get("hospitals", 2), described.get("seeds", [0])
+    chosen = described.get("columns", COLUMNS)
+    known = known_columns(min(row.get("hospitals", hospitals) for row in described["rows"]))
+    if unknown := set(chosen) - known.keys():
+        raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
+    first = Repeat(seeds[0], described.get("folds", 0))
+    rows = []
+    for row in described["rows"]:
+        own = {**flatten_dict(described.get("settings")), **flatten_dict(row.get("settings"))}
+        settings = {key: _filled_in(value, data) for key, value in own.items()}
+        try:
+            strategy_of(Settings.parse(merged({**settings, **first.settings})))
+        except SettingsError as error:
+            raise TableError(f"Row '{row['name']}': {error}") from error
         paper = {
             name: figure if isinstance(figure, list) else [figure]
             for name, figure in row.get("paper", {}).items()
         }
-        if unknown := paper.keys() - set(described["columns"]):
+        if unknown := paper.keys() - set(chosen):
             raise TableError(f"The table has no column {_list(unknown)} (row {row['name']}).")
-        hospitals = row.get("hospitals", described["hospitals"])
-        rows.append(Row(row["name"], hospitals, settings, paper))
-    columns = {name: known[name] for name in described["columns"]}
-    beside = described.get("beside", "paper")
-    seeds = described["seeds"]
-    return Table(described["title"], beside, seeds, first.folds, columns, rows)
+        rows.append(Row(row["name"], row.get("hospitals", hospitals), settings, paper))
+    if len({_dashed(row.name) for row in rows}) < len(rows):
+        raise TableError("Two rows have one name, or names that differ only in signs like +.")
+    columns = {name: known[name] for name in chosen}
+    title, beside = described.get("title", "Own table"), described.get("beside", "paper")
+    return Table(title, beside, seeds, first.folds, columns, rows)
+
+
+def _check_here(row: Row, repeat: Repeat, output: Path) -> None:
+    """Check also what a row needs of this machine."""
+    config = merged({**row.settings, **repeat.settings, "output-dir": str(output)})
+    try:
+        check(config, hospitals=row.hospitals)
+    except SettingsError as error:
+        raise TableError(f"Row '{row.name}': {error}") from error
 
 
 def known_columns(hospitals: int) -> dict[str, Column]:

@@ -23,7 +23,7 @@ from benchmarks.markdown import print_head, print_row, where
 from benchmarks.overhead import HOSPITALS, events_of, gradients, opened, seconds_of_rounds, test
 from benchmarks.simulation import run, superlink
 from client_app.datasets import LocalData
-from learning.learners.cwc import CWCSettings
+from learning.settings import CWCSettings
 from strategies.protocol.settings import Settings, defaults
 
 WARM_UP = 2  # rounds

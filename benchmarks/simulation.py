@@ -111,18 +111,23 @@ def run(
     output = stream.stdout[-3000:] + stream.stderr[-3000:]
     if stream.returncode != 0:
         raise RunFailed(output)
-    last = _last_run(environment)
-    if last["status"] != "finished:completed":
-        raise RunFailed(f"{last['status']}: {last['status-details']}\n{output}")
+    status = _status_of_last_run(environment)
+    if not status.startswith("finished:completed"):
+        raise RunFailed(f"{status}\n{output}")
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
 
 
-def _last_run(environment: dict[str, str]) -> dict[str, str]:
+def _status_of_last_run(environment: dict[str, str]) -> str:
+    """What Flower says became of the run that was started last."""
     command = ["flwr", "ls", "local", "--format", "json"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    runs: list[dict[str, str]] = json.loads(answer.stdout)["runs"]
-    return runs[0]
+    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        last = json.loads(answer.stdout)["runs"][0]
+    except (ValueError, LookupError):
+        said = (answer.stdout + answer.stderr).strip()
+        return f"Flower lists no run; has its SuperLink been ended? `flwr ls` says: {said}"
+    return f"{last['status']}: {last['status-details']}"
 
 
 def _free_port() -> int:

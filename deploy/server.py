@@ -117,6 +117,7 @@ def run(folder: Path, run_config: str | None) -> None:
     Raises:
         DeployError: No SuperLink answers, a setting is wrong, or the run has failed.
     """
+    _check(run_config)
     overrides = ["--run-config", run_config] if run_config else []
     number = str(_flwr(folder, "run", str(APP), NAME, *overrides)["run-id"])
     print(
@@ -127,6 +128,21 @@ def run(folder: Path, run_config: str | None) -> None:
     state = _end_of(folder, number)
     if state["status"] != "finished:completed":
         raise DeployError(f"Run {number} is {state['status']}: {state['status-details']}")
+
+
+def _check(run_config: str | None) -> None:
+    """Refuse settings that cannot be used, before Flower is asked.
+
+    Raises:
+        DeployError: Names the setting.
+    """
+    from server_app.check import changes_of, check, merged  # takes a second
+    from strategies.protocol.settings import SettingsError
+
+    try:
+        check(merged(changes_of([run_config] if run_config else [])), simulated=False)
+    except SettingsError as error:
+        raise DeployError(str(error)) from error
 
 
 def _end_of(folder: Path, number: str) -> dict[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import wraps
 from io import StringIO
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -43,15 +43,18 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def picture(draw: Callable[[Axes, Summary], None]) -> Callable[[Summary], str]:
+DrawnT = TypeVar("DrawnT")
+
+
+def picture(draw: Callable[[Axes, DrawnT], None]) -> Callable[[DrawnT], str]:
     """Turn a function that draws on axes, and sets their size, into one that returns an SVG."""
 
     @wraps(draw)
-    def as_svg(summary: Summary) -> str:
+    def as_svg(drawn_from: DrawnT) -> str:
         file = StringIO()
         with mpl.rc_context(STYLE):
             figure = Figure()
-            draw(figure.add_axes((0, 0, 1, 1)), summary)
+            draw(figure.add_axes((0, 0, 1, 1)), drawn_from)
             drawn = figure.get_tightbbox()
             page = Bbox.from_extents(-LEFT, drawn.y0 - 0.1, SIDE + RIGHT, drawn.y1 + 0.1)
             unsigned = dict.fromkeys(("Creator", "Date", "Format", "Type"))

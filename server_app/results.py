@@ -7,7 +7,8 @@
     parcels/               the last good parcel of each model
     report.html            the summary as a page
     checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
-                           has completed; and resume.toml, the settings to go on with
+                           has completed or its settings were refused; and resume.toml, the
+                           settings to go on with
 
 The first two are there from the beginning, so that a run that is killed leaves what it measured;
 the next four are written at its end, most precious first. A run that goes on drops those lines of
@@ -45,7 +46,7 @@ from strategies.protocol.settings import Settings, SettingsError
 
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
 # Settings that may change on resume.
-_MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
+MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
 # What the log says about a round, as far as it was measured: labels, and names in `Summary`.
 PROGRESS = {
     "federation": "federation_accuracy",
@@ -127,7 +128,7 @@ class Results:
     def _go_on(self) -> State:
         state, notes = checkpoint.load(self._checkpoint)
         self._config = (self.path / "config.toml").read_text(encoding="utf-8")
-        _check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
+        check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
         self._claim()
         metrics = self.path / "metrics.jsonl"
         if metrics.stat().st_size < notes["bytes"]:
@@ -212,10 +213,17 @@ class Results:
         checkpoint.remove(self._checkpoint)
 
     def fail(self, error: Exception, state: State) -> None:
-        """Write what there is of a run that an error ended."""
+        """Write what there is of a run that an error ended, and how to go on with it.
+
+        Nobody can go on from settings that were refused before the first hop: a resumed run has
+        the same ones.
+        """
         self._close(state, f"{type(error).__name__}: {error}")
         log(ERROR, "The run failed: %s Its results so far are in %s", error, self.path)
-        log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
+        if isinstance(error, SettingsError) and (state.round, state.hop) == (1, 0):
+            checkpoint.remove(self._checkpoint)
+        else:
+            log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
 
     def _close(self, state: State, error: str) -> None:
         wall_seconds = monotonic() - self._began
@@ -275,10 +283,10 @@ def _new_directory(base: Path, name: str) -> Path:
             path = base / f"{name}-{number}"
 
 
-def _check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
+def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
     """Refuse to go on with a run with other settings than it began with."""
     before, now = flatten_dict(config), settings.run_config
-    for key in sorted((before.keys() | now.keys()) - _MAY_CHANGE):
+    for key in sorted((before.keys() | now.keys()) - MAY_CHANGE):
         if before.get(key) != now.get(key):
             raise SettingsError(
                 f"The setting '{key}' is {now.get(key)!r}, but the run to resume has "

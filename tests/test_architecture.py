@@ -35,11 +35,16 @@ ALLOWED = {
         ),
         *("gan", "learning", "strategies.protocol"),
     },
-    "server_app": {"flwr", "numpy", "matplotlib", "tomli_w", "strategies"},
+    "server_app": {
+        *("flwr", "numpy", "matplotlib", "scipy", "tomli_w", "strategies"),
+        # What `check` knows of hospitals' settings.
+        *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
+    },
     # It starts Flower's programs and looks into none of them; the demo makes images.
     "deploy": {
-        *("cryptography", "sklearn", "PIL"),
+        *("cryptography", "sklearn", "PIL", "server_app.check"),
         *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.names"),
+        "strategies.protocol.settings",
     },
 }
 PACKAGES = [package for package in ALLOWED if "/" not in package]

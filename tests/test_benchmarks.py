@@ -1,6 +1,8 @@
 """The tables in benchmarks/ and their runner, without any run."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +10,20 @@ import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
 
-from benchmarks import markdown, reproduce
+from benchmarks import markdown, reproduce, simulation
 from benchmarks.reproduce import (
     TABLES,
     Repeat,
     TableError,
+    checked,
     choose,
     completed,
-    load,
+    described_by,
     render,
     run_missing,
 )
 from benchmarks.simulation import RunFailed
-from tests.fakes import run_config
+from tests.fakes import run_config, write_archive
 
 TABLE = """
 title = "Two rows"
@@ -38,6 +41,10 @@ name = "FedER"
 settings = { strategy = "feder", feder.buffer-size = 16 }
 paper = { federation_accuracy = 0.8341, hospital-1 = [0.8567, 0.0236] }
 """
+
+
+def load(path, data, vary=()):
+    return checked(described_by(str(path), vary), data)
 
 
 @pytest.fixture
@@ -61,6 +68,7 @@ class Runs:
         (result / "config.toml").write_text(tomli_w.dumps(nested(config)))
         shift = 0.1 * settings["seed"]  # so that seeds differ
         summary = {
+            **dict.fromkeys(reproduce.COLUMNS, 0.5),
             "status": "completed",
             "failures": [],
             "hospitals": ["hospital-0", "hospital-1"],
@@ -99,6 +107,16 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
 
 
+def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "comparing.md").read_text("utf-8")
+    (own,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "skin.toml").write_text(own, encoding="utf-8")
+    table = load(tmp_path / "skin.toml", Path("/data"))
+    assert [row.name for row in table.rows] == ["alone", "FedER", "FedER without buffers"]
+    vary = re.findall(r"--vary ([a-z]\S*=\S+)", page)
+    assert len(checked(described_by(None, vary), None).rows) == 6
+
+
 def test_methods_md_says_what_each_table_repeats():
     page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text("utf-8")
     assert [name for name in TABLES if f"`{name}`" not in page] == []
@@ -109,11 +127,15 @@ def test_methods_md_says_what_each_table_repeats():
     [
         ('"disagreement"', '"agreement"', "No column is called 'agreement'"),
         ('"hospital-1"', '"hospital-2"', "No column is called 'hospital-2'"),
-        ("num-server-rounds", "num-rounds", "No setting is called 'num-rounds'"),
+        ("num-server-rounds", "num-rounds", "no setting 'num-rounds' .*'num-server-rounds'"),
         ("num-server-rounds = 3", "num-server-rounds = 0", "num-server-rounds"),
         ("seeds = [0, 1]", "seeds = [0, 1]\nfolds = 1", "num-folds"),
         ('"feder"', '"feddr"', "feddr"),
         ("paper = { federation", "paper = { ensemble", "no column 'ensemble_accuracy'"),
+        ('name = "alone"', "", "A row of .*two.toml has no 'name'"),
+        ("seeds = ", "seed = ", "two.toml has 'seed'; it may have rows, title"),
+        ('"alone"', '"fedER!"', "Two rows have one name"),
+        ("[settings]", "[settings", "two.toml is no TOML: "),
     ],
 )
 def test_a_table_that_does_not_fit_together_is_refused_at_once(tmp_path, old, new, words):
@@ -127,6 +149,58 @@ def test_the_folder_of_data_is_named_on_the_command_line(table, tmp_path):
     assert table.rows[0].settings["dataset"] == "npz:/data/x.npz"
     with pytest.raises(TableError, match="--data"):
         load(tmp_path / "two.toml", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("feder_digit", "did you mean feder_digits?"),
+        ("/no.toml", "neither a table in benchmarks/ nor a file that can be read; there are cwc_"),
+        (None, "Name a TOML file, or one of cwc_"),
+    ],
+)
+def test_a_table_that_is_not_there_is_named(name, words):
+    with pytest.raises(TableError) as error:
+        described_by(name)
+    assert words in str(error.value)
+
+
+def test_only_the_rows_of_a_table_must_be_there(tmp_path):
+    (tmp_path / "own.toml").write_text('[[rows]]\nname = "defaults"')
+    table = load(tmp_path / "own.toml", None)
+    assert [(row.name, row.hospitals, row.settings) for row in table.rows] == [("defaults", 2, {})]
+    assert [str(repeat) for repeat in table.repeats] == ["seed 0"]
+    assert list(table.columns)[:2] == ["federation_balanced_accuracy", "federation_accuracy"]
+
+
+def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
+    vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'", "seed=3"]
+    rows = checked(described_by(None, vary), None).rows
+    assert len(rows) == 8
+    assert rows[0].name == "strategy=cwt train.learning-rate=0.1 mlp.hidden=8 8"
+    wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "seed": 3}
+    assert rows[-1].settings == wanted
+    (tmp_path / "two.toml").write_text(TABLE)
+    rows = load(tmp_path / "two.toml", Path("/data"), ["evaluate.cross=true,false"]).rows
+    assert [row.name for row in rows] == [
+        f"{name} evaluate.cross={cross}" for name in ("alone", "FedER") for cross in (True, False)
+    ]
+    assert rows[3].settings["feder.buffer-size"] == 16
+    assert rows[3].settings["evaluate.cross"] is False
+
+
+@pytest.mark.parametrize(
+    ("vary", "words"),
+    [
+        ("train.epoch=1,2", "no setting 'train.epoch' .*'train.epochs'"),
+        ("train.epochs=1,many", "Row 'train.epochs=many': .* must be a whole number"),
+        ("strategy=cwt,feddr", "Row 'strategy=feddr': .*must be one of"),
+        ("train.epochs=1,1", "Two rows have one name"),
+    ],
+)
+def test_values_that_cannot_be_used_are_refused_at_once(vary, words):
+    with pytest.raises(ValueError, match=words):
+        checked(described_by(None, [vary]), None)
 
 
 def test_a_row_that_does_not_exist_is_refused(table):
@@ -321,24 +395,75 @@ def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
     assert "| alone (1 of 2 runs) | 70.0 |" in render(table, tmp_path, "")
 
 
-def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, monkeypatch, capsys):
-    """With Flower replaced."""
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Calls the command with arguments, and with Flower replaced; its exit code and its runs."""
+
+    def call(*arguments):
+        runs = Runs()
+        monkeypatch.setattr(reproduce, "superlink", Superlink)
+        monkeypatch.setattr(
+            reproduce, "run", lambda _, folder, count, gpus, **s: runs(folder, count, s)
+        )
+        output = ["--output", str(tmp_path / "output")]
+        monkeypatch.setattr("sys.argv", ["reproduce", *map(str, arguments), *output])
+        with pytest.raises(SystemExit) as end:
+            reproduce.main()
+        return end.value.code, runs.done
+
+    return call
+
+
+def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys):
     (tmp_path / "two.toml").write_text(TABLE)
-    output, runs = tmp_path / "output", Runs()
-    monkeypatch.setitem(TABLES, "two", tmp_path / "two.toml")
-    monkeypatch.setattr(reproduce, "superlink", Superlink)
-    monkeypatch.setattr(
-        reproduce, "run", lambda _, folder, count, gpus, **s: runs(folder, count, s)
+    write_archive(tmp_path / "x.npz", 4)
+    path, output = tmp_path / "two.toml", tmp_path / "output"
+    assert command(path, "--data", tmp_path, "--rows", "FedER") == (
+        0,
+        [("feder", 0), ("feder", 1)],
     )
-    command = ["reproduce", "two", "--data", "/data", "--rows", "FedER", "--output", str(output)]
-    monkeypatch.setattr("sys.argv", command)
-    with pytest.raises(SystemExit) as end:
-        reproduce.main()
-    assert end.value.code == 0
-    assert runs.done == [("feder", 0), ("feder", 1)]
     kept = (output / "table.md").read_text()
-    assert kept in capsys.readouterr().out
-    assert "benchmarks.reproduce two --data /data --rows FedER --output" in kept
+    printed = capsys.readouterr().out
+    assert kept in printed
+    assert f"uv run python -m server_app compare {output}" in printed
+    assert f"benchmarks.reproduce {path} --data {tmp_path} --rows FedER --output" in kept
+
+
+def test_the_command_sweeps_and_goes_on_where_it_was(command):
+    first = ["--vary", "strategy=cwt,rwt", "--vary", "num-server-rounds=2"]
+    assert command(*first, "--seeds", "3")[1] == [("cwt", 3), ("rwt", 3)]
+    assert command(*first, "--seeds", "3,4") == (0, [("cwt", 4), ("rwt", 4)])
+
+
+def test_what_this_machine_lacks_is_named_before_anything_runs(tmp_path, command, capsys):
+    (tmp_path / "two.toml").write_text(TABLE)
+    assert command(tmp_path / "two.toml", "--data", "/no") == (2, [])
+    assert "Row 'alone': The setting 'dataset'" in capsys.readouterr().err
+    assert command("--vary", "strategy=cwt", "--hospitals", "1") == (2, [])
+    assert "'min-hospitals' is 2; it must be at most" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listed", "words"),
+    [
+        ('{"success": true, "runs": []}', "Flower lists no run; has its SuperLink been ended?"),
+        ("Connection refused", "says: Connection refused"),
+        (
+            '{"runs": [{"status": "finished:failed", "status-details": "boom"}]}',
+            "finished:failed: boom",
+        ),
+    ],
+)
+def test_a_run_that_flower_knows_nothing_good_of_has_failed(listed, words, tmp_path, monkeypatch):
+    def flwr(command, **_):
+        text = "its log" if command[1] == "run" else listed
+        return subprocess.CompletedProcess(command, 0, text, "")
+
+    monkeypatch.setattr("subprocess.run", flwr)
+    with pytest.raises(RunFailed) as error:
+        simulation.run({}, tmp_path, 2)
+    assert words in str(error.value)
+    assert str(error.value).endswith("its log")
 
 
 class Superlink:

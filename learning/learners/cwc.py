@@ -5,9 +5,6 @@ parameter, in the parameter's own shape. Running statistics of BatchNorm are not
 travel with the model, and C has no entries for them.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -15,23 +12,8 @@ from torch import Tensor
 from learning.learners.importance import IMPORTANCE
 from learning.learners.plain import Learner
 from learning.packing import check_layout
+from learning.settings import CWCSettings
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import require
-
-
-@dataclass(frozen=True)
-class CWCSettings:
-    """Cyclical weight consolidation: the keys `cwc.*`."""
-
-    strength: float  # σ
-    decay: float  # γ
-    importance: Literal["si", "ewc"]
-    damping: float  # ξ
-
-    def __post_init__(self) -> None:
-        require(self.strength >= 0, "cwc.strength", self.strength, "0 or more")
-        require(0 <= self.decay <= 1, "cwc.decay", self.decay, "from 0 to 1")
-        require(self.damping > 0, "cwc.damping", self.damping, "above 0")
 
 
 class CWC(Learner):

@@ -9,26 +9,13 @@ For λ = 0.5 this is the mean over the 2B images, as in the authors' code. `trai
 about the first term alone: a buffer has as many images of each class.
 """
 
-from dataclasses import dataclass
-
 from torch import Tensor
 from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
 from learning.samples import Samples, joined
-from strategies.protocol.settings import require
-
-
-@dataclass(frozen=True)
-class ReplaySettings:
-    """The weight of the buffer: one of the keys `feder.*`."""
-
-    replay_weight: float  # 1 − λ
-
-    def __post_init__(self) -> None:
-        weight = self.replay_weight
-        require(0 <= weight < 1, "feder.replay-weight", weight, "0 or more, and below 1")
+from learning.settings import ReplaySettings
 
 
 class FedER(Learner):

@@ -4,22 +4,10 @@ Li et al., MLSys 2020, arXiv:1812.06127, Eq. 2: the loss plus µ/2 ‖w − w_t�
 µ (w − w_t) is added directly.
 """
 
-from dataclasses import dataclass
-
 import torch
 
 from learning.learners.plain import Learner
-from strategies.protocol.settings import require
-
-
-@dataclass(frozen=True)
-class FedProxSettings:
-    """FedProx: the keys `fedprox.*`."""
-
-    mu: float
-
-    def __post_init__(self) -> None:
-        require(self.mu >= 0, "fedprox.mu", self.mu, "0 or more")
+from learning.settings import FedProxSettings
 
 
 class FedProx(Learner):

@@ -7,20 +7,11 @@ and there is no dropout. Its FedAvg stays in training mode until the rewind leg,
 parameters only: the running statistics stay local, and go with the model on the rewind leg.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
 from torch import nn
 
 from learning.learners.plain import Learner, batchnorm_keys
+from learning.settings import BatchNormSettings
 from strategies.protocol.settings import Settings
-
-
-@dataclass(frozen=True)
-class BatchNormSettings:
-    """How BatchNorm is trained: one of the keys `rewind.*`."""
-
-    batch_norm: Literal["train", "reference"]
 
 
 class FedRewind(Learner):

@@ -21,7 +21,6 @@ from strategies.engine.state import State
 from strategies.engine.testing import test_models
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
-from strategies.protocol.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,13 @@ class Engine:
         """Do all that is left of the run.
 
         Raises:
-            RunError: There are too few hospitals, no visit succeeded, or in a simulation one
-                cannot use the settings or its data.
+            RunError: There are too few hospitals, or no visit succeeded.
             SimulationBroken: An actor of Flower's simulation died.
-            SettingsError: The method needs a server that reads the models, and they are sealed or
-                rounded.
+            SettingsError: The method cannot run with them (`Strategy.check`); or in a simulation a
+                hospital cannot use them, or the data that they name.
         """
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
-        self._check_settings()
+        strategy.check(sealed=self.run.sealed)
         self.keep(state)
         check_ready(self.run, enrol(self.run))
         log(INFO, "%d rounds at %s", rounds, ", ".join(state.hospitals))
@@ -156,16 +154,3 @@ class Engine:
             )
         state.under_way.remove(visit)
         self.strategy.arrived(state, visit, trained)
-
-    def _check_settings(self) -> None:
-        settings = self.run.settings
-        if self.run.sealed and self.strategy.reads_models:
-            raise SettingsError(
-                f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
-                "the models: set it to false if all hospitals agree."
-            )
-        if settings.wire_dtype == "float16" and self.strategy.reads_models:
-            raise SettingsError(
-                f"The setting 'wire-dtype' is 'float16', in which '{settings.strategy}' would "
-                "average models: set it to float32."
-            )

@@ -21,6 +21,7 @@ from strategies.protocol.classes import ordered
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
+from strategies.protocol.settings import SettingsError
 
 PAUSE = 3.0  # seconds between two looks at who can be reached
 
@@ -61,11 +62,12 @@ def check_ready(run: Run, failed: Failed) -> None:
     """Make sure that there are enough hospitals to begin, or to go on, with.
 
     Raises:
-        RunError: There are too few; or one, in a simulation, cannot use the settings or its data.
+        RunError: There are too few.
+        SettingsError: In a simulation, one cannot use the settings, or the data that they name.
     """
     for delivery in failed:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
-            raise RunError(delivery.reason)
+            raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
     if ready < wanted:
         reasons = " ".join(delivery.reason for delivery in failed)

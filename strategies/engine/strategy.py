@@ -8,7 +8,7 @@ from typing import Any
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, SettingsError
 
 
 class Strategy(ABC):
@@ -41,6 +41,27 @@ class Strategy(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    def check(self, *, sealed: bool) -> None:
+        """Refuse, before anything starts, a run that this method cannot do.
+
+        Args:
+            sealed: Whether parcels would travel sealed.
+
+        Raises:
+            SettingsError: The server must read the models, and they are sealed or rounded.
+        """
+        settings = self.settings
+        if sealed and self.reads_models:
+            raise SettingsError(
+                f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
+                "the models: set it to false if all hospitals agree."
+            )
+        if settings.wire_dtype == "float16" and self.reads_models:
+            raise SettingsError(
+                f"The setting 'wire-dtype' is 'float16', in which '{settings.strategy}' would "
+                "average models: set it to float32."
+            )
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in the first models of hospitals that have joined, in order of their names."""

@@ -366,6 +366,15 @@ def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monke
         server.run(folder, None)
 
 
+def test_a_setting_that_cannot_be_used_is_named_before_flower_is_asked(folder, flwr):
+    commands = flwr()
+    with pytest.raises(DeployError, match=r"'train\.epoch'.*did you mean 'train\.epochs'"):
+        server.run(folder, "train.epoch=5")
+    with pytest.raises(DeployError, match="'sealed' is true, and for 'fedavg'"):
+        server.run(folder, "strategy='fedavg'")
+    assert commands == []
+
+
 @pytest.fixture
 def quick(monkeypatch):
     """The supervisor's times in tenths of seconds."""

@@ -130,6 +130,27 @@ def test_a_failed_run_keeps_what_it_measured(results, events):
     assert (results.path / "parcels" / "A.npz").exists()
 
 
+@pytest.mark.parametrize(
+    ("error", "hop", "kept"),
+    [
+        (SettingsError("Set it to 1."), 0, False),
+        (SettingsError("Set it to 1."), 1, True),
+        (RuntimeError("the power went"), 0, True),
+    ],
+)
+def test_nobody_is_told_to_go_on_with_settings_that_were_refused_before_the_first_hop(
+    error, hop, kept, results, monkeypatch
+):
+    lines = []
+    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    state = at(results)
+    state.hop = hop
+    results.fail(error, state)
+    assert (results.path / "checkpoint").exists() == kept
+    assert any("Resume it" in line for line in lines) == kept
+    assert summary_of(results)["status"] == "failed"
+
+
 def test_a_run_that_fails_at_once_has_results_too(results):
     results.fail(RuntimeError("nobody is there"), at(results))
     assert summary_of(results)["hospitals"] == []

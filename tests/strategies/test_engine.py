@@ -17,6 +17,7 @@ from strategies.engine.state import State
 from strategies.engine.strategy import Strategy
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, hash_arrays, pack, parcel_in
+from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import (
     CountingHospital,
@@ -221,7 +222,7 @@ class Empty(CountingHospital):
 
 def test_data_that_cannot_be_used_end_a_simulation_with_the_hospitals_own_words(monkeypatch):
     monkeypatch.setattr(Courier, "simulates", True)
-    with pytest.raises(RunError, match=r"h2 has no images\."):
+    with pytest.raises(SettingsError, match=r"h2 has no images\."):
         run(federation(3, h2=Empty("h2")))
 
 

@@ -1,0 +1,63 @@
+"""The settings of the learners: what a local objective alone reads of a run's settings.
+
+Without torch, which takes seconds to import, so that a run can be judged before it starts
+(server_app/check.py). A hospital judges them when it enrols.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from strategies.protocol.settings import require
+
+
+@dataclass(frozen=True)
+class CWCSettings:
+    """Cyclical weight consolidation: the keys `cwc.*`."""
+
+    strength: float  # σ
+    decay: float  # γ
+    importance: Literal["si", "ewc"]
+    damping: float  # ξ
+
+    def __post_init__(self) -> None:
+        require(self.strength >= 0, "cwc.strength", self.strength, "0 or more")
+        require(0 <= self.decay <= 1, "cwc.decay", self.decay, "from 0 to 1")
+        require(self.damping > 0, "cwc.damping", self.damping, "above 0")
+
+
+@dataclass(frozen=True)
+class FedProxSettings:
+    """FedProx: the keys `fedprox.*`."""
+
+    mu: float
+
+    def __post_init__(self) -> None:
+        require(self.mu >= 0, "fedprox.mu", self.mu, "0 or more")
+
+
+@dataclass(frozen=True)
+class ReplaySettings:
+    """The weight of FedER's buffer: one of the keys `feder.*`."""
+
+    replay_weight: float  # 1 − λ
+
+    def __post_init__(self) -> None:
+        weight = self.replay_weight
+        require(0 <= weight < 1, "feder.replay-weight", weight, "0 or more, and below 1")
+
+
+@dataclass(frozen=True)
+class BatchNormSettings:
+    """How FedRewind trains BatchNorm: one of the keys `rewind.*`."""
+
+    batch_norm: Literal["train", "reference"]
+
+
+# By learner, the table and its dataclass, as the learner's own `table` has them.
+TABLES: dict[str, tuple[str, type[Any]]] = {
+    "cwc": ("cwc", CWCSettings),
+    "feder": ("feder", ReplaySettings),
+    "fedprox": ("fedprox", FedProxSettings),
+    "fedrewind": ("rewind", BatchNormSettings),
+    "fedrewind-averaged": ("rewind", BatchNormSettings),
+}

@@ -1,0 +1,26 @@
+"""Commands for whoever starts runs: `python -m server_app <command> --help`."""
+
+import argparse
+import sys
+
+from server_app import check, compare
+from strategies.protocol.settings import SettingsError
+
+COMMANDS = (check, compare)
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m server_app", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for module in COMMANDS:
+        module.add_command(commands)
+    arguments = parser.parse_args()
+    try:
+        arguments.command(arguments)
+    except SettingsError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

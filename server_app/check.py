@@ -1,0 +1,237 @@
+"""Whether the settings of a run can be used, as far as that is known before it starts.
+
+    uv run python -m server_app check --run-config "strategy='cwt' train.epochs=5" --hospitals 4
+
+A run needs a minute to find that out, and of a key that does not exist Flower says only that the
+run config is invalid. What only hospitals know, their images, classes and policies, they judge when
+they enrol. Without torch, whose import takes seconds, unless a model is one of torchvision's.
+"""
+
+import argparse
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from flwr.common.config import flatten_dict
+
+from client_app.presets import fitted_preset
+from learning.settings import TABLES
+from server_app.results import check_same
+from strategies.engine import checkpoint
+from strategies.engine.strategy import Strategy
+from strategies.protocol.settings import Settings, SettingsError, defaults, require
+from strategies.registry import strategy_of
+
+# How the setting `dataset` begins (client_app.datasets.DATASETS), and what comes then.
+DATASETS = {
+    "digits": "",
+    "mnist": "",
+    "npz:": "<absolute file>",
+    "hf:": "<name on the hub, or absolute folder>",
+    "folder:": "<absolute folder>",
+    "manifest:": "<absolute folder>",
+}
+# The networks that are not torchvision's (learning.models.MODELS).
+SMALL_MODELS = {"mlp", "cnn"}
+# As Flower finds the settings in a text.
+_PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
+
+
+def add_command(commands: Any) -> None:
+    """Add `check` to the commands of `python -m server_app`."""
+    about = "say whether settings can be used, before anything starts"
+    parser = commands.add_parser("check", help=about, description=about)
+    parser.set_defaults(command=_command)
+    parser.add_argument(
+        "--run-config", action="append", default=[], help="as for flwr run: settings, or one file"
+    )
+    parser.add_argument("--hospitals", type=int, help="how many are going to be simulated")
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    settings = check(merged(changes_of(arguments.run_config)), hospitals=arguments.hospitals)
+    print(
+        f"The settings can be used: strategy '{settings.strategy}', dataset '{settings.dataset}', "
+        f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "
+        "images, their classes, and what they allow."
+    )
+
+
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings that `--run-config` changes, read as Flower reads them.
+
+    Args:
+        texts: Settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
+
+    Raises:
+        SettingsError: They cannot be read. Flower passes over what is not written key=value.
+    """
+    files = [text for text in texts if text.endswith(".toml")]
+    if files and len(texts) > 1:
+        raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
+    try:
+        text = Path(files[0]).expanduser().read_text("utf-8") if files else _toml(" ".join(texts))
+        return dict(flatten_dict(tomllib.loads(text)))
+    except OSError as error:
+        raise SettingsError(f"--run-config names {files[0]}, which cannot be read.") from error
+    except ValueError as error:
+        raise SettingsError(f"--run-config cannot be read: {error}") from error
+
+
+def _toml(text: str) -> str:
+    """Settings between spaces as lines of TOML."""
+    for key, value in _PAIR.findall(text):
+        try:
+            tomllib.loads(f"{key} = {value}")
+        except tomllib.TOMLDecodeError:
+            raise ValueError(f"{key}={value} (a text needs quotes: {key}='{value}').") from None
+    if rest := _PAIR.sub("", text).strip():
+        raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
+    return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))
+
+
+def merged(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of all settings with some changes.
+
+    Raises:
+        SettingsError: There is no setting of a name.
+    """
+    known = defaults()
+    for key, value in changes.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "pyproject.toml lists all."
+            raise SettingsError(f"There is no setting '{key}' (here {value!r}); {hint}")
+    return {**known, **changes}
+
+
+def check(
+    config: Mapping[str, Any], *, hospitals: int | None = None, simulated: bool = True
+) -> Settings:
+    """Check the settings of a run.
+
+    Args:
+        config: All of them, by their keys.
+        hospitals: How many there are going to be; None = not known.
+        simulated: Whether this machine simulates them. Others have images, files and folders of
+            their own.
+
+    Raises:
+        SettingsError: Names the setting that cannot be used, its value and what is allowed.
+    """
+    settings = Settings.parse(config)
+    strategy = strategy_of(settings)
+    strategy.check(sealed=settings.sealed and not simulated)
+    if strategy.learner in TABLES:
+        settings.section(*TABLES[strategy.learner])
+    _check_buffers(settings, strategy)
+    _check_models(settings)
+    if hospitals is not None:
+        allowed = f"at most the number of hospitals, which is {hospitals}"
+        fewest = settings.min_hospitals
+        require(fewest <= hospitals, "min-hospitals", fewest, allowed)
+    if simulated:
+        _check_data(settings, hospitals)
+        _check_files(settings)
+        _check_folders(settings)
+    return settings
+
+
+def _check_buffers(settings: Settings, strategy: Strategy) -> None:
+    if strategy.buffer_size:
+        size = settings.image_size or 1  # 0: as large as the hospital's images, which it checks
+        fitted_preset(settings.gan, (1, size, size))
+
+
+def _check_models(settings: Settings) -> None:
+    names = {name.strip() for name in settings.model.split(",")}
+    if settings.pretrained and (small := names & SMALL_MODELS):
+        allowed = f"empty, since the weights of {' and '.join(sorted(small))} are always random"
+        require(False, "pretrained", settings.pretrained, allowed)
+    if not names - SMALL_MODELS:
+        return
+    from learning.errors import ModelError
+    from learning.models import Architecture  # imports torch
+
+    size = settings.image_size or 224  # 0: that of the hospital's images, which it checks
+    for name in sorted(names):
+        try:
+            network = Architecture(name, 3, size, size, 2, settings.mlp.widths, settings.pixels)
+            if settings.image_size:
+                network.check()
+        except ModelError as error:
+            text = f"The setting 'model' is {settings.model!r}. {error}"
+            raise SettingsError(text) from error
+
+
+def _check_data(settings: Settings, hospitals: int | None) -> None:
+    """The data set's name, its place on this machine, and whether it can be cut as it is to be."""
+    dataset, partition = settings.dataset, settings.partition
+    kind, colon, rest = dataset.partition(":")
+    known = kind + colon in DATASETS
+    names = [name + place for name, place in DATASETS.items()]
+    require(known, "dataset", dataset, f"one of {', '.join(names)}")
+    sources = rest.split(",") if kind in ("folder", "manifest") else [rest]
+    if kind in ("npz", "folder", "manifest") or rest.startswith("/"):
+        for place in _missing(kind, sources):
+            what = "file" if kind == "npz" else "folder or file" if kind == "manifest" else "folder"
+            require(False, "dataset", dataset, f"an absolute path; there is no {what} '{place}'")
+    if len(sources) > 1:
+        require(partition == "site", "partition", partition, "site for several folders")
+        count = len(sources)
+        fits = hospitals in (None, count)
+        require(fits, "dataset", dataset, f"for {hospitals} hospitals, and names {count} folders")
+    elif kind in ("digits", "mnist", "folder") and partition == "site" and hospitals != 1:
+        raise SettingsError(
+            "The setting 'partition' is 'site', and the data set does not say which site an image "
+            f"comes from ('dataset' is {dataset!r}); it must be iid, dirichlet or classes."
+        )
+
+
+def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:
+    """The places that a data set cannot be read from."""
+    for source in sources:
+        path = Path(source.strip())
+        if kind in ("folder", "manifest"):
+            path = path.expanduser()
+        there = path.is_file() if kind == "npz" else path.is_dir()
+        if kind == "manifest":
+            there = path.is_file() or (path / "manifest.csv").is_file()
+        if not path.is_absolute() or not there:
+            yield source
+
+
+def _check_files(settings: Settings) -> None:
+    """The files of weights that are named."""
+    for key in ("pretrained", "gan.lpips-weights", "gan.inception-weights"):
+        path = settings.run_config[key]
+        there = not path.startswith("/") or Path(path).is_file()
+        require(there, key, path, "a file that is there")
+
+
+def _check_folders(settings: Settings) -> None:
+    """Where the results would go, or the run that is to be resumed."""
+    try:
+        if settings.resume:
+            _check_resume(settings, Path(settings.resume).expanduser())
+            return
+        folder = Path(settings.output_dir).expanduser()
+        nearest = next(each for each in (folder, *folder.parents) if each.exists())
+        usable = nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)
+    except (OSError, RuntimeError):  # RuntimeError: no such home
+        usable = False
+    allowed = "a folder that the server can write to"
+    require(usable, "output-dir", settings.output_dir, allowed)
+
+
+def _check_resume(settings: Settings, path: Path) -> None:
+    folder = path / "checkpoint"
+    there = (folder / checkpoint.STATE).is_file()
+    allowed = "the result directory of a run that has not completed"
+    require(there, "resume", settings.resume, allowed)
+    config = tomllib.loads((path / "config.toml").read_text("utf-8"))
+    check_same(settings, config, folder / "resume.toml")

@@ -1,0 +1,174 @@
+"""The command that compares methods over their runs, its text and its CSV file.
+
+uv run python -m server_app compare ~/fedhandoff/runs --csv table.csv --html table.html
+"""
+
+import argparse
+import csv
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+from server_app.comparison import COSTS, FIGURES, MORE, Comparison, Difference, Method, compared
+from server_app.measures import mean, spread
+
+WIDTH = 80  # of a line of text
+MOST_HOSPITALS, MOST_PAIRS = 5, 21  # in the terminal: what fits into a line, and on a page
+COLUMNS = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
+ABOUT = (
+    "Mean ± standard deviation over runs. Federation: every model at every hospital. Personalised: "
+    "the model that a hospital holds after the hand-off. Differences: mean over the seeds that "
+    "both methods have, with a 95 % interval (Student's t over seeds: hospitals of one seed share "
+    "their models and are no independent repetitions, and a bootstrap of so few seeds is too "
+    "narrow). It says how far other seeds would move the difference, not other hospitals or "
+    "patients. Of 20 such intervals one misses."
+)
+APART = "Not alike. Methods with other data or another split are not compared in pairs."
+
+
+def add_command(commands: Any) -> None:
+    """Add `compare` to the commands of `python -m server_app`."""
+    about = "compare methods over their runs: figures, differences with intervals, costs"
+    parser = commands.add_parser("compare", help=about, description=about)
+    parser.set_defaults(command=_command)
+    parser.add_argument(
+        "folders", nargs="+", type=Path, help="result directories, or folders with such below"
+    )
+    parser.add_argument("--csv", type=Path, help="write all figures and differences to this file")
+    parser.add_argument("--html", type=Path, help="write a page with pictures to this file")
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    comparison = compared(arguments.folders)
+    print(text(comparison))
+    if arguments.csv:
+        with arguments.csv.expanduser().open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([COLUMNS, *records(comparison)])
+    if arguments.html:
+        from server_app.compare_page import page  # matplotlib takes a second
+
+        arguments.html.expanduser().write_text(page(comparison), encoding="utf-8")
+    sys.exit(not comparison.methods)
+
+
+def records(comparison: Comparison) -> Iterator[list[object]]:
+    """The rows of the CSV file: `COLUMNS`; `minus` is empty if a row is no difference.
+
+    `count` is of the runs, or the seeds, behind a figure.
+    """
+    for figure in FIGURES + MORE + COSTS:
+        for hospital in ["", *comparison.hospitals]:
+            for method in comparison.methods:
+                if values := method.values(figure, hospital):
+                    own = [mean(values), spread(values), nan, nan, len(values)]
+                    yield [method.name, "", figure.name, hospital, *map(_number, own)]
+            for each in comparison.differences(figure, hospital):
+                if each.by_seed:
+                    own = [each.mean, spread(each.by_seed.values()), *each.interval]
+                    names = [each.first.name, each.second.name, figure.name, hospital]
+                    yield [*names, *map(_number, [*own, len(each.by_seed)])]
+
+
+def _number(value: float) -> object:
+    return value if isfinite(value) else ""
+
+
+def cell(values: Sequence[float], digits: int) -> str:
+    """Mean and standard deviation, as far as they exist; of costs the mean alone."""
+    if not values:
+        return "–"
+    deviation = f" ± {spread(values):.{digits}f}" if len(values) > 1 and digits > 1 else ""
+    return f"{mean(values):.{digits}f}{deviation}"
+
+
+def interval(difference: Difference, digits: int) -> str:
+    """A difference and its interval."""
+    if not difference.by_seed:
+        return "–"
+    low, high = (f"{end:+.{digits}f}" for end in difference.interval)
+    within = f" [{low}, {high}]" if len(difference.by_seed) > 1 else ""
+    return f"{difference.mean:+.{digits}f}{within}"
+
+
+def made_of(method: Method) -> str:
+    """What a method is, and of how many runs."""
+    runs = method.runs.values()
+    seeds, folds = ({key[place] for key in method.runs} for place in (0, 1))
+    seed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
+    parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}, {seed}"]
+    if len(folds) > 1:
+        parts.append(f"{len(folds)} folds")
+    if broken := sum(run.summary["status"] != "completed" for run in runs):
+        parts.append(f"{broken} with failures of hospitals")
+    return f"{method.name} ({', '.join(parts)})"
+
+
+def text(comparison: Comparison) -> str:
+    """The comparison for a terminal."""
+    parts = [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
+    if unlike := comparison.unlike:
+        lines = [_wrapped(f"{kind}: {key} – {values}") for kind, key, values in unlike]
+        parts.append("\n".join([APART, *lines]))
+    if comparison.left_out:
+        lines = [f"  {each.path} {each.reason}" for each in comparison.left_out]
+        parts.append("\n".join(["Left out:", *lines]))
+    return "\n\n".join([*parts, _wrapped(ABOUT, "")] if comparison.methods else parts)
+
+
+def _tables(comparison: Comparison) -> Iterator[str]:
+    methods, headline, hospitals = comparison.methods, FIGURES[0], comparison.hospitals
+    yield "\n".join(_wrapped(f"{method.letter}  {made_of(method)}", "") for method in methods)
+    columns = FIGURES + COSTS
+    yield _aligned(
+        [["", *(figure.heading[line] for figure in columns)] for line in (0, 1)]
+        + [[m.letter, *(cell(m.values(f), f.digits) for f in columns)] for m in methods]
+    )
+    title = " ".join(headline.heading)
+    if len(hospitals) <= MOST_HOSPITALS:
+        rows = [["", *(hospital[:13] for hospital in hospitals)]]
+        for method in methods:
+            values = (method.values(headline, hospital) for hospital in hospitals)
+            rows.append([method.letter, *(cell(each, headline.digits) for each in values)])
+        yield f"{title}, by hospital:\n{_aligned(rows)}"
+    differences = comparison.differences(headline)
+    if len(differences) > MOST_PAIRS:
+        yield f"{title}: {len(differences)} pairs of methods; --csv and --html write all of them."
+    elif differences:
+        rows = [
+            [*names(each), interval(each, headline.digits), verdict(each)] for each in differences
+        ]
+        yield f"{title}, differences:\n{_aligned(rows)}"
+
+
+def names(difference: Difference) -> list[str]:
+    """Which methods, and over how many seeds."""
+    seeds = len(difference.by_seed)
+    pair = f"{difference.first.letter} − {difference.second.letter}"
+    return [pair, f"{seeds} seed{'s' * (seeds != 1)}"]
+
+
+def verdict(difference: Difference) -> str:
+    """What may be said of a difference: one is higher only if the interval leaves out 0."""
+    low, high = difference.interval
+    if not difference.by_seed:
+        return "not measured, or no seed in common"
+    if len(difference.by_seed) == 1:
+        return "one seed: no interval"
+    if low <= 0 <= high:
+        return "no difference shown"
+    return f"{(difference.first if low > 0 else difference.second).letter} is higher"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(lines)
+
+
+def _wrapped(line: str, indent: str = "  ") -> str:
+    return textwrap.fill(
+        line, WIDTH, initial_indent=indent, subsequent_indent=indent + "   " * bool(indent)
+    )

@@ -1,0 +1,287 @@
+"""Methods compared over their runs: what each is worth, how sure a difference is, what it costs.
+
+Runs that differ in nothing but `seed` and `fold` are the runs of one method. Two methods are
+compared over the seeds that both have: a seed fixes the cut and the split of the images, so that
+both have seen and tested the same ones. With d_s the difference at seed s, of the means over
+hospitals and folds, the interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n.
+
+Seeds are the units, because they are what is repeated independently: hospitals and folds of one
+seed share models or images. A bootstrap of so few seeds as people run is too narrow. The interval
+says how far other seeds would move the difference; not what other hospitals or patients would.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import combinations
+from math import isfinite, nan, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from server_app.measures import mean, spread
+from server_app.results import MAY_CHANGE
+from server_app.runs import LeftOut, Run, find
+from strategies.protocol.settings import Settings
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What runs are compared by.
+
+    Attributes:
+        name: In summary.json, and in the CSV file.
+        heading: Two lines for people.
+        metric: What hospitals measure for it; empty: it has no figures at hospitals.
+        held: Of the model that a hospital holds, not of all models.
+        digits: After the point.
+    """
+
+    name: str
+    heading: tuple[str, str]
+    metric: str = ""
+    held: bool = False
+    digits: int = 3
+
+    def of(self, run: Run) -> float:
+        """The figure of a run; NaN if it was not measured."""
+        value = run.summary.get(self.name)
+        return nan if value is None else float(value)
+
+    def at(self, run: Run, hospital: str) -> float:
+        """The same at one hospital."""
+        if not self.metric or not isfinite(self.of(run)):
+            return nan
+        measured = [
+            metrics.get(self.metric)
+            for pair, metrics in run.tests.items()
+            if pair[1] == hospital and (pair in run.held or not self.held)
+        ]
+        return mean(nan if value is None else value for value in measured)
+
+
+@dataclass(frozen=True)
+class Traffic(Figure):
+    """What a run has sent and received, in MB."""
+
+    def of(self, run: Run) -> float:
+        """To and from all hospitals together."""
+        return float(run.summary["bytes_sent"] + run.summary["bytes_received"]) / 1e6
+
+
+# The first is the one that is shown first, and that the terminal shows by hospital and by pairs.
+FIGURES = (
+    Figure("federation_balanced_accuracy", ("federation", "balanced"), "balanced-accuracy"),
+    Figure("federation_accuracy", ("federation", "accuracy"), "accuracy"),
+    Figure(
+        "personalized_balanced_accuracy", ("personalised", "balanced"), "balanced-accuracy", True
+    ),
+    Figure("personalized_accuracy", ("personalised", "accuracy"), "accuracy", True),
+)
+# In the CSV file and on the page alone.
+MORE = (
+    Figure("federation_auroc", ("federation", "AUROC"), "auroc"),
+    Figure("personalized_auroc", ("personalised", "AUROC"), "auroc", True),
+    Figure("ensemble_balanced_accuracy", ("ensemble", "balanced")),
+    Figure("ensemble_accuracy", ("ensemble", "accuracy")),
+)
+COSTS = (
+    Figure("wall_seconds", ("time", "s"), digits=0),
+    Traffic("megabytes", ("traffic", "MB"), digits=1),
+)
+
+# What decides which images are used, and which of them are tested on. With another value of these,
+# a seed does not stand for the same images.
+DATA = ("dataset", "classes", "max-quarantined", "hospitals")
+SPLIT = (
+    *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
+    *("test-per-class", "validation-fraction", "num-folds"),
+)
+_REPEATED = {"seed", "fold"}
+_COMMON = {field.name.replace("_", "-") for field in fields(Settings)}  # the others are a method's
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ in their seeds and folds alone.
+
+    Attributes:
+        letter: What it is called in tables.
+        name: Its strategy, and the settings in which it differs from others of that strategy.
+        facts: Its settings without seed and fold; and `hospitals`, and `commit` if it is known.
+        runs: By (seed, fold).
+    """
+
+    letter: str
+    name: str
+    facts: dict[str, Any]
+    runs: dict[tuple[int, int], Run]
+
+    @property
+    def images(self) -> list[Any]:
+        """What must be equal for a seed to stand for the same images."""
+        return [self.facts.get(key) for key in (*DATA, *SPLIT)]
+
+    def values(self, figure: Figure, hospital: str = "") -> list[float]:
+        """A figure of each run, if it was measured; over all hospitals, or at one."""
+        of = (
+            figure.at(run, hospital) if hospital else figure.of(run) for run in self.runs.values()
+        )
+        return [value for value in of if isfinite(value)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more a method has of a figure than another, over the seeds that both have."""
+
+    first: Method
+    second: Method
+    by_seed: dict[int, float]
+
+    @property
+    def mean(self) -> float:
+        """Over the seeds."""
+        return mean(self.by_seed.values())
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 %, by Student's t; NaN for fewer than two seeds."""
+        from scipy.special import stdtrit  # takes half a second
+
+        count = len(self.by_seed)
+        if count < 2:
+            return nan, nan
+        half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
+        return self.mean - half, self.mean + half
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is known of some runs.
+
+    Attributes:
+        methods: In order of their names.
+        left_out: Places that are not in it, and why.
+    """
+
+    methods: list[Method]
+    left_out: list[LeftOut]
+
+    @property
+    def hospitals(self) -> list[str]:
+        """Those of any run, sorted."""
+        runs = (run for method in self.methods for run in method.runs.values())
+        return sorted({hospital for run in runs for hospital in run.summary["hospitals"]})
+
+    @property
+    def pairs(self) -> list[tuple[Method, Method]]:
+        """Methods that have worked on the same images."""
+        return [(a, b) for a, b in combinations(self.methods, 2) if a.images == b.images]
+
+    def differences(self, figure: Figure, hospital: str = "") -> list[Difference]:
+        """Of each pair; over all hospitals, or at one."""
+        return [Difference(a, b, _by_seed(a, b, figure, hospital)) for a, b in self.pairs]
+
+    @property
+    def unlike(self) -> list[tuple[str, str, str]]:
+        """In what the methods differ, besides what makes them methods: kind, key, and values."""
+        keys = dict.fromkeys(key for method in self.methods for key in method.facts)
+        rows = []
+        for key in sorted(keys, key=lambda key: (key not in DATA, key not in SPLIT)):
+            if key == "strategy" or key.partition(".")[0] not in _COMMON | {"hospitals", "commit"}:
+                continue
+            letters: dict[str, list[str]] = {}
+            for method in self.methods:
+                letters.setdefault(_text(method.facts.get(key)), []).append(method.letter)
+            if len(letters) > 1:
+                kind = "data" if key in DATA else "split" if key in SPLIT else "setting"
+                values = "; ".join(f"{', '.join(who)}: {value}" for value, who in letters.items())
+                rows.append((kind, key, values))
+        return rows + self._other_images()
+
+    def _other_images(self) -> list[tuple[str, str, str]]:
+        """Seeds at which hospitals of a pair had other images, although the settings are equal."""
+        return [
+            ("data", f"images at seed {repeat[0]}", f"{a.letter} and {b.letter} had other numbers")
+            for a, b in self.pairs
+            for repeat in a.runs.keys() & b.runs.keys()
+            if not _same_images(a.runs[repeat], b.runs[repeat])
+        ]
+
+
+def _same_images(first: Run, second: Run) -> bool:
+    common = first.images.keys() & second.images.keys()
+    return all(first.images[hospital] == second.images[hospital] for hospital in common)
+
+
+def _by_seed(a: Method, b: Method, figure: Figure, hospital: str) -> dict[int, float]:
+    found: dict[int, list[float]] = {}
+    for repeat in sorted(a.runs.keys() & b.runs.keys()):
+        one, other = a.runs[repeat], b.runs[repeat]
+        ours, theirs = (
+            figure.at(run, hospital) if hospital else figure.of(run) for run in (one, other)
+        )
+        if isfinite(ours - theirs) and _same_images(one, other):
+            found.setdefault(repeat[0], []).append(ours - theirs)
+    return {seed: fmean(folds) for seed, folds in found.items()}
+
+
+def compared(places: Iterable[Path]) -> Comparison:
+    """Find the runs in some places, and sort them by method."""
+    runs, left_out = find(places)
+    groups: dict[tuple[Any, ...], dict[tuple[int, int], Run]] = {}
+    for run in sorted(runs, key=lambda run: run.path.name):
+        facts = {key: run.settings[key] for key in run.settings.keys() - MAY_CHANGE - _REPEATED}
+        group = groups.setdefault((*sorted(facts.items()), *run.summary["hospitals"]), {})
+        repeat = run.settings["seed"], run.settings.get("fold", 0)
+        if older := group.get(repeat):
+            reason = f"has the settings and seed of {run.path}, which is newer"
+            left_out.append(LeftOut(older.path, reason))
+        group[repeat] = run
+    facts_of = [_facts(list(group.values())) for group in groups.values()]
+    named = sorted((_name(facts, facts_of), index) for index, facts in enumerate(facts_of))
+    every = list(groups.values())
+    return Comparison(
+        [
+            Method(_letter(place), name, facts_of[index], dict(sorted(every[index].items())))
+            for place, (name, index) in enumerate(named)
+        ],
+        left_out,
+    )
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, Any]:
+    hidden = MAY_CHANGE | _REPEATED
+    facts = {key: value for key, value in runs[0].settings.items() if key not in hidden}
+    files = [run.path / "commit" for run in runs]  # written by benchmarks.reproduce
+    commits = {file.read_text("utf-8").strip() for file in files if file.exists()}
+    hospitals = tuple(runs[0].summary["hospitals"])
+    return {**facts, "hospitals": hospitals} | ({"commit": sorted(commits)} if commits else {})
+
+
+def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
+    """The strategy, and the settings in which runs of this strategy differ."""
+    alike = [other for other in every if other["strategy"] == facts["strategy"]]
+    parts = [
+        f"{key}={_short(facts.get(key))}"
+        for key in facts
+        if key != "commit" and any(other.get(key) != facts[key] for other in alike)
+    ]
+    return ", ".join([facts["strategy"] or "unknown strategy", *parts])
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place) if place < 26 else _letter(place // 26 - 1) + _letter(place % 26)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return str(len(value))
+    return str(value) if len(str(value)) <= 24 else f"…{str(value)[-23:]}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"{len(value)} ({', '.join(value)})"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return "not there" if value is None else str(value)

@@ -1,0 +1,184 @@
+"""What can be known of a run before it starts."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from client_app.datasets import DATASETS
+from learning.learners import LEARNERS
+from learning.models import MODELS
+from learning.settings import TABLES
+from server_app import check as module
+from server_app.check import changes_of, check, merged
+from server_app.results import Results
+from strategies.protocol.settings import SettingsError, defaults
+from strategies.registry import STRATEGIES
+from tests.fakes import settings, write_archive
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path, monkeypatch):
+    """The default of output-dir is in there."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+def judged(text, **how):
+    return check(merged(changes_of([text])), **how)
+
+
+def refused(text, **how):
+    with pytest.raises(SettingsError) as error:
+        judged(text, **how)
+    return str(error.value)
+
+
+def test_it_knows_what_the_hospitals_know():
+    assert list(module.DATASETS) == list(DATASETS)
+    assert MODELS.keys() == module.SMALL_MODELS
+    assert {name: each.table for name, each in LEARNERS.items() if each.table} == TABLES
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_defaults_can_be_used_with_every_method(strategy):
+    assert judged(f"strategy='{strategy}'", hospitals=2).strategy == strategy
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train.epoch=5", "There is no setting 'train.epoch' (here 5); did you mean 'train.epochs"),
+        ("num-rounds=4", "did you mean 'num-server-rounds'?"),
+        ("qqq=1", "There is no setting 'qqq' (here 1); pyproject.toml lists all."),
+        ("strategy=cwt", "strategy=cwt (a text needs quotes: strategy='cwt')"),
+        ("train.epochs = 5", "'train.epochs = 5' is no setting; write key=value, without spaces"),
+        ("train.epochs=5 train.epochs=6", "--run-config cannot be read: "),
+        ("seed=[1,2]", "--run-config cannot be read: "),
+        ("nowhere.toml", "--run-config names nowhere.toml, which cannot be read"),
+        ("train.epochs=0", "'train.epochs' is 0; it must be 1 or more"),
+        ("train.epochs='many'", "'train.epochs' is 'many'; it must be a whole number"),
+        ("train.augment='flap'", "'train.augment' is 'flap'; it must be one of none, flip"),
+        ("strategy='feddr'", "'strategy' is 'feddr'; it must be one of centralized"),
+        ("strategy='cwc' cwc.decay=2", "'cwc.decay' is 2.0; it must be from 0 to 1"),
+        ("feder.replay-weight=1", "'feder.replay-weight' is 1.0; it must be 0 or more, and below"),
+        ("strategy='fedprox' fedprox.mu=-1", "'fedprox.mu' is -1.0; it must be 0 or more"),
+        ("strategy='fedrewind' rewind.fraction=0.4", "'rewind.fraction' is 0.4"),
+        ("strategy='fedrewind' rewind.batch-norm='x'", "'rewind.batch-norm' is 'x'"),
+        ("strategy='fedavg' wire-dtype='float16'", "'wire-dtype' is 'float16', in which 'fedavg'"),
+        ("gan.preset='huge'", "'gan.preset' is 'huge'; it must be one of tiny, small"),
+        ("image-size=64", "'gan.preset' is 'tiny', for images of 16 pixels"),
+        ("dataset='didgits'", "'dataset' is 'didgits'; it must be one of digits, mnist, npz:<abs"),
+        ("dataset='digits:'", "'dataset' is 'digits:'; it must be one of"),
+        ("dataset='npz:/no/x.npz'", "must be an absolute path; there is no file '/no/x.npz'"),
+        ("dataset='hf:/no'", "must be an absolute path; there is no folder '/no'"),
+        ("dataset='folder:images'", "must be an absolute path; there is no folder 'images'"),
+        ("dataset='manifest:/no'", "there is no folder or file '/no'"),
+        ("partition='site'", "'partition' is 'site', and the data set does not say"),
+        (
+            "pretrained='imagenet'",
+            "'pretrained' is 'imagenet'; it must be empty, since the weights",
+        ),
+        (
+            "gan.lpips-weights='/no'",
+            "'gan.lpips-weights' is '/no'; it must be a file that is there",
+        ),
+        ("min-hospitals=5", "'min-hospitals' is 5; it must be at most the number of hospitals"),
+        (
+            "resume='/no'",
+            "'resume' is '/no'; it must be the result directory of a run that has not",
+        ),
+        ("output-dir='/dev/null/runs'", "'output-dir' is '/dev/null/runs'; it must be a folder"),
+        ("output-dir='~nobody-of-this-name/runs'", "'output-dir' is '~nobody"),
+    ],
+)
+def test_what_cannot_be_used_is_named(text, words):
+    assert words in refused(text, hospitals=3)
+
+
+def test_unused_settings_of_other_methods_are_not_judged():
+    assert judged("strategy='cwt' cwc.decay=2 gan.preset='huge'")
+
+
+def test_several_folders_are_one_for_each_hospital(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.csv").touch()
+    several = f"dataset='manifest:{tmp_path}/a, {tmp_path}/b/manifest.csv'"
+    assert "'partition' is 'dirichlet'; it must be site for several" in refused(several)
+    assert judged(f"{several} partition='site'")
+    assert judged(f"{several} partition='site'", hospitals=2)
+    words = refused(f"{several} partition='site'", hospitals=3)
+    assert "it must be for 3 hospitals, and names 2 folders" in words
+    one = f"dataset='folder:{tmp_path}/a' partition='site'"
+    assert "'partition' is 'site'" in refused(one, hospitals=2)
+    assert judged(one + " min-hospitals=1", hospitals=1)
+
+
+def test_an_archive_may_name_sites(tmp_path):
+    write_archive(tmp_path / "x.npz", 4)
+    assert judged(f"dataset='npz:{tmp_path}/x.npz' partition='site'")
+
+
+def test_a_deployment_has_images_and_folders_elsewhere_and_seals_parcels():
+    elsewhere = "dataset='folder:/no' output-dir='/dev/null/runs' resume='/no'"
+    assert judged(elsewhere, simulated=False)
+    assert "'sealed' is true, and for 'fedavg'" in refused("strategy='fedavg'", simulated=False)
+    assert judged("strategy='fedavg' sealed=false", simulated=False)
+
+
+def test_models_of_torchvision_are_known_by_name_and_by_the_images_they_take():
+    assert judged("model='cnn,resnet18' image-size=32 feder.buffer-size=0")
+    words = refused("model='resnet81'")
+    assert "The setting 'model' is 'resnet81'. There is no model 'resnet81'" in words
+    words = refused("model='inception_v3' image-size=32 feder.buffer-size=0")
+    assert "The model 'inception_v3' cannot take 3x32x32 images" in words
+
+
+def test_a_run_can_only_be_resumed_with_its_own_settings(tmp_path):
+    chosen = settings(output_dir=str(tmp_path), sealed=True)
+    results, _ = Results.open(chosen)
+    resume = f"output-dir='{tmp_path}' resume='{results.path}'"
+    assert "'resume' is" in refused(resume)  # nothing is kept yet
+    (results.path / "checkpoint" / "state.json").touch()
+    assert judged(resume)
+    assert "'train.epochs' is 7, but the run to resume has 3" in refused(resume + " train.epochs=7")
+
+
+def test_a_file_is_read_as_flower_reads_it(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(tomli_w.dumps({"strategy": "cwt", "train": {"epochs": 4}}))
+    assert changes_of([str(path)]) == {"strategy": "cwt", "train.epochs": 4}
+    assert changes_of(["strategy='cwt'", "train.epochs=4"]) == changes_of([str(path)])
+    with pytest.raises(SettingsError, match="takes either"):
+        changes_of([str(path), "seed=1"])
+    assert changes_of([]) == {}
+    assert merged({}) == defaults()
+
+
+def command(*arguments):
+    line = [sys.executable, "-X", "importtime", "-m", "server_app", "check", *arguments]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_the_command_answers_without_torch():
+    good = command("--run-config", "strategy='cwc' model='mlp'", "--hospitals", "2")
+    assert (good.returncode, good.stdout[:25]) == (0, "The settings can be used:")
+    bad = command("--run-config", "cwc.strenght=1")
+    assert bad.returncode == 1
+    assert bad.stderr.endswith("did you mean 'cwc.strength'?\n")
+    assert not re.search(r"\| +(torch|matplotlib)$", good.stderr, re.MULTILINE)
+
+
+def test_the_settings_in_the_readme_can_be_used(monkeypatch):
+    """Those of every run and of every check, but for their data."""
+    monkeypatch.setattr(module, "_missing", lambda kind, sources: ())
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    texts = re.findall(r"(?:flwr run|server_app check).* --run-config \"([^\"]*)\"", readme)
+    assert len(texts) > 5
+    for text in texts:
+        judged(text)

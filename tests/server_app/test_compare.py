@@ -1,0 +1,282 @@
+"""Methods compared over made-up result directories."""
+
+import csv
+import fcntl
+import json
+import os
+import sys
+from math import isnan, sqrt
+
+import pytest
+import tomli_w
+from flwr.common.config import unflatten_dict
+
+from server_app import __main__ as command
+from server_app.compare import COLUMNS, interval, records, text, verdict
+from server_app.compare_page import page
+from server_app.comparison import COSTS, FIGURES, MORE, Difference, compared
+from server_app.measures import Summary
+from server_app.runs import find
+from tests.fakes import run_config
+
+BALANCED, ACCURACY, HELD, _ = FIGURES
+
+
+def line(verb, round_, hospital, lineage, metrics, hop=1, epochs=0):
+    place = {"verb": verb, "round": round_, "hop": hop, "epochs": epochs, "outcome": "ok"}
+    return json.dumps({**place, "hospital": hospital, "lineage": lineage, "metrics": metrics})
+
+
+def write_run(folder, strategy, seed, values=(0.6, 0.8), status="completed", **settings):
+    """A run whose two models have, at hospitals A and B, `values` as balanced accuracy.
+
+    The accuracy is 0.1 more. Hospital A holds model B, and the other way round; a model is
+    worth 0.1 more where it is held, and 0.1 less elsewhere, so that the means stay.
+    """
+    folder.mkdir(parents=True)
+    images = settings.pop("images", 10)
+    config = run_config(strategy=strategy, seed=seed, output_dir=str(folder), **settings)
+    (folder / "config.toml").write_text(tomli_w.dumps(unflatten_dict(config)))
+    lines = [
+        line("query.prepare", 0, hospital, hospital, {"num-train": 90.0, "num-test": images})
+        for hospital in "AB"
+    ]
+    for round_, shift in ((1, 0.5), (2, 0.0)):  # what was before the last round does not count
+        for hop, old in ((1, 0.3), (2, 0.0)):  # nor what a model was before its last visit
+            for model in "AB":
+                for hospital, value in zip("AB", values, strict=True):
+                    balanced = value - shift - old + (0.1 if model != hospital else -0.1)
+                    metrics = {"balanced-accuracy": balanced, "accuracy": balanced + 0.1}
+                    lines.append(line("evaluate", round_, hospital, model, metrics, hop))
+        lines += [line("hand-off", round_, "A", "B", {}), line("hand-off", round_, "B", "A", {})]
+    (folder / "metrics.jsonl").write_text("\n".join(lines))
+    mean = sum(values) / 2
+    summary = {
+        "status": status,
+        "error": "the power went" if status == "failed" else "",
+        "hospitals": ["A", "B"],
+        "history": {"round": [1, 2]},
+        "federation_balanced_accuracy": mean,
+        "federation_accuracy": mean + 0.1,
+        "personalized_balanced_accuracy": mean + 0.1,
+        "personalized_accuracy": None,
+        "wall_seconds": 60.0,
+        "bytes_sent": 1_500_000,
+        "bytes_received": 500_000,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Five methods and three seeds; the last method has another split.
+
+    rwt has 0.1, 0.2 and 0.3 more than cwt; fedavg and fedprox differ by 0.02, -0.01 and 0.01.
+    """
+    for seed, (rwt, fedprox) in enumerate([(0.1, 0.02), (0.2, -0.01), (0.3, 0.01)]):
+        for strategy, more in (("cwt", 0.0), ("rwt", rwt), ("fedavg", 0.0), ("fedprox", fedprox)):
+            folder = tmp_path / "runs" / strategy / f"{seed}"
+            write_run(folder, strategy, seed, (0.3 + more, 0.5 + more))
+        write_run(tmp_path / "runs" / "feder" / f"{seed}", "feder", seed, partition_alpha=0.1)
+    return tmp_path / "runs"
+
+
+def pair(comparison, letters, figure=BALANCED, hospital=""):
+    (found,) = [
+        each
+        for each in comparison.differences(figure, hospital)
+        if each.first.letter + each.second.letter == letters
+    ]
+    return found
+
+
+def test_figures_are_those_of_the_summary():
+    names = {figure.name for figure in FIGURES + MORE + COSTS}
+    assert names - Summary.__dataclass_fields__.keys() == {"megabytes"}
+
+
+def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
+    """By hand: cwt - rwt is -0.1, -0.2, -0.3; mean -0.2, std 0.1, t(2) = 4.3027.
+
+    half = 4.3027 * 0.1 / sqrt(3) = 0.2484: the interval has 0 in it.
+    """
+    comparison = compared([study])
+    names = [f"{method.letter} {method.name}" for method in comparison.methods]
+    assert names == ["A cwt", "B fedavg", "C feder", "D fedprox", "E rwt"]
+    difference = pair(comparison, "AE")
+    assert difference.by_seed == pytest.approx({0: -0.1, 1: -0.2, 2: -0.3})
+    half = 4.302653 * 0.1 / sqrt(3)
+    assert difference.interval == pytest.approx((-0.2 - half, -0.2 + half))
+    assert interval(difference, 3) == "-0.200 [-0.448, +0.048]"
+    assert verdict(difference) == "no difference shown"
+
+
+@pytest.mark.parametrize(
+    ("by_seed", "words"),
+    [
+        ({}, "not measured, or no seed in common"),
+        ({0: 0.5}, "one seed: no interval"),
+        ({0: 0.5, 1: 0.4}, "no difference shown"),  # t(1) = 12.7
+        ({0: 0.5, 1: 0.49, 2: 0.51}, "A is higher"),
+        ({0: -0.5, 1: -0.49, 2: -0.51}, "E is higher"),
+        ({0: 0.0, 1: 0.0}, "no difference shown"),
+    ],
+)
+def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, study):
+    methods = compared([study]).methods
+    assert verdict(Difference(methods[0], methods[4], by_seed)) == words
+
+
+def test_methods_with_another_split_are_named_and_not_compared(study):
+    comparison = compared([study])
+    pairs = {a.letter + b.letter for a, b in comparison.pairs}
+    assert pairs == {"AB", "AD", "AE", "BD", "BE", "DE"}
+    assert comparison.unlike == [("split", "partition-alpha", "A, B, D, E: 0.5; C: 0.1")]
+    assert "split: partition-alpha – A, B, D, E: 0.5; C: 0.1" in text(comparison)
+
+
+def test_figures_at_hospitals_are_of_the_latest_models_and_of_those_held(study):
+    """cwt has 0.3 at A and 0.5 at B; the model that a hospital holds has 0.1 more."""
+    method = compared([study]).methods[0]
+    assert method.values(BALANCED, "A") == pytest.approx([0.3] * 3)
+    assert method.values(ACCURACY, "B") == pytest.approx([0.6] * 3)
+    assert method.values(HELD, "A") == pytest.approx([0.4] * 3)
+    assert method.values(FIGURES[3]) == []  # null
+    assert method.values(FIGURES[3], "A") == []
+    assert [method.values(figure) for figure in COSTS] == [[60.0] * 3, [2.0] * 3]
+    assert pair(compared([study]), "AE", BALANCED, "B").by_seed[2] == pytest.approx(-0.3)
+
+
+def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / f"a{seed}", "feder", seed, feder__variant="buffer-only")
+        write_run(tmp_path / f"b{seed}", "feder", seed, train__epochs=7)
+    write_run(tmp_path / "c", "cwt", 5, dataset="npz:/a/very/long/name/of/a/file.npz")
+    comparison = compared([tmp_path])
+    assert [method.name for method in comparison.methods] == [
+        "cwt",
+        "feder, train.epochs=3, feder.variant=buffer-only",
+        "feder, train.epochs=7, feder.variant=full",
+    ]
+    assert [row[:2] for row in comparison.unlike] == [
+        ("data", "dataset"),
+        ("setting", "train.epochs"),
+    ]
+    assert verdict(pair(comparison, "BC")) == "no difference shown"
+
+
+def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
+    for seed in (0, 1):
+        for fold, more in enumerate((0.1, 0.3)):
+            folder = tmp_path / f"{seed}{fold}"
+            split = {"num_folds": 2, "fold": fold}
+            write_run(folder / "cwt", "cwt", seed, (0.3 + more, 0.5 + more), **split)
+            write_run(folder / "rwt", "rwt", seed, (0.3, 0.5), **split)
+    difference = pair(compared([tmp_path]), "AB")
+    assert difference.by_seed == pytest.approx({0: 0.2, 1: 0.2})
+
+
+def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
+    write_run(tmp_path / "a", "cwt", 0)
+    write_run(tmp_path / "b", "rwt", 0, images=12)
+    comparison = compared([tmp_path])
+    words = ("data", "images at seed 0", "A and B had other numbers")
+    assert comparison.unlike == [words]
+    assert pair(comparison, "AB").by_seed == {}
+
+
+def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys):
+    write_run(study / "failed", "cwt", 7, status="failed")
+    under_way = write_run(study / "under-way", "cwt", 8)
+    stopped = write_run(study / "stopped", "cwt", 9)
+    for folder in (under_way, stopped):
+        (folder / "summary.json").unlink()
+    (stopped / "checkpoint").mkdir()
+    (stopped / "checkpoint" / "resume.toml").touch()
+    broken = write_run(study / "broken", "cwt", 10)
+    (broken / "summary.json").write_text('{"status": ')
+    bare = write_run(study / "bare", "cwt", 11)
+    (bare / "config.toml").unlink()
+    write_run(study / "cwt" / "0-again", "cwt", 0, (0.1, 0.1))
+    (tmp_path / "empty").mkdir()
+    places = [study, tmp_path / "empty", tmp_path / "nowhere", study / "cwt"]
+    held = os.open(under_way, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    try:
+        comparison = compared(places)
+    finally:
+        os.close(held)
+    reasons = {each.path.name: each.reason for each in comparison.left_out}
+    assert reasons["failed"] == "failed: the power went"
+    assert reasons["under-way"] == "is under way"
+    assert reasons["stopped"].startswith("has not completed; resume it with --run-config '")
+    assert reasons["broken"].startswith("cannot be read (JSONDecodeError")
+    assert reasons["bare"].startswith("cannot be read (FileNotFoundError")
+    assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is no folder")
+    assert reasons["0"].startswith("has the settings and seed of ")
+    assert len(comparison.left_out) == 8
+    assert comparison.methods[0].values(BALANCED)[0] == pytest.approx(0.1)
+    assert all(each.reason in text(comparison) for each in comparison.left_out)
+    assert find([study / "cwt", study / "cwt" / "1"])[1] == []
+
+
+def test_the_text_fits_into_a_terminal(study):
+    lines = text(compared([study])).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "A  cwt (3 runs, seeds 0, 1, 2)" in lines
+    assert "A  0.400 ± 0.000  0.500 ± 0.000  0.500 ± 0.000  –             60    2.0" in lines
+    assert "C  0.600 ± 0.000  0.800 ± 0.000" in lines  # feder at A and at B
+    assert "A − E  3 seeds  -0.200 [-0.448, +0.048]  no difference shown" in lines
+
+
+def test_many_pairs_and_hospitals_are_left_to_the_files(study, tmp_path, monkeypatch):
+    monkeypatch.setattr("server_app.compare.MOST_PAIRS", 5)
+    monkeypatch.setattr("server_app.compare.MOST_HOSPITALS", 1)
+    shown = text(compared([study]))
+    assert "6 pairs of methods; --csv and --html write all of them" in shown
+    assert "by hospital" not in shown
+
+
+def test_the_csv_file_has_every_mean_and_every_difference(study):
+    comparison = compared([study])
+    rows = [dict(zip(COLUMNS, row, strict=True)) for row in records(comparison)]
+    balanced = [row for row in rows if row["figure"] == BALANCED.name]
+    assert len(balanced) == (5 + 6) * 3  # over all hospitals, at A, at B
+    (row,) = [r for r in balanced if (r["method"], r["minus"], r["hospital"]) == ("cwt", "rwt", "")]
+    assert (row["count"], row["low"]) == (3, pytest.approx(-0.4484, abs=1e-4))
+    assert {row["low"] for row in rows if not row["minus"]} == {""}
+    assert not any(isinstance(v, float) and isnan(v) for row in rows for v in row.values())
+
+
+def test_the_page_shows_all_figures_and_loads_nothing(study):
+    shown = page(compared([study]))
+    assert shown.count("<svg") == 2 * 3  # two of each figure that was measured
+    assert "<td>A − E</td><td>3 seeds</td><td>-0.200 [-0.448, +0.048]</td>" in shown
+    assert "partition-alpha" in shown
+    assert "<script" not in shown
+    assert "<h2>Personalised accuracy</h2>" not in shown
+
+
+def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
+    files = ["--csv", str(tmp_path / "table.csv"), "--html", str(tmp_path / "table.html")]
+    monkeypatch.setattr(sys, "argv", ["server_app", "compare", str(study), *files])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 0
+    assert "federation balanced, differences:" in capsys.readouterr().out
+    with (tmp_path / "table.csv").open(newline="") as file:
+        assert tuple(next(csv.reader(file))) == COLUMNS
+    assert (tmp_path / "table.html").read_text().startswith("<!DOCTYPE html>")
+    monkeypatch.setattr(sys, "argv", ["server_app", "compare", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 1
+    assert "nowhere is no folder" in capsys.readouterr().out
+
+
+def test_the_means_over_hospitals_are_those_of_the_summary(study):
+    for method in compared([study]).methods:
+        at = [method.values(BALANCED, hospital) for hospital in "AB"]
+        means = [sum(values) / 2 for values in zip(*at, strict=True)]
+        assert means == pytest.approx(method.values(BALANCED))
