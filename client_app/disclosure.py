@@ -39,6 +39,7 @@ from client_app.datasets.pool import Indices
 from client_app.request import Request, log_once
 from client_app.run import Tested, check_newest
 from client_app.store import Store
+from learning.errors import DivergedError
 from learning.evaluation import count_right, score
 from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
@@ -124,13 +125,19 @@ class Disclosure:
             model: Its fingerprint.
             scores: Of all test images, [n, K].
             per_class: Whether also for each class.
+
+        Raises:
+            DivergedError: A score is not finite, in a simulation. Elsewhere that would tell of the
+                image that it happens for.
         """
         if self.rules is None:
+            if not scores.isfinite().all():
+                raise DivergedError("The outputs of the model are not finite.")
             counts = count_right(scores, self.labels) if per_class else {}
             return score(scores, self.labels) | counts
         if not self.num_test:
             return {}
-        scores = scores[self.chosen]
+        scores = scores[self.chosen].nan_to_num()
         exact = score(scores, self.labels)
         told = {"num-examples": exact["num-examples"]}
         counts = count_right(scores, self.labels) if per_class else {}

@@ -99,8 +99,8 @@ class FigureRules:
             self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
         )
         require(self.max_models >= 1, "figures.max-models", self.max_models, "1 or more")
-        # A method that averages weighs models by `num-examples`.
-        known = set(METRICS) - {"num-examples"}
+        # Models are weighed by `num-examples` where they are averaged; `refused` is no figure.
+        known = set(METRICS) - {"num-examples", "refused"}
         require(
             known.issuperset(self.withheld),
             "figures.withheld",

@@ -107,7 +107,7 @@ class Victim:
         return self.linear(scale * weights, scale * bias)
 
 
-FIGURES = ("num-examples", "accuracy", "balanced-accuracy", "auroc")
+FIGURES = ("num-examples", "accuracy", "balanced-accuracy", "auroc", "refused")
 
 
 def rebuild(victim):
@@ -148,6 +148,17 @@ def test_a_single_image_is_in_no_figure(tmp_path):
     assert told["num-examples"] == 40
 
 
+def test_outputs_that_are_not_finite_for_one_image_are_no_answer_either(tmp_path):
+    """The sum of two weights of 3e38 is not finite where pixel 0 is white, and another bright."""
+    victim = Victim(tmp_path, SINGLE)
+    weights = np.zeros((3, PIXELS))
+    weights[-1, [0, int(victim.image[1:].argmax()) + 1]] = 3e38
+    parcels = {"m": victim.linear(weights, np.zeros(3)), "c": victim.constant(0)}
+    answer = victim.ask("evaluate", bundle(parcels, ["manifest", "model"]))
+    told = {key.partition("/")[::2] for key in answer.content["metrics"] if "/" in key}
+    assert {key for name, key in told if name == "m"} == {k for name, k in told if name == "c"}
+
+
 def single_out(victim, each):
     """The share of right answers to 120 questions about one patient, with so many models for each.
 
@@ -160,7 +171,10 @@ def single_out(victim, each):
             f"m{k}": victim.asking(*question, corner=1.0, scale=1 + copy / 1000)
             for k, question in enumerate(questions)
         }
-        sums += [sum(told[key] or 0 for key in FIGURES[1:3]) for told in victim.figures(asked)]
+        sums += [
+            sum(told[key] or 0 for key in ("accuracy", "balanced-accuracy"))
+            for told in victim.figures(asked)
+        ]
     answers = [victim.image[pixel] >= least for pixel, least in questions]
     return ((sums > sums.mean()) == answers).mean()
 
@@ -192,38 +206,36 @@ LARGE = (200, 200)
 
 def test_so_many_models_are_tested_in_a_run_and_no_more(tmp_path):
     victim = Victim(tmp_path, LARGE, LIMITED)
-    models = [victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(4)]
-    first = victim.figures({str(k): model for k, model in enumerate(models[:3])})
-    answer = victim.ask("evaluate", bundle({"a": models[3]}, ["manifest", "model"]))
-    assert answer.error.code == Failure.POLICY
-    assert "3" not in answer.error.reason
-    assert victim.figures({"again": models[0]}) == first[:1]
+    models = {str(k): victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(4)}
+    told = victim.figures(models)
+    assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
+    assert told[3]["accuracy"] is None
+    assert victim.figures({"again": models["0"]}) == told[:1]
 
 
 def test_another_run_is_no_way_around_the_limit(tmp_path):
     """A server can begin as many runs as it likes."""
     victim = Victim(tmp_path, LARGE, LIMITED)
     models = [victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(4)]
-    for k, model in enumerate(models[:3]):
-        victim.figures({"m": model}, run=f"run-{k}")
-    content = bundle({"m": models[3]}, ["manifest", "model"])
-    assert victim.ask("evaluate", content, run="run-3").error.code == Failure.POLICY
+    told = [victim.figures({"m": model}, run=f"run-{k}")[0] for k, model in enumerate(models)]
+    assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
 
 
 def test_neither_are_ensembles_nor_visits(tmp_path):
     """An ensemble is a model too; a visit goes on without its figure."""
     victim = Victim(tmp_path, LARGE, LIMITED, config={"train__learning_rate": 1e-30})
     models = {str(k): victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(3)}
-    content = bundle(models, ["manifest", "model"])
-    assert victim.ask("evaluate", content, ensemble=True).error.code == Failure.POLICY
+    answer = victim.ask("evaluate", bundle(models, ["manifest", "model"]), ensemble=True)
+    assert "2/accuracy" in answer.content["metrics"]
+    assert "ensemble/accuracy" not in answer.content["metrics"]
     answer = victim.ask("train", victim.constant(1), epochs=1, test=True)
     assert not answer.has_error()
     assert "accuracy-after-visit" not in answer.content["metrics"]
 
 
 @pytest.fixture
-def sealed(tmp_path, monkeypatch):
-    """A hospital, and a member that signs whatever label it likes."""
+def sealed(tmp_path, monkeypatch, caplog):
+    """Asks a hospital, as a member that signs whatever label it likes; why it refuses, or ""."""
     names = ("graz", "mallory", "stranger")
     identities = {name: Identity.of(name, tmp_path / name) for name in names}
     members = {name: identities[name].member for name in names[:2]}
@@ -242,8 +254,10 @@ def sealed(tmp_path, monkeypatch):
             label = Manifest.of(manifest)
             parcel = pack(parcel.array_records, label)
         content = bundle({"m": parcel}, ["manifest", "model"])
+        caplog.clear()
         answer = victim.ask("evaluate", content, sealed=True, **order)
-        return answer.error.reason if answer.has_error() else ""
+        refused = answer.content["metrics"].get("m/refused") == Failure.PARCEL
+        return caplog.messages[-1] if refused else ""
 
     return ask
 
