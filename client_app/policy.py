@@ -172,6 +172,7 @@ class Policy:
         if settings.num_folds:
             tested = 1 / settings.num_folds
         size = dict(settings.tables).get("feder.buffer-size", 0)
+        require(type(size) is int, "feder.buffer-size", size, "a whole number")
 
         named = ", ".join(runs.strategies)
         method = settings.strategy

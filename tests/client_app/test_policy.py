@@ -98,6 +98,12 @@ def test_a_policy_with_a_mistake_is_refused_with_its_path(text, reason, tmp_path
     assert str(tmp_path / "policy.toml") in str(refusal.value)
 
 
+@pytest.mark.parametrize("size", ["many", b"512", 5e2])
+def test_a_buffer_size_that_is_no_number_is_refused(size):
+    with pytest.raises(SettingsError, match="feder.buffer-size"):
+        Policy.read().check(Settings.parse({**defaults(), "feder.buffer-size": size}))
+
+
 def test_a_policy_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(SettingsError, match="cannot be read"):
         Policy.read(tmp_path / "policy.toml")
