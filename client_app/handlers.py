@@ -111,27 +111,27 @@ def test(message: Message, context: Context) -> Message:
                 model = disclosure.fingerprint(network, label)
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
-            figures = disclosure.of_test(model, each, per_class=per_class)
+                told = disclosure.of_test(model, each, per_class=per_class)
         except REFUSED as error:  # the other models are tested all the same
-            metrics |= _refused(name, error)
-            continue
-        metrics |= _named(name, figures)
-        models, total = [*models, model], total + each
-    if request.order.ensemble and models:
-        model = fingerprint(models)
-        try:
-            disclosure.admit(model)
-        except PolicyError as error:
-            metrics |= _refused("ensemble", error)
+            told = {"refused": _refused(name, error)}
         else:
+            models, total = [*models, model], total + each
+        metrics |= _named(name, told)
+    if request.order.ensemble and models:
+        try:
+            model = fingerprint(models)
+            disclosure.admit(model)
             metrics |= _named("ensemble", disclosure.of_test(model, total))
+        except PolicyError as error:
+            _refused("ensemble", error)
     return request.answer(metrics)
 
 
-def _refused(name: str, error: Exception) -> dict[str, float]:
+def _refused(name: str, error: Exception) -> int:
+    """The number of the failure that a model is not tested for; the hospital's log has the rest."""
     reason = error.explain() if isinstance(error, PolicyError) else error
     logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
-    return _named(name, {"refused": failure_of(error)})
+    return failure_of(error)
 
 
 def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:

@@ -255,7 +255,7 @@ def sealed(tmp_path, monkeypatch, caplog):
             parcel = pack(parcel.array_records, label)
         content = bundle({"m": parcel}, ["manifest", "model"])
         caplog.clear()
-        answer = victim.ask("evaluate", content, sealed=True, **{"round": 2, **order})
+        answer = victim.ask("evaluate", content, sealed=True, round=2, **order)
         refused = answer.content["metrics"].get("m/refused") == Failure.PARCEL
         return caplog.messages[-1] if refused else ""
 

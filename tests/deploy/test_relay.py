@@ -144,13 +144,11 @@ def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
         folder.mkdir()
         (folder / "images").symlink_to(images)
         streams: list[bytearray] = []
-        (folder / "policy.toml").write_text(f"runs.sealed-only = {str(sealed).lower()}")
-        policy = ["--node-config", f"policy='{folder}/policy.toml'"]
         with (
             Spy(folder, wanted) as spy,
             server(folder) as address,
             tap(address, streams) as tapped,
-            hospitals(folder, tapped, sealed, ["--warm", *policy]),
+            hospitals(folder, tapped, sealed, ["--warm"]),
         ):
             results.append(run(folder, SETTINGS + str(sealed).lower()))
         assert spy.found == (set() if sealed else relayed | kept)
