@@ -57,7 +57,8 @@ class FedAvg(Strategy):
             return
         begun = {name: state.shelf.label(m.parcel).architecture for name, m in newcomers.items()}
         counts = Counter(begun.values()).most_common(2)
-        if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        mixed = len({name.strip() for name in self.settings.model.split(",")}) > 1
+        if mixed or (len(counts) > 1 and counts[0][1] == counts[1][1]):
             raise RunError(
                 f"The strategy '{self.settings.strategy}' averages models: all hospitals must have "
                 "the same 'model' and 'image-size'."
