@@ -20,6 +20,7 @@ from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
 from learning.packing import pack_buffer
 from learning.randomness import seeded
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
@@ -111,27 +112,20 @@ def test(message: Message, context: Context) -> Message:
                 model = disclosure.fingerprint(network, label)
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
-                told = disclosure.of_test(model, each, per_class=per_class)
+            told = disclosure.of_test(model, each, per_class=per_class)
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _refused(name, error)}
         else:
             models, total = [*models, model], total + each
         metrics |= _named(name, told)
     if request.order.ensemble and models:
+        model = fingerprint(models)
         try:
-            model = fingerprint(models)
             disclosure.admit(model)
             metrics |= _named("ensemble", disclosure.of_test(model, total))
-        except PolicyError as error:
+        except REFUSED as error:
             _refused("ensemble", error)
     return request.answer(metrics)
-
-
-def _refused(name: str, error: Exception) -> int:
-    """The number of the failure that a model is not tested for; the hospital's log has the rest."""
-    reason = error.explain() if isinstance(error, PolicyError) else error
-    logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
-    return failure_of(error)
 
 
 def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
@@ -150,6 +144,13 @@ def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
 
         load_pretrained(network, architecture, settings.pretrained)
     return network
+
+
+def _refused(name: str, error: Exception) -> Failure:
+    """The kind of failure of a test; the hospital's own log has the reason."""
+    reason = error.explain() if isinstance(error, PolicyError) else error
+    logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
+    return failure_of(error)
 
 
 def _named(lineage: str, metrics: Mapping[str, float]) -> dict[str, float]:

@@ -67,7 +67,7 @@ class Victim:
         np.savez(self.folder / f"{name}.npz", allow_pickle=False, **arrays)
 
     def ask(self, verb, content, **order):
-        fields = {"round": 1, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
+        fields = {"round": 9, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
         asked = to_record(Order(**{"classes": self.classes, **fields, **order}))
         content = RecordDict({**content, "order": asked})
         return app(Message(content, 100, verb, ttl=60.0), self.place)
