@@ -100,7 +100,7 @@ def test_a_policy_with_a_mistake_is_refused_with_its_path(text, reason, tmp_path
 
 @pytest.mark.parametrize("size", ["many", b"512", 5e2])
 def test_a_buffer_size_that_is_no_number_is_refused(size):
-    with pytest.raises(SettingsError, match="feder.buffer-size"):
+    with pytest.raises(SettingsError, match=r"feder\.buffer-size"):
         Policy.read().check(Settings.parse({**defaults(), "feder.buffer-size": size}))
 
 
