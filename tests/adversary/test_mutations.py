@@ -136,9 +136,7 @@ class Mutator:
                 Array(values.astype("c16")),
                 Array(values.astype("U3")),
                 Array(values.astype(">f4")),
-                Array(
-                    values.astype("datetime64[s]") if values.dtype.kind in "iu" else values * 1e38
-                ),
+                Array(np.zeros(values.shape, "datetime64[s]")),
                 Array(values[..., None]),
                 Array(values.ravel()[:0]),
                 Array(np.zeros((0, 2**20, 2**20))),
