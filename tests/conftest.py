@@ -22,11 +22,13 @@ def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
 
 
-@pytest.fixture(autouse=True)
-def _inside_a_run(monkeypatch):
+@pytest.fixture(autouse=True, scope="session")
+def _inside_a_run():
     """Flower makes messages only inside a run."""
-    for name in ("_task_id", "_run_id", "_node_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_task_id", "_run_id", "_node_id"):
+            patch.setattr(TaskIdentity, name, 1)
+        yield
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,9 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
+from client_app.app import app as hospital_app
 from deploy.demo import HOSPITALS
+from server_app.app import app as server_app
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.events import Event, Journal
@@ -284,6 +286,22 @@ def federation(count: int, **changes: Handler) -> dict[int, Any]:
 
 def failing(message: Message, code: int = 2, reason: str = "boom") -> Message:
     return Message(Error(code, reason), reply_to=message)
+
+
+def run_here(places: Sequence[Context]) -> tuple[Path, FakeGrid]:
+    """A run of the whole app in this process, without Flower's engines; its result folder.
+
+    Args:
+        places: What Flower would hand to the handlers of each hospital.
+    """
+
+    def hospital(place: Context) -> Handler:
+        return lambda message: hospital_app(message, place)
+
+    grid = FakeGrid({place.node_id: hospital(place) for place in places})
+    server_app(grid, places[0])
+    (result,) = Path(str(places[0].run_config["output-dir"])).iterdir()
+    return result, grid
 
 
 def context(index: int, hospitals: int, config: Mapping[str, Any], **node_config: Any) -> Context:

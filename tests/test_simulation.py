@@ -5,50 +5,91 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.simulation import RunFailed, run, superlink
+from benchmarks.simulation import RunFailed, run
 from strategies.protocol.parcel import load
-from tests.fakes import metrics_of, write_archive
+from tests.fakes import context, metrics_of, run_config, run_here, write_archive
 
 pytestmark = pytest.mark.slow
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 COMMANDS = [
     line.removeprefix("pip install uv && ")
     for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
 ]
+RUNS = [line for line in COMMANDS if "flwr run" in line]
+
+
+FLOWER = """
+import json, sys
+from pathlib import Path
+import ray
+from benchmarks.simulation import superlink
+address = ray.init(num_cpus=2, include_dashboard=False).address_info["address"]
+with superlink(Path(sys.argv[1]), RAY_ADDRESS=address) as environment:
+    print(json.dumps(environment), flush=True)
+    sys.stdin.read()
+"""
 
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory):
-    with superlink(tmp_path_factory.mktemp("superlink")) as environment:
-        yield environment
+    """A SuperLink, and a Ray of two cores for all its runs: else each run starts a Ray of its own.
+
+    Both end with the input of their process, and so with this process, however that ends.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", FLOWER, tmp_path_factory.mktemp("superlink")],
+        cwd=ROOT,
+        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        yield json.loads(process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def result_of(flower, tmp_path_factory):
+    """The result folder of a command of the README, which is run once.
+
+    It is run with an archive where the README has one, and fewer rounds.
+    """
+
+    @cache
+    def result(command):
+        folder = tmp_path_factory.mktemp("readme")
+        write_archive(folder / "mnist.npz", 200)
+        command = command.replace("/data/", f"{folder}/")
+        command += (
+            " --run-config"
+            f""" "num-server-rounds=2 gan.iterations=2 output-dir='{folder}/runs'" """
+        )
+        subprocess.run(command, shell=True, env=flower, cwd=ROOT, check=True)
+        (result,) = (folder / "runs").iterdir()
+        return result
+
+    return result
 
 
 def test_the_readme_names_the_two_commands():
     assert COMMANDS[:2] == ["uv run flwr run . --stream", "uv run pytest"]
 
 
-@pytest.mark.parametrize("command", [line for line in COMMANDS if "flwr run" in line])
-def test_the_commands_of_the_readme_work(command, flower, tmp_path):
-    """With an archive where the README has one, and fewer rounds."""
-    write_archive(tmp_path / "mnist.npz", 200)
-    command = command.replace("/data/", f"{tmp_path}/")
-    command += (
-        " --run-config"
-        f""" "num-server-rounds=2 gan.iterations=2 output-dir='{tmp_path}/runs'" """
-    )
-    subprocess.run(command, shell=True, env=flower, cwd=Path(__file__).parents[1], check=True)
-    (result,) = (tmp_path / "runs").iterdir()
+@pytest.mark.parametrize("command", RUNS)
+def test_the_commands_of_the_readme_work(command, result_of):
+    result = result_of(command)
     assert json.loads((result / "summary.json").read_text())["status"] == "completed"
     assert {path.name for path in result.iterdir()} == {
         *("config.toml", "metrics.jsonl", "accuracy_matrix.csv"),
@@ -56,15 +97,15 @@ def test_the_commands_of_the_readme_work(command, flower, tmp_path):
     }
 
 
-@pytest.mark.parametrize("strategy", ["feder", "fedrewind"])
+@pytest.mark.parametrize(("command", "hospitals"), [("run . --stream", 2), ("fedrewind", 4)])
 def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
-    strategy, flower, tmp_path
+    command, hospitals, flower, result_of
 ):
-    """Four hospitals on two actors at once, then on one actor, one after the other."""
-    settings = {"strategy": strategy, "num_server_rounds": 2, "gan__iterations": 2}
-    first = run(flower, tmp_path, hospitals=4, cpus=1, **settings)
-    second = run(flower, tmp_path, hospitals=4, cpus=2, config=first / "config.toml")
+    """The README's has one actor, at which hospitals work one after the other; then two do."""
+    first = result_of(next(run for run in RUNS if command in run))
+    second = run(flower, first.parent, hospitals, cpus=1, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)
+    assert len(json.loads((second / "summary.json").read_text())["hospitals"]) == hospitals
 
 
 def simulation_of(environment):
@@ -79,10 +120,15 @@ def simulation_of(environment):
 
 
 def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower, tmp_path):
-    """FedBN, whose hospitals keep layers of their own; killed in its third round."""
+    """FedBN, whose hospitals keep layers of their own; killed in its third round.
+
+    The unbroken one is in this process.
+    """
     settings: dict[str, Any] = {"strategy": "fedbn", "num_server_rounds": 5, "train__epochs": 6}
+    config = run_config(output_dir=str(tmp_path / "unbroken"), **settings)
+    store = {"store-dir": str(tmp_path / "store")}
+    unbroken, _ = run_here([context(index, 2, config, **store) for index in range(2)])
     one_actor = partial(run, flower, hospitals=2, cpus=2)
-    unbroken = one_actor(tmp_path / "unbroken", **settings)
     with ThreadPoolExecutor() as pool:
         stopped = pool.submit(one_actor, tmp_path / "stopped", **settings)
         deadline = time.monotonic() + 120

@@ -176,7 +176,7 @@ def check(result, visits):
 @pytest.mark.slow
 def test_kills_at_random_moments_lose_no_model(tmp_path):
     write_images(tmp_path / "images")
-    with server(tmp_path) as address, hospitals(tmp_path, address):
+    with server(tmp_path) as address, hospitals(tmp_path, address, more=["--warm"]):
         killer = Killer(tmp_path, seed=1)
         while killer.kills < KILLS:
             operator = Operator(tmp_path, tmp_path / f"runs-after-{killer.kills}-kills")

@@ -1,21 +1,29 @@
 """What the server of a deployment has, and what goes to and from it: of sealed models nothing."""
 
+import json
+import signal
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from statistics import fmean
 
 import pytest
 from flwr.common.config import parse_config_args
 from PIL import Image
 
-from client_app.app import app as hospital_app
+from benchmarks.simulation import run as simulate
+from benchmarks.simulation import superlink
+from deploy import demo
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
-from strategies.protocol.settings import Settings
-from tests.fakes import FakeGrid, Ledger, context, go, models_of, parcels_of, run_config
+from strategies.protocol.parcel import load
+from tests.fakes import context, metrics_of, models_of, run_config, run_here
 
-SETTINGS = (
-    "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=3 seed=1 "
-    "hop-timeout=300 sealed="
+OPEN = (
+    "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=1 seed=1 "
+    "hop-timeout=300 sealed=false"
 )
 PART = 65536  # bytes of a file that are searched again when some of them have changed
 PATIENT = "Mustermann"  # in the name of every file of an image
@@ -27,19 +35,18 @@ def part_of(parcel):
     return max(arrays, key=lambda array: array.size).tobytes()[10_000:10_032]
 
 
-def models_of_a_run(images, store):
-    """Bytes of the first model, and of each trained one: from the same run in this process."""
-    config = run_config() | parse_config_args([SETTINGS + "false"])
+def run_of(images, folder, hospitals, settings):
+    """The same run with open parcels in this process: bytes of each model sent, and its result."""
+    config = run_config() | parse_config_args([settings]) | {"output-dir": f"{folder}/runs"}
+    config["sealed"] = False
 
-    def hospital(name):
-        folders = {"data-dir": str(images / name), "store-dir": str(store)}
-        place = context(0, 1, config, site=name, **folders)
-        return lambda message: hospital_app(message, place)
+    def place(node, name):
+        folders = {"data-dir": str(images / name), "store-dir": f"{folder}/store"}
+        return replace(context(0, 1, config, site=name, **folders), node_id=node)
 
-    grid = FakeGrid({node: hospital(name) for node, name in enumerate(HOSPITALS, 100)})
-    state = go(Settings.parse(config), grid, Ledger())
-    first = [part_of(m.content) for m in grid.sent if m.metadata.message_type == "train"]
-    return {*first}, {part_of(parcel) for parcel in parcels_of(state).values()}
+    result, grid = run_here([place(node, name) for node, name in enumerate(hospitals, 100)])
+    sent = {part_of(m.content) for m in grid.sent if m.metadata.message_type == "train"}
+    return sent | {part_of(load(path)) for path in (result / "parcels").iterdir()}, result
 
 
 def signs_of(images):
@@ -126,33 +133,111 @@ def tap(address, streams):
         listener.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.slow
-def test_a_server_that_relays_sealed_parcels_has_no_model(tmp_path):
-    """The same search finds all models, and still no image, where parcels are open."""
-    images = tmp_path / "images"
-    write_images(images)
-    for file in images.rglob("*.png"):
-        file.rename(file.with_stem(f"{PATIENT}-{file.stem}"))
-    first, trained = models_of_a_run(images, tmp_path / "store")
-    assert (len(first), len(trained)) == (1, len(HOSPITALS))
-    wanted = {*first, *trained, *signs_of(images)}
-    relayed = {("server", each) for each in first | trained}
-    kept = {("runs", each) for each in {*first, *trained}}
-    results = []
-    for sealed in (False, True):
-        folder = tmp_path / f"sealed-{sealed}"
-        folder.mkdir()
-        (folder / "images").symlink_to(images)
-        streams: list[bytearray] = []
+class Watched:
+    """A deployment's server, with a spy on its files and a tap on its connections.
+
+    Attributes:
+        models: Bytes of each model of the run, as it is with open parcels in this process.
+        here: The folder of that run's results.
+        found: Where the spy found which of them, or of the signs of images.
+    """
+
+    def __init__(self, hospitals, settings):
+        self.hospitals, self.settings = hospitals, settings
+        self.streams = []
+
+    @contextmanager
+    def server(self, folder):
+        """In the place of `deploy.demo.server`; its address is that of the tap."""
+        images = folder / "images"
+        for file in images.rglob("*.png"):
+            file.rename(file.with_stem(f"{PATIENT}-{file.stem}"))
+        here = folder / "here"
+        self.models, self.here = run_of(images, here, self.hospitals, self.settings)
+        self.wanted = self.models | signs_of(images)
         with (
-            Spy(folder, wanted) as spy,
+            Spy(folder, self.wanted) as spy,
             server(folder) as address,
-            tap(address, streams) as tapped,
-            hospitals(folder, tapped, sealed, ["--warm"]),
+            tap(address, self.streams) as tapped,
         ):
-            results.append(run(folder, SETTINGS + str(sealed).lower()))
-        assert spy.found == (set() if sealed else relayed | kept)
-        assert sum(map(len, streams)) > 1_000_000  # the models went by here
-        assert all(stream[:2] == b"\x16\x03" for stream in streams)  # TLS
-        assert not any(each in stream for stream in streams for each in wanted)
-    assert models_of(results[0]) == models_of(results[1], tmp_path / "sealed-True")
+            yield tapped
+        self.found = spy.found
+
+    def check_streams(self):
+        assert sum(map(len, self.streams)) > 1_000_000  # the models went by here
+        assert all(stream[:2] == b"\x16\x03" for stream in self.streams)  # TLS
+        assert not any(each in stream for stream in self.streams for each in self.wanted)
+
+
+@pytest.fixture(scope="module")
+def demonstration(tmp_path_factory):
+    """The demo with its server watched, and the folder of its results."""
+    watched, printed = Watched(HOSPITALS, demo.SETTINGS), StringIO()
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
+        patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("demo")))
+        patch.setattr(demo, "server", watched.server)
+        demo.main()
+    signal.signal(signal.SIGTERM, before)
+    return watched, Path(printed.getvalue().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_server_that_relays_sealed_parcels_has_no_model(demonstration):
+    watched, result = demonstration
+    assert len(watched.models) == 1 + 2 * len(HOSPITALS)
+    assert models_of(result, result.parents[1]) == models_of(watched.here)
+    assert watched.found == set()
+    watched.check_streams()
+
+
+@pytest.mark.slow
+def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(
+    tmp_path, monkeypatch
+):
+    """One hospital is enough."""
+    monkeypatch.setattr(demo, "HOSPITALS", HOSPITALS[:1])
+    watched = Watched(HOSPITALS[:1], OPEN)
+    write_images(tmp_path / "images")
+    with watched.server(tmp_path) as address, hospitals(tmp_path, address, False, ["--warm"]):
+        run(tmp_path, OPEN)
+    assert len(watched.models) == 2
+    assert watched.found == {
+        (place, each) for place in ("server", "runs") for each in watched.models
+    }
+    watched.check_streams()
+
+
+@pytest.mark.slow
+def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_path):
+    """The demo, then the same folders and settings on the simulation engine.
+
+    The models are the same. Figures are rounded, with noise of a step (client_app/disclosure.py):
+    that of a share of 110 images or more is below 0.1, and of an AUROC below 0.2.
+    """
+    _, deployed = demonstration
+    folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)
+    settings = {
+        **parse_config_args([demo.SETTINGS]),
+        "dataset": f"folder:{folders}",
+        "partition": "site",
+    }
+    with superlink(tmp_path / "simulation") as flower:
+        simulated = simulate(flower, tmp_path / "runs", len(HOSPITALS), config=None, **settings)
+    assert models_of(deployed, deployed.parents[1]) == models_of(simulated)
+    told, exact = (
+        {line[:-1]: line[-1] for line in metrics_of(run)} for run in (deployed, simulated)
+    )
+    assert told.keys() == exact.keys()
+    errors: dict[str, list[float]] = {}
+    for line, value in told.items():
+        errors.setdefault(line[-1], []).append(value - exact[line])
+    for name, each in errors.items():
+        if name.startswith("num-"):
+            assert not any(each)
+        else:
+            assert any(each)
+            assert max(map(abs, each)) < (1.0 if name == "auroc" else 0.5)
+            assert abs(fmean(each)) < 0.2
+    summary = json.loads((deployed / "summary.json").read_text())
+    assert summary["hospitals"] == sorted(HOSPITALS)
