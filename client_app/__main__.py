@@ -10,6 +10,7 @@ from pathlib import Path
 from flwr.common.config import parse_config_args
 
 from client_app import ledger_view
+from client_app.afterwards.commands import add_commands
 from client_app.identity import Identity
 from client_app.ledger import BrokenLedger, path_of, read
 from client_app.members import add_member, member_line, read_members, remove_member
@@ -57,11 +58,12 @@ def main() -> None:
     add.set_defaults(command=policy)
     add.add_argument("file", type=Path, help="the policy; written with the defaults if it is new")
     add.add_argument("--run-config", help="a run to explain: \"strategy='cwc' train.epochs=5\"")
+    add_commands(commands, hospital, _run_config)
     arguments = parser.parse_args()
     os.umask(0o077)  # what a hospital writes, no other user of its machine reads
     try:
         sys.exit(arguments.command(arguments))
-    except SettingsError as error:
+    except (ValueError, OSError) as error:  # what a user can mend
         parser.error(str(error))
 
 

@@ -7,6 +7,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import nn
 
+from client_app.afterwards.home import keep_ensemble, keep_tested
 from client_app.disclosure import Disclosure, fingerprint
 from client_app.errors import failure_of
 from client_app.hospital import Hospital
@@ -117,12 +118,15 @@ def test(message: Message, context: Context) -> Message:
             told = {"refused": _refused(name, error)}
         else:
             models, total = [*models, model], total + each
+            keep_tested(request, network, label, told)
         metrics |= _named(name, told)
     if request.order.ensemble and models:
         model = fingerprint(models)
         try:
             disclosure.admit(model)
-            metrics |= _named("ensemble", disclosure.of_test(model, total))
+            told = disclosure.of_test(model, total)
+            metrics |= _named("ensemble", told)
+            keep_ensemble(request, told)
         except REFUSED as error:
             _refused("ensemble", error)
     return request.answer(metrics)
@@ -142,7 +146,7 @@ def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
     if settings.pretrained:
         from learning.models.pretrained import load_pretrained  # and with it torchvision
 
-        load_pretrained(network, architecture, settings.pretrained)
+        load_pretrained(network, architecture, settings.pretrained, hospital.data.classes)
     return network
 
 

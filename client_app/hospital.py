@@ -17,12 +17,13 @@ from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
 from strategies.protocol.names import check_name
-from strategies.protocol.settings import Settings, SettingsError, in_turn
+from strategies.protocol.settings import Settings, SettingsError, in_turn, require
 
 # Files that a hospital may name itself; no server makes it open one.
 OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
 # Settings that a node-config may replace at this hospital.
 OWN_SETTINGS = ("train.batch-size", "train.learning-rate", *OWN_FILES)
+KEPT = ("final", "visits", "none")  # which models it takes home: the node-config `keep`
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Hospital:
         members: The file with the members' keys, or "first-use"; empty = parcels are not sealed.
         partitions: Over how many simulated hospitals its data set is cut; 0 = not a simulation.
         policy: What it allows; None in a simulation, where all hospitals have one owner.
+        keep: Which models it takes home (client_app.afterwards.home).
     """
 
     name: str
@@ -52,6 +54,7 @@ class Hospital:
     members: str = ""
     partitions: int = 0
     policy: Policy | None = None
+    keep: str = "none"
 
     @property
     def architecture(self) -> Architecture:
@@ -83,7 +86,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
             (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`, `policy`,
-            and `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
+            `keep`, and `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
         name: The name that is registered at the server, for a hospital without `site`; empty if
             there is none.
         classes: The federation's classes; empty if they are not settled yet.
@@ -115,6 +118,9 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     except ValueError as error:
         raise SettingsError(f"{error} Set 'site' in the hospital's node-config.") from error
     store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
+    # The models of a simulation are open in its results.
+    keep = str(node_config.get("keep", "final" if policy else "none"))
+    require(keep in KEPT, "keep", keep, f"one of {', '.join(KEPT)}")
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
@@ -132,6 +138,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
         members=str(node_config.get("members", "")),
         policy=policy,
+        keep=keep,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
+from client_app.afterwards.home import keep_visit
 from client_app.disclosure import Disclosure
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import PolicyError
@@ -59,6 +60,7 @@ def train_here(message: Message, context: Context) -> Message:
     metrics |= _figures(request, network, label, metrics["train-loss"])
     parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
     keep_local(request, network)
+    keep_visit(request, network, Manifest.of(parcel), metrics)
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)

@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from server_app import check, compare
+from server_app import check, compare, export
 from strategies.protocol.settings import SettingsError
 
-COMMANDS = (check, compare)
+COMMANDS = (check, compare, export)
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from numpy.typing import NDArray
+from torch import Tensor
 
 from client_app.datasets.files import (
     Header,
@@ -135,6 +136,25 @@ def open_library(
         opened = library.decode(entries, files, form)
         library.forget_all_but(files)
         return opened
+
+
+def prepared(content: bytes, slice_: int | None, form: Form, shape: tuple[int, int, int]) -> Tensor:
+    """The image that a whole file holds, as networks get it: uint8 of `shape`, (C, H, W).
+
+    Args:
+        content: The file.
+        slice_: Which slice of a volume; None if it is no volume.
+        form: What the image is brought to.
+        shape: What it then must have; a grey one gets as many equal channels.
+
+    Raises:
+        UnusableImage: It cannot be decoded, or has another shape.
+    """
+    image = formed(torch.from_numpy(read_pixels(content, slice_, form.size))[None], form)[0]
+    if image.shape[0] not in (1, shape[0]) or image.shape[1:] != shape[1:]:
+        found, wanted = (" x ".join(map(str, each)) for each in (image.shape, shape))
+        raise UnusableImage(f"is {found} where {wanted} is needed (channels x height x width)")
+    return image.expand(shape[0], -1, -1)
 
 
 class _Library:
@@ -329,15 +349,10 @@ def _decode(
     if (digest, _key(entry)[1]) in known:
         return digest, None, ""
     try:
-        image = formed(torch.from_numpy(read_pixels(content, entry.slice, form.size))[None], form)
-        image = image.expand(1, shape[0], -1, -1)
-        if image.shape[1:] == shape:
-            return digest, image.contiguous().numpy().tobytes(), ""
+        image = prepared(content, entry.slice, form, shape)
     except UnusableImage as error:
         return digest, None, str(error)
-    except RuntimeError:  # it has more channels
-        pass
-    return digest, None, "is not of the size that its own first bytes say"
+    return digest, image.contiguous().numpy().tobytes(), ""
 
 
 def _logged() -> Progress:

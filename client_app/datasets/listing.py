@@ -19,7 +19,7 @@ Other columns are ignored. Nothing is dropped: what cannot be used is listed wit
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
@@ -129,8 +129,12 @@ def _leads_out(file: Path, source: Path) -> bool:
     return file.is_symlink() and not Path(real(file)).is_relative_to(real(source))
 
 
-def list_manifest(path: str) -> Listing:
-    """List the images that a manifest names; `path` is its own or that of its folder.
+def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> Listing:
+    """List the images that a manifest names.
+
+    Args:
+        path: The manifest, or its folder.
+        needed: The columns that it must have; without "label" images have none.
 
     Raises:
         DataError: There is no manifest, or it cannot be read as one.
@@ -143,7 +147,7 @@ def list_manifest(path: str) -> Listing:
             "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "
             "folder with a manifest.csv."
         )
-    header, rows = _table(source)
+    header, rows = _table(source, needed)
     listing, folder = Listing(source), source.parent.resolve()
     real = cache(os.path.realpath)  # of folders; without the cache, ten thousand rows take a second
     seen: set[tuple[Path, int | None]] = set()
@@ -151,7 +155,7 @@ def list_manifest(path: str) -> Listing:
         image = "".join(fields[header["image"] : header["image"] + 1]).strip()
         where = f"row {number} ({image})" if image else f"row {number}"
         try:
-            entry = _entry(where, partial(_file, folder, real=real), header, fields)
+            entry = _entry(where, partial(_file, folder, real=real), header, fields, needed)
             if (entry.file, entry.slice) in seen:
                 raise _RowError("names an image that an earlier row names too")
         except _RowError as error:
@@ -178,7 +182,9 @@ def _refuse(error: OSError) -> None:
     ) from error
 
 
-def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
+def _table(
+    manifest: Path, needed: Sequence[str]
+) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
     """The header and, with their numbers from 1, the rows that are not empty.
 
     The header maps each known name to its column, and "" to the number of columns.
@@ -199,13 +205,13 @@ def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str
         raise DataError("The hospital's manifest lists no image.")
     # Errors do not quote this row: if the header is missing, it is the row of a patient.
     names = [name.strip().lower() for name in rows[0][1]]
-    for name in ("image", "label"):
+    for name in needed:
         if names.count(name) != 1:
             raise DataError(
                 f"The first row of the hospital's manifest names {len(names)} columns, and "
                 f"{name!r} {names.count(name)} times; it must name it once."
             )
-    header = {name: names.index(name) for name in ("image", "label", *OPTIONAL) if name in names}
+    header = {name: names.index(name) for name in (*needed, *OPTIONAL) if name in names}
     header |= {"": len(names)}
     if group := next((name for name in GROUPS if name in names), None):
         header["group"] = names.index(group)
@@ -213,12 +219,16 @@ def _table(manifest: Path) -> tuple[dict[str, int], Iterator[tuple[int, list[str
 
 
 def _entry(
-    where: str, find: Callable[[str], Path], header: dict[str, int], row: list[str]
+    where: str,
+    find: Callable[[str], Path],
+    header: dict[str, int],
+    row: list[str],
+    needed: Sequence[str],
 ) -> Entry:
     if len(row) != header[""]:
         raise _RowError(f"has {len(row)} columns, the header has {header['']}")
     field = {name: row[index].strip() for name, index in header.items() if name}
-    for name in ("image", "label"):
+    for name in needed:
         if not field[name]:
             raise _RowError(f"has nothing in the column '{name}'")
     split, number = field.get("split", "").lower(), field.get("slice", "")
@@ -229,7 +239,7 @@ def _entry(
     return Entry(
         where,
         find(field["image"]),
-        field["label"],
+        field.get("label", ""),
         field.get("group", ""),
         split,
         field.get("site", ""),

@@ -1,6 +1,11 @@
-"""Pretrained weights to start from: torchvision's own for ImageNet, or those in a file."""
+"""Pretrained weights to start from: torchvision's own for ImageNet, or those in a file.
+
+A file is a state dict for one of torchvision's networks, or an exported model of any kind
+(learning.export), which is known by its ending.
+"""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,34 +16,45 @@ import torchvision
 from torch import Tensor, nn
 
 from learning.errors import ModelError
+from learning.export import read_state
 from learning.models import MODELS, Architecture
 
 IMAGENET = "imagenet"
+EXPORTED = ".safetensors"
 AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads that files may have, and our networks have not
 
 
-def load_pretrained(network: nn.Module, architecture: Architecture, source: str) -> None:
-    """Replace all weights of a new torchvision network but those of its head.
+def load_pretrained(
+    network: nn.Module, architecture: Architecture, source: str, classes: Sequence[str] = ()
+) -> None:
+    """Replace all weights of a new network but those of its head.
 
     The head is the last layer, whose shape depends on the number of classes. It keeps its random
-    weights even if the pretrained head has as many classes, because they are other classes.
+    weights, even if the pretrained head has as many classes, because they are other classes; only
+    an exported model names its classes, and gives its head too if they are the same.
 
     Args:
         network: As `architecture` has built it.
         architecture: The network's.
         source: "imagenet", for torchvision's weights IMAGENET1K_V1, or its default weights for a
             model without these; they are read from torch's cache, or downloaded into it. Otherwise
-            the absolute path of a file with a state dict.
+            the absolute path of a file: of an exported model if it ends in .safetensors, else with
+            the state dict of one of torchvision's networks.
+        classes: The names of the network's classes.
 
     Raises:
-        ModelError: The network is not one of torchvision's, or the weights are missing, damaged, or
-            those of another network.
+        ModelError: The weights are missing, damaged, or those of another network; or the network is
+            not one of torchvision's, and the source is no exported model.
     """
     name, channels = architecture.name, architecture.channels
+    if source.endswith(EXPORTED):
+        _load_exported(network, architecture, Path(source), classes)
+        return
     if name in MODELS:
         raise ModelError(
             f"The setting 'pretrained' is '{source}', but the model '{name}' is not one "
-            "of torchvision's: choose one of those, such as resnet18, or leave 'pretrained' empty."
+            "of torchvision's: choose one of those, such as resnet18, give 'pretrained' an "
+            f"exported model (*{EXPORTED}), or leave it empty."
         )
     if source == IMAGENET and channels != 3:
         raise ModelError(
@@ -46,10 +62,7 @@ def load_pretrained(network: nn.Module, architecture: Architecture, source: str)
             f"hospital's images have {channels}: set 'image-channels' to 3."
         )
     weights = _imagenet(name) if source == IMAGENET else _file(Path(source))
-    other = replace(architecture, classes=architecture.classes + 1).blank().state_dict()
-    own = network.state_dict()
-    head = {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
-    reason = _misfit(network, weights, head)
+    reason = _misfit(network, weights, _head(network, architecture))
     if reason:
         grey = ". If they are for 3 channels, set 'image-channels' to 3" if channels != 3 else ""
         size = f"{channels}x{architecture.height}x{architecture.width}"
@@ -57,6 +70,37 @@ def load_pretrained(network: nn.Module, architecture: Architecture, source: str)
             f"The weights '{source}' of the setting 'pretrained' are not the state dict of "
             f"torchvision's {name} for {size} images: {reason}{grey}."
         )
+
+
+def _load_exported(
+    network: nn.Module, architecture: Architecture, path: Path, classes: Sequence[str]
+) -> None:
+    try:
+        state, manifest = read_state(path)
+        theirs = manifest.network
+    except ModelError as error:
+        raise ModelError(f"The setting 'pretrained' names no exported model. {error}") from error
+    # Sizes of images may differ where the shapes of weights do not depend on them.
+    differing = [
+        f"its {what} is {getattr(theirs, what)!r}, here it is {getattr(architecture, what)!r}"
+        for what in ("name", "channels", "pixels")
+        if getattr(theirs, what) != getattr(architecture, what)
+    ]
+    same = list(classes) == manifest.classes
+    head = {} if same else _head(network, architecture)
+    if reason := "; ".join(differing) or _misfit(network, dict(state), head):
+        size = f"{architecture.channels}x{architecture.height}x{architecture.width}"
+        raise ModelError(
+            f"The exported model of the setting 'pretrained' does not fit the model "
+            f"'{architecture.name}' for {size} images: {reason}."
+        )
+
+
+def _head(network: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
+    """The entries of a network whose shape depends on the number of classes."""
+    other = replace(architecture, classes=architecture.classes + 1).blank().state_dict()
+    own = network.state_dict()
+    return {entry: own[entry] for entry in own if own[entry].shape != other[entry].shape}
 
 
 def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:

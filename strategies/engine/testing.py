@@ -51,6 +51,7 @@ def _letters(run: Run, holders: Mapping[str, str]) -> Iterator[Letter[Batch]]:
             hop=state.hop,
             # Hospitals keep nothing from one message to the next.
             ensemble=ensemble and len(batches) == 1,
+            final=run.is_last_round,
         )
         for batch in batches:
             yield _letter(run, node, order, batch)

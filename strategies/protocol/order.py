@@ -33,6 +33,7 @@ class Order:
         replay: The buffers to train on, as "<hospital>=<hash>"; those that the hospital does not
             hold yet travel beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.
+        final: Whether models are tested for the last time, and the hospital may keep them.
         sealed: Whether parcels travel sealed.
         members: The hospitals of the run and the public halves of their keys, as "name key".
         code: `code_hash` of the server; empty in later messages than the first.
@@ -53,6 +54,7 @@ class Order:
     buffer_size: int = 0
     replay: list[str] = field(default_factory=list)
     ensemble: bool = False
+    final: bool = False
     sealed: bool = False
     members: list[str] = field(default_factory=list)
     code: str = ""

@@ -1,0 +1,130 @@
+"""The commands `open`, `export` and `predict` of `python -m client_app` (docs/using-a-model.md)."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from client_app.identity import Identity
+from client_app.members import read_members
+from strategies.protocol.archive import ArchiveError
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, SettingsError
+
+Parse = Callable[[str | None], dict[str, object]]
+
+
+def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: Parse) -> None:
+    """Add them to the command line.
+
+    Args:
+        commands: The subparsers.
+        hospital: What all commands of a hospital have in common: `--site`, `--store-dir`.
+        run_config: Reads `--run-config`.
+    """
+    add = commands.add_parser(
+        "open", parents=[hospital], help="open parcels of a run that the hospital took part in"
+    )
+    add.set_defaults(command=open_parcels, parse=run_config)
+    add.add_argument("parcels", type=Path, nargs="+", help="files out of the run's parcels/")
+    add.add_argument("--run-config", required=True, help="settings of the run: its config.toml")
+    add.add_argument("--identity", type=Path, help="its keys; default: in its folder")
+    add.add_argument("--members", type=Path, help="keys it trusts; default: of their first use")
+
+    add = commands.add_parser("export", parents=[hospital], help="write a model and its card")
+    add.set_defaults(command=export)
+    add.add_argument("model", help="a file, or the name of a model that the hospital has kept")
+    add.add_argument("--to", type=Path, required=True, help="the file to write")
+    add.add_argument("--onnx", action="store_true", help="as ONNX (the extra onnx)")
+
+    add = commands.add_parser(
+        "predict", parents=[hospital], help="apply a model to images, to a table"
+    )
+    add.set_defaults(command=predict)
+    add.add_argument(
+        "--model", nargs="+", required=True, help="files, or names of models; several: their mean"
+    )
+    add.add_argument(
+        "--ensemble", action="store_true", help="the mean of all models beside this one"
+    )
+    add.add_argument(
+        "--data", type=Path, required=True, help="a folder of images, a manifest, or an image"
+    )
+    add.add_argument("--output", type=Path, required=True, help="the table (CSV)")
+    add.add_argument(
+        "--calibrate",
+        type=Path,
+        metavar="DATA_DIR",
+        help="the hospital's own labelled images, as in the run, to fit a temperature on",
+    )
+
+
+def open_parcels(arguments: argparse.Namespace) -> int:
+    """Open parcels, and keep their models in the hospital's store."""
+    from client_app.afterwards.opening import take_home
+    from learning.errors import ModelError
+
+    store = arguments.store_dir.expanduser() / arguments.site
+    paths = {name: getattr(arguments, name) or store / name for name in ("identity", "members")}
+    for name, path in paths.items():
+        if not path.is_file():  # `Identity.of` would make new keys, which open nothing
+            raise SettingsError(
+                f"There is no file '{path}': give --site and --store-dir, or --{name}."
+            )
+    identity = Identity.of(arguments.site, paths["identity"])
+    members = read_members(paths["members"])
+    settings = Settings.parse(arguments.parse(arguments.run_config))
+    failed = 0
+    for parcel in arguments.parcels:
+        try:
+            print(take_home(parcel, store, identity, members, settings))
+        except (ArchiveError, ModelError, ParcelError, OSError) as error:
+            print(f"Not opened: {parcel}. {error}", file=sys.stderr)
+            failed += 1
+    return int(failed > 0)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write a model, and its card beside it."""
+    from client_app.afterwards.home import find_model, load_file
+    from learning.export import save_onnx
+    from learning.model_card import write_card
+
+    file = find_model(arguments.store_dir.expanduser() / arguments.site, arguments.model)
+    network, manifest = load_file(file)
+    if arguments.onnx:
+        save_onnx(arguments.to, network, manifest)
+    else:
+        shutil.copyfile(file, arguments.to)
+    print(arguments.to)
+    print(write_card(arguments.to, manifest))
+    return 0
+
+
+def predict(arguments: argparse.Namespace) -> int:
+    """Write a table of what models say of images; name the images that cannot be used."""
+    from client_app.afterwards.home import SUFFIX, find_model
+    from client_app.afterwards.predicting import Predictor, write_predictions
+    from client_app.datasets.unlabelled import list_images
+
+    def show(done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total} images", end="", file=sys.stderr, flush=True)
+
+    folder = arguments.store_dir.expanduser()
+    files = [find_model(folder / arguments.site, name) for name in arguments.model]
+    if arguments.ensemble:
+        files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
+    predictor = Predictor.of(files)
+    listing = list_images(arguments.data.expanduser())
+    if arguments.calibrate:
+        predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), folder)
+        print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
+    done, unusable = write_predictions(predictor, listing, arguments.output.expanduser(), show)
+    for each in unusable:
+        print(f"Skipped {each}.", file=sys.stderr)
+    models = ", ".join(f"{each.lineage} (round {each.round})" for each in predictor.manifests)
+    print(f"{done} images predicted, {len(unusable)} skipped, by {models}: {arguments.output}")
+    return int(bool(unusable))

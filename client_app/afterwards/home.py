@@ -1,0 +1,207 @@
+"""The models that a hospital has at home, in its store, each with its manifest.
+
+    models/<run>/<lineage>.safetensors             after the last round
+    models/<run>/ensemble.json                     what they were worth together
+    models/<run>/visits/<lineage>-<round>-<hop>.safetensors    after a visit of its own
+
+The node-config `keep` says which: `final`, `visits` (both), or `none`. A run is never disturbed: a
+model that cannot be written is missing here, and the hospital's log says why.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from client_app.datasets import LocalData
+from client_app.disclosure import Disclosure, in_large_classes, step_of
+from client_app.hospital import Hospital
+from client_app.limits import check_disk
+from client_app.policy import PolicyError
+from client_app.request import Request
+from client_app.store import own_folder
+from learning.errors import ModelError
+from learning.export import ModelManifest, load_model, read_manifest, save_model
+from strategies.protocol.files import replacing
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
+
+SUFFIX = ".safetensors"
+
+
+def keep_tested(
+    request: Request, network: nn.Module, label: Manifest, told: Mapping[str, float]
+) -> None:
+    """Keep a model that has been tested for the last time, unless a later one is here already.
+
+    Args:
+        request: The order to test it.
+        network: The model.
+        label: Of its parcel.
+        told: The figures that leave the hospital.
+    """
+    if _keeps_final(request):
+        with _undisturbed(request):
+            path = _folder(request) / file_name(label.lineage)
+            manifest = _manifest(request, label, told)
+            if age_of(path) <= manifest.age:
+                _save(request.hospital, path, network, manifest)
+
+
+def keep_visit(
+    request: Request, network: nn.Module, label: Manifest, told: Mapping[str, float]
+) -> None:
+    """Keep a model as a visit of the hospital leaves it; another's model is not its own to keep."""
+    name = "accuracy-after-visit"
+    figures = {"accuracy": told[name]} if name in told else {}
+    if request.hospital.keep == "visits" and not request.is_rewind:
+        with _undisturbed(request):
+            file = file_name(label.lineage, f"-{label.round}-{label.hop}")
+            path = _folder(request, "visits") / file
+            _save(request.hospital, path, network, _manifest(request, label, figures))
+
+
+def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
+    """Note what the models that are kept were worth together."""
+    if _keeps_final(request):
+        with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
+            draft.touch(mode=0o600)
+            draft.write_text(json.dumps({request.hospital.name: told}), encoding="utf-8")
+
+
+def _keeps_final(request: Request) -> bool:
+    return request.order.final and request.hospital.keep != "none"
+
+
+def _folder(request: Request, *below: str) -> Path:
+    return own_folder(
+        request.hospital.store.folder.joinpath("models", request.run.folder.name, *below)
+    )
+
+
+def age_of(path: Path) -> tuple[int, ...]:
+    """That of the model in a file; () if there is none, or a damaged one."""
+    with suppress(ModelError):
+        return read_manifest(path).age
+    return ()
+
+
+def file_name(lineage: str, ending: str = "") -> str:
+    """The name of a model's file; that of a lineage in a checked label leads nowhere else."""
+    return f"{lineage}{ending}{SUFFIX}"
+
+
+def find_model(store: Path, name: str) -> Path:
+    """A model's file by its path, or by its place at home.
+
+    Args:
+        store: The hospital's own folder.
+        name: A file *.safetensors; or a lineage of the newest run that has it; or its place there
+            without the ending, such as "<run>/<lineage>".
+
+    Raises:
+        SettingsError: There is none; it lists those that are at home.
+    """
+    if name.endswith(SUFFIX):
+        return Path(name).expanduser()
+    home = store / "models"
+    found = [
+        path
+        for path in home.rglob(f"*{SUFFIX}")
+        if str(path.relative_to(home)) == name + SUFFIX
+        or (path.parent.parent == home and path.stem == name)
+    ]
+    if not found:
+        there = sorted(
+            str(path.relative_to(home).with_suffix("")) for path in home.rglob(f"*{SUFFIX}")
+        )
+        raise SettingsError(
+            f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
+            f"those that are there ({', '.join(there) or 'none'})."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
+    """The network and the manifest in a model's file.
+
+    Raises:
+        ModelError: It cannot be loaded. The text names the file, for the hospital's own eyes.
+    """
+    try:
+        return load_model(file)
+    except (ModelError, ParcelError) as error:
+        raise ModelError(f"{file}: {error}") from error
+
+
+def counted(data: LocalData, smallest: int = 1) -> dict[str, float]:
+    """How many images and groups a hospital has, as `ModelManifest.images` has it.
+
+    Args:
+        data: The images.
+        smallest: Classes that fewer patients have are left out, as they are of all figures.
+    """
+    counts: dict[str, float] = {}
+    for part, samples, groups in (
+        ("train", data.train, data.train_groups),
+        ("test", data.test, data.test_groups),
+    ):
+        labels = samples.labels.cpu().numpy()
+        patients = np.arange(len(labels)) if groups is None else groups
+        shown = in_large_classes(patients, labels, smallest)
+        if not len(shown):
+            continue
+        counts[part] = float(len(shown))
+        of_class = np.bincount(labels[shown], minlength=len(data.classes)).tolist()
+        for name, count in zip(data.classes, of_class, strict=True):
+            if count or smallest == 1:
+                counts[f"{part}/{name}"] = float(count)
+        if groups is not None:
+            counts[f"{part}-groups"] = float(len(np.unique(groups[shown])))
+    return counts
+
+
+def _manifest(request: Request, label: Manifest, figures: Mapping[str, float]) -> ModelManifest:
+    hospital, rules = request.hospital, Disclosure(request)
+    smallest, noise = 1, {}
+    if rules.rules:
+        smallest = rules.rules.smallest_group
+        noise = {
+            f"{name}-noise": step_of(effect, rules.rules.max_models)
+            for name, effect in rules.effects.items()
+            if name in figures
+        }
+    return ModelManifest.of(
+        label,
+        hospital.settings,
+        request.run.folder.name,
+        {hospital.name: counted(hospital.data, smallest)},
+        {hospital.name: {**figures, **noise}} if figures else {},
+    )
+
+
+def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelManifest) -> None:
+    """Write a model if the policy's `machine.max-disk-gb` leaves room for it."""
+    size = sum(tensor.nbytes for tensor in network.state_dict().values())
+    machine = hospital.policy.machine if hospital.policy else None
+    check_disk(machine, hospital.store.folder.parent, size)
+    save_model(path, network, manifest)
+
+
+@contextmanager
+def _undisturbed(request: Request) -> Iterator[None]:
+    """The time that it takes is measured, and a failure is logged and goes no further."""
+    try:
+        with request.clock.measure("serialise"):
+            yield
+    except (OSError, PolicyError) as error:
+        logging.getLogger("flwr").warning(
+            "A model is not kept (%s). Remove what is no longer needed from the store's 'models', "
+            "or open the server's parcels later (python -m client_app open).",
+            error.explain() if isinstance(error, PolicyError) else error,
+        )

@@ -1,0 +1,183 @@
+"""A hospital's own images through models, to a table of probabilities.
+
+Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes.
+"""
+
+import csv
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from client_app.afterwards.home import load_file
+from client_app.datasets import open_data
+from client_app.datasets.listing import Entry, Listing, Unusable
+from client_app.datasets.own import own_data
+from client_app.datasets.resize import Form
+from client_app.datasets.unlabelled import CHUNK, read_images
+from learning.calibration import LOWEST, fit_temperature, tempered
+from learning.errors import ModelError
+from learning.evaluation import probabilities
+from learning.export import FORM, SPLIT, ModelManifest
+from strategies.protocol.files import replacing
+from strategies.protocol.settings import Settings, defaults
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """One model, or the mean of several that agree on classes and images.
+
+    Attributes:
+        networks: uint8 [N, C, H, W] -> logits [N, K] each.
+        manifests: One for each network.
+        temperature: Above 1 it is less sure than its networks, below 1 surer.
+    """
+
+    networks: Sequence[nn.Module]
+    manifests: Sequence[ModelManifest]
+    temperature: float = 1.0
+
+    @classmethod
+    def of(cls, files: Sequence[Path]) -> "Predictor":
+        """Load models from their files.
+
+        Raises:
+            ModelError: One cannot be loaded, or they are for other classes or images.
+        """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = [load_file(file) for file in files]
+        manifests = [manifest for _, manifest in loaded]
+        for manifest in manifests:
+            _check_alike(manifests[0], manifest)
+        return cls([network.to(device) for network, _ in loaded], manifests)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the K classes."""
+        return self.manifests[0].classes
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        network = self.manifests[0].network
+        return network.channels, network.height, network.width
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the run, as far as they are about images.
+
+        Raises:
+            SettingsError: One is unknown here.
+        """
+        return Settings.parse({**defaults(), **self.manifests[0].settings})
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Probabilities [N, K] of prepared images uint8 [N, C, H, W], on the CPU."""
+        device = next(self.networks[0].parameters()).device
+        each = [probabilities(network, images.to(device), math.inf) for network in self.networks]
+        mean = torch.stack(each).mean(dim=0).cpu()
+        return mean if self.temperature == 1.0 else tempered(mean, self.temperature)
+
+    def calibrated(self, folder: Path, store: Path) -> tuple["Predictor", int]:
+        """The same with a temperature that suits a hospital's images; and how many they were.
+
+        They are never its test images. If the run tested on a validation-fraction or a fold of the
+        training images, they are those. Otherwise they are the training images, on which a model
+        is surer than on new ones: then it is not made surer still.
+
+        Args:
+            folder: The hospital's images, or its manifest, as in the run.
+            store: Where decoded images are kept.
+
+        Raises:
+            DataError: The images cannot be used.
+            ModelError: The models are from runs with other test images.
+        """
+        for manifest in self.manifests:
+            for key in SPLIT:
+                _check_same(key, self.manifests[0].settings[key], manifest.settings[key])
+        settings = replace(self.settings, dataset=own_data(str(folder.absolute())))
+        data = open_data(settings, 0, 1, tuple(self.classes), store)
+        held_out = settings.validation_fraction > 0 or settings.num_folds > 0
+        samples = data.test if held_out else data.train
+        rows = torch.arange(len(samples)).split(CHUNK)
+        scores = torch.cat([self.probabilities(samples[chunk].images) for chunk in rows])
+        temperature = fit_temperature(scores, samples.labels, LOWEST if held_out else 1.0)
+        return replace(self, temperature=temperature), len(samples)
+
+
+def write_predictions(
+    predictor: Predictor, listing: Listing, output: Path, progress: Callable[[int, int], None]
+) -> tuple[int, list[Unusable]]:
+    """Write a row for each image: its file, the most probable class, all probabilities.
+
+    Args:
+        predictor: What is applied.
+        listing: The images.
+        output: The table, in CSV; for its owner's eyes alone.
+        progress: Called with how many images are done, and how many there are.
+
+    Returns:
+        How many rows there are; and the images that could not be used, with the reasons.
+
+    Raises:
+        SettingsError: The models' settings are unknown here.
+        OSError: The table cannot be written.
+    """
+    entries, unusable, done = listing.entries, list(listing.unusable), 0
+    source = listing.source
+    base = source if source.is_dir() else source.parent.resolve()
+    sliced = any(entry.slice is not None for entry in entries)
+    titles = ["image", *["slice"] * sliced, "predicted"]
+    form = Form.of(predictor.settings)
+    with replacing(output) as draft:
+        draft.touch(mode=0o600)
+        with draft.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*titles, *(f"probability of {name}" for name in predictor.classes)])
+            for chunk in read_images(entries, form, predictor.shape):
+                if chunk.entries:
+                    scores = predictor.probabilities(chunk.images)
+                    for entry, row in zip(chunk.entries, scores, strict=True):
+                        slice_ = ["" if entry.slice is None else entry.slice] * sliced
+                        predicted = _inert(predictor.classes[int(row.argmax())])
+                        figures = [f"{value:.6f}" for value in row.tolist()]
+                        writer.writerow([_named(entry, base), *slice_, predicted, *figures])
+                done += len(chunk.entries)
+                unusable += chunk.unusable
+                progress(done + len(unusable), len(entries) + len(listing.unusable))
+    return done, unusable
+
+
+def _named(entry: Entry, base: Path) -> str:
+    """An image's file, from the folder of the listing."""
+    return _inert(os.path.relpath(entry.file, base).encode(errors="replace").decode())
+
+
+def _inert(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def _check_alike(first: ModelManifest, other: ModelManifest) -> None:
+    """Refuse models that cannot be used on the same images together."""
+    ours, theirs = first.network, other.network
+    _check_same("classes", first.classes, other.classes)
+    for side in ("channels", "height", "width"):
+        _check_same(side, getattr(ours, side), getattr(theirs, side))
+    for key in FORM:
+        _check_same(key, first.settings[key], other.settings[key])
+
+
+def _check_same(what: str, first: object, other: object) -> None:
+    if first != other:
+        raise ModelError(
+            f"The models cannot be used together: '{what}' is {first!r} for one, and {other!r} for "
+            "another."
+        )

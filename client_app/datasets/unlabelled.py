@@ -1,0 +1,117 @@
+"""Images to apply a model to: listed wherever they are, prepared as in training, kept nowhere."""
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from client_app.datasets.files import SUFFIXES, UnusableImage, read_file
+from client_app.datasets.library import prepared
+from client_app.datasets.listing import Entry, Listing, Unusable, list_manifest
+from client_app.datasets.resize import Form
+from client_app.errors import DataError
+
+CHUNK = 256  # images in memory at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Some of the images of a listing.
+
+    Attributes:
+        entries: Those that can be used, [n].
+        images: uint8 [n, C, H, W].
+        unusable: The others, and why.
+    """
+
+    entries: list[Entry]
+    images: Tensor
+    unusable: list[Unusable]
+
+
+def list_images(path: Path) -> Listing:
+    """List one image, all in a folder and below it, or those that a manifest names.
+
+    A folder's manifest.csv decides if there is one; it needs no labels. In a folder without one,
+    a file is an image by its name or, as a PACS exports it, by the first bytes of DICOM.
+
+    Raises:
+        DataError: There is no such file or folder, or it holds no image.
+    """
+    path = path.absolute()
+    if path.suffix.lower() == ".csv" or (path / "manifest.csv").is_file():
+        return list_manifest(str(path), needed=["image"])
+    if path.is_file():
+        return Listing(path.parent, [Entry(path.name, path, label="")])
+    if not path.is_dir():
+        raise DataError(f"There is no file or folder '{path}' with images.")
+    listing, ignored = Listing(path), 0
+    for folder, folders, names in os.walk(path, onerror=partial(_note, listing)):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        links = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
+        listing.unusable.extend(Unusable(str(link), "is a link to a folder") for link in links)
+        for name in sorted(names):
+            file = Path(folder, name)
+            if _is_image(file):
+                where = str(file.relative_to(path)).encode(errors="replace").decode()
+                listing.entries.append(Entry(where, file, label=""))
+            else:
+                ignored += 1
+    if not listing.entries and not listing.unusable:
+        raise DataError(f"The folder '{path}' holds no image file.")
+    return Listing(path, listing.entries, listing.unusable, ignored)
+
+
+def _note(listing: Listing, error: OSError) -> None:
+    listing.unusable.append(
+        Unusable(str(error.filename), f"cannot be read ({type(error).__name__})")
+    )
+
+
+def _is_image(file: Path) -> bool:
+    """Whether to look for an image in a file; DICOMDIR is the table of contents of a CD."""
+    if file.name.startswith(".") or file.name == "DICOMDIR" or not file.is_file():
+        return False
+    if file.name.lower().endswith(tuple(SUFFIXES)):
+        return True
+    try:
+        with file.open("rb") as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except OSError:
+        return True  # it is named when it cannot be read
+
+
+def read_images(
+    entries: Sequence[Entry], form: Form, shape: tuple[int, int, int]
+) -> Iterator[Chunk]:
+    """Decode and prepare images, a chunk at a time.
+
+    Args:
+        entries: The images.
+        form: What they are brought to.
+        shape: Channels, height and width that they then must have.
+    """
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for start in range(0, len(entries), CHUNK):
+            chunk = entries[start : start + CHUNK]
+            found = list(threads.map(partial(_read, form=form, shape=shape), chunk))
+            pairs = list(zip(chunk, found, strict=True))
+            images = [image for image in found if isinstance(image, Tensor)]
+            yield Chunk(
+                [entry for entry, image in pairs if isinstance(image, Tensor)],
+                torch.stack(images) if images else torch.empty(0, *shape, dtype=torch.uint8),
+                [Unusable(e.where, reason) for e, reason in pairs if isinstance(reason, str)],
+            )
+
+
+def _read(entry: Entry, form: Form, shape: tuple[int, int, int]) -> Tensor | str:
+    """A prepared image, or why there is none."""
+    try:
+        return prepared(read_file(entry.file), entry.slice, form, shape)
+    except UnusableImage as error:
+        return str(error)

@@ -1,0 +1,269 @@
+"""A model as a file of its own: weights in the safetensors format, and what they are in its header.
+
+The header's entry `fedhandoff` is the manifest as JSON, so that a model and what is known of it
+cannot be parted. An ONNX file carries the same text in its metadata.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from learning.errors import ModelError
+from learning.models import Architecture
+from learning.packing import check_layout
+from strategies.protocol.code import code_hash
+from strategies.protocol.files import replacing
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.settings import Settings
+
+ENTRY = "fedhandoff"
+FORMAT = 1
+FORM = ("image-size", "image-fit", "image-channels")  # how images are prepared
+# Which of a hospital's images are test images.
+SPLIT = (
+    *("seed", "test-fraction", "test-balanced", "test-per-class", "validation-fraction"),
+    *("num-folds", "fold"),
+)
+
+Figures = Mapping[str, Mapping[str, float]]  # by hospital
+
+
+@dataclass(frozen=True)
+class ModelManifest:
+    """What an exported model is and where it comes from.
+
+    Attributes:
+        lineage: Its identity during the run, named after its first hospital.
+        architecture: The network as JSON (learning.models.Architecture).
+        classes: Names of the classes, in the order of the network's outputs.
+        settings: Those of the run's settings that say how images are prepared and which of a
+            hospital's images are test images, and the strategy.
+        run: Which run it is from.
+        round: Round of its last visit, from 1; 0 before the first.
+        hop: Hop of that visit.
+        epochs: Passes over the images that it has had at that visit.
+        visited: Hospitals that trained it, first one first; empty if a server averaged it.
+        parcel: SHA-256 of the model as it travelled.
+        images: What is known of a hospital's images: how many are for `train` and `test`, of each
+            class (`train/<class>`), and in how many groups, such as patients (`train-groups`).
+        tested: What a hospital told of the model on its own test images, and the standard deviation
+            of the noise in it (`accuracy-noise`).
+        date: When it was written.
+        code: `code_hash` of the code that wrote it.
+        format: Version of this format.
+    """
+
+    lineage: str
+    architecture: str
+    classes: list[str]
+    settings: dict[str, Any]
+    run: str
+    round: int
+    hop: int
+    epochs: int
+    visited: list[str]
+    parcel: str
+    images: dict[str, dict[str, float]] = field(default_factory=dict)
+    tested: dict[str, dict[str, float]] = field(default_factory=dict)
+    date: str = ""
+    code: str = ""
+    format: int = FORMAT
+
+    @classmethod
+    def of(
+        cls,
+        label: Manifest,
+        settings: Settings,
+        run: str,
+        images: Figures | None = None,
+        tested: Figures | None = None,
+    ) -> "ModelManifest":
+        """What a parcel's label and its run say of a model, as of now."""
+        config = settings.run_config
+        return cls(
+            lineage=label.lineage,
+            architecture=label.architecture,
+            classes=label.classes,
+            settings={key: config[key] for key in ("strategy", *FORM, *SPLIT)},
+            run=run,
+            round=label.round,
+            hop=label.hop,
+            epochs=label.epochs,
+            visited=label.visited,
+            parcel=label.hash_of["model"],
+            images={name: dict(counts) for name, counts in (images or {}).items()},
+            tested={name: dict(figures) for name, figures in (tested or {}).items()},
+            date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            code=code_hash(),
+        )
+
+    @property
+    def network(self) -> Architecture:
+        """What the network is built from.
+
+        Raises:
+            ModelError: It is unknown, or has not as many outputs as there are classes.
+        """
+        architecture = Architecture.from_json(self.architecture)
+        if architecture.classes != len(self.classes):
+            raise ModelError(
+                f"The model has {architecture.classes} outputs and {len(self.classes)} classes."
+            )
+        return architecture
+
+    @property
+    def age(self) -> tuple[int, int, int]:
+        """Greater for a later model of the same lineage."""
+        return self.round, self.hop, self.epochs
+
+    def to_json(self) -> str:
+        """The text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ModelManifest":
+        """Read what `to_json` wrote.
+
+        Raises:
+            ModelError: It is something else, or of another version.
+        """
+        hints = get_type_hints(cls)
+        try:
+            values = json.loads(text)
+            found = cls(**values)
+            fits = all(_is(value, hints[name]) for name, value in values.items())
+            fits = fits and found.settings.keys() == {"strategy", *FORM, *SPLIT}
+        except (ValueError, TypeError, RecursionError):
+            fits = False
+        if not fits or len(values) != len(fields(cls)) or found.format != FORMAT:
+            raise ModelError(
+                f"The manifest of the model is not one of format {FORMAT}: was the file written by "
+                "another version of fedhandoff?"
+            )
+        return found
+
+
+def _is(value: Any, hint: Any) -> bool:
+    """Whether a value out of JSON has a type such as `dict[str, list[int]]`."""
+    inner = get_args(hint)
+    if hint is Any:
+        return isinstance(value, str | int | float)
+    if get_origin(hint) is list:
+        return isinstance(value, list) and all(_is(each, inner[0]) for each in value)
+    if get_origin(hint) is dict:
+        return isinstance(value, dict) and all(_is(each, inner[1]) for each in value.values())
+    return type(value) is hint or (hint is float and type(value) is int)
+
+
+def save_model(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
+    """Write a model, for its owner's eyes alone.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    state = {name: tensor.cpu().contiguous() for name, tensor in network.state_dict().items()}
+    with replacing(path) as draft:
+        try:
+            save_file(state, draft, {ENTRY: manifest.to_json(), "format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        draft.chmod(0o600)
+
+
+def read_manifest(path: Path) -> ModelManifest:
+    """The manifest of a file that `save_model` wrote, without its weights.
+
+    Raises:
+        ModelError: The file is something else.
+    """
+    with _opened(path) as (_, manifest):
+        return manifest
+
+
+def read_state(path: Path) -> tuple[dict[str, Tensor], ModelManifest]:
+    """The weights and the manifest of a file that `save_model` wrote, as they are there.
+
+    Raises:
+        ModelError: The file is something else.
+    """
+    with _opened(path) as (file, manifest):
+        return {name: file.get_tensor(name) for name in file.keys()}, manifest  # noqa: SIM118
+
+
+def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
+    """The network and the manifest of a file that `save_model` wrote.
+
+    Raises:
+        ModelError: The file is something else, or its architecture is unknown.
+        ParcelError: The weights are not those of the architecture.
+    """
+    state, manifest = read_state(path)
+    # Before it is built: a file may say that its network is huge.
+    check_layout(state, manifest.network.layout, f"The model of lineage '{manifest.lineage}'")
+    network = manifest.network.blank()
+    network.load_state_dict(state)
+    return network.eval(), manifest
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            text = (file.metadata() or {}).get(ENTRY)
+            if text is None:
+                raise ModelError(
+                    "The safetensors file has no manifest: it must be one that fedhandoff wrote."
+                )
+            yield file, ModelManifest.from_json(text)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(
+            f"The model cannot be read as a safetensors file ({type(error).__name__})."
+        ) from error
+
+
+class _Probabilities(nn.Module):
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.network(images)
+        return logits.softmax(dim=1)
+
+
+def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
+    """Write a model as ONNX: `images` uint8 [n, C, H, W] -> `probabilities` float32 [n, K].
+
+    The images are prepared as the manifest says; their bytes are scaled inside the model.
+
+    Raises:
+        ModelError: The extra is not installed.
+        OSError: It cannot be written.
+    """
+    if find_spec("onnxscript") is None:
+        raise ModelError("To write ONNX, install the extra: `uv sync --extra onnx`.")
+    shape = manifest.network
+    images = torch.zeros(2, shape.channels, shape.height, shape.width, dtype=torch.uint8)
+    program = torch.onnx.export(
+        _Probabilities(network).eval(),
+        (images,),
+        input_names=["images"],
+        output_names=["probabilities"],
+        dynamic_shapes={"images": {0: torch.export.Dim("n")}},
+        verbose=False,
+    )
+    assert program is not None  # it is None with dynamo=False
+    program.model.metadata_props[ENTRY] = manifest.to_json()
+    with replacing(path) as draft:
+        program.save(draft)
+        draft.chmod(0o600)

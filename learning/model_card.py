@@ -1,0 +1,158 @@
+"""The model card: what a model is, who trained it on what, where it was tested, what it is not for.
+
+After Mitchell et al., "Model cards for model reporting", FAT* 2019, arXiv:1810.03993. It says what
+is known where it is written, and where nothing is known it says that.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from math import hypot, sqrt
+from pathlib import Path
+
+from learning.export import FORM, ModelManifest
+from strategies.protocol.files import replacing
+
+Z = 1.96  # of a 95 % interval
+
+
+def model_card(manifest: ModelManifest) -> str:
+    """The card of a model, as Markdown, with the manifest at its end."""
+    shape = manifest.network
+    # JSON has another way to write a backquote, which would end the block of code.
+    whole = json.dumps(json.loads(manifest.to_json()), indent=1).replace("`", "\\u0060")
+    lines = [
+        f"# Model {_plain(manifest.lineage)} ({_plain(manifest.settings['strategy'])})",
+        f"Written on {_plain(manifest.date)} after round {manifest.round}, hop {manifest.hop} of "
+        f"run {_plain(manifest.run)}.",
+        "## What it does",
+        f"The network ({_plain(shape.name)}) gives an image the probability of each of "
+        f"{len(manifest.classes)} classes: {', '.join(map(_plain, manifest.classes))}. It always "
+        "answers with one of these, whatever the image shows.",
+        f"Images are bytes of {shape.channels} x {shape.height} x {shape.width} (channels, height, "
+        f"width), brought to this form with {_form(manifest)}. They are scaled inside the model "
+        f"(pixels = {_plain(shape.pixels)}).",
+        "## Who trained it",
+        *_training(manifest),
+        "## Where it was tested",
+        *_tests(manifest),
+        "## What it is not for",
+        *_limits(manifest),
+        "## Licence",
+        "The licence of the weights is the consortium's to decide; this card gives none.",
+        "## Manifest",
+        f"```json\n{whole}\n```",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def write_card(model: Path, manifest: ModelManifest) -> Path:
+    """Write the card of a model beside its file; returns the card's.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = model.with_suffix(".md")
+    with replacing(path) as draft:
+        draft.write_text(model_card(manifest), encoding="utf-8")
+    return path
+
+
+def _form(manifest: ModelManifest) -> str:
+    return ", ".join(f"{key} = {_plain(manifest.settings[key])}" for key in FORM)
+
+
+def _training(manifest: ModelManifest) -> Iterator[str]:
+    if manifest.visited:
+        visits = Counter(manifest.visited)
+        route = [_plain(name) for name in manifest.visited]
+        shown = route if len(route) <= 12 else ["...", *route[-11:]]
+        counts = ", ".join(f"{_plain(name)} {count}" for name, count in visits.items())
+        yield f"Visits: {counts}. Route: {' → '.join(shown)}."
+    elif manifest.round:
+        yield "The mean of the models that all hospitals trained; a server computed it."
+    else:
+        yield "No hospital has trained it."
+    if not manifest.images:
+        yield "How many images the hospitals have is not known here."
+        return
+    rows = [
+        [_plain(hospital), title, *(f"{counts[key]:g}" if key in counts else "" for key in keys)]
+        for hospital, counts in manifest.images.items()
+        for title, *keys in [
+            ("all", "train", "test"),
+            *((_plain(name), f"train/{name}", f"test/{name}") for name in manifest.classes),
+            ("groups, such as patients", "train-groups", "test-groups"),
+        ]
+        if any(key in counts for key in keys)
+    ]
+    yield _table(["hospital", "images", "for training", "for testing"], rows)
+    if unknown := sorted(set(manifest.visited) - manifest.images.keys()):
+        yield f"Not known here: the images of {', '.join(map(_plain, unknown))}."
+
+
+def _tests(manifest: ModelManifest) -> Iterator[str]:
+    if not manifest.tested:
+        yield "No figures are known here."
+        return
+    rows = []
+    for hospital, figures in manifest.tested.items():
+        images, accuracy = figures.get("num-examples", 0), _figure(figures, "accuracy")
+        if images and accuracy:
+            noise = figures.get("accuracy-noise", 0)
+            low, high = interval(figures["accuracy"], images, noise)
+            accuracy += f" ({low:.3f} to {high:.3f})"
+        others = [_figure(figures, name) for name in ("balanced-accuracy", "auroc")]
+        rows.append([_plain(hospital), f"{images:g}" if images else "", accuracy, *others])
+    yield _table(
+        ["hospital", "test images", "accuracy (95 % interval)", "balanced accuracy", "AUROC"], rows
+    )
+    yield (
+        "Figures are as they leave a hospital: without classes that few patients have and, but in "
+        "a simulation, with noise, which the intervals allow for. They count every image as "
+        "independent: with several of one patient they are too narrow."
+    )
+
+
+def _limits(manifest: ModelManifest) -> Iterator[str]:
+    tested = ", ".join(map(_plain, manifest.tested)) or "none that is known here"
+    yield (
+        "- It is **not a medical device**: nobody has approved it for diagnosis or treatment.\n"
+        f"- Hospitals that tested it: {tested}. What it is worth for other hospitals, devices and "
+        "patients is not known."
+    )
+    for hospital, counts in manifest.images.items():
+        rare = [name for name in manifest.classes if not counts.get(f"test/{name}")]
+        counted = any(key.startswith("test/") for key in counts)
+        if counted and rare:
+            names = ", ".join(map(_plain, rare))
+            yield f"- {_plain(hospital)} tested it on few images, or none, of: {names}."
+
+
+def interval(share: float, images: float, noise: float = 0.0) -> tuple[float, float]:
+    """The 95 % interval of a share of so many independent images.
+
+    That of Wilson (JASA 22, 1927), made wider by the standard deviation of noise in the share.
+    """
+    middle = share + Z**2 / (2 * images)
+    half = Z * sqrt(share * (1 - share) / images + Z**2 / (4 * images**2))
+    low, high = ((middle + side) / (1 + Z**2 / images) for side in (-half, half))
+    return (
+        max(0.0, share - hypot(share - low, Z * noise)),
+        min(1.0, share + hypot(high - share, Z * noise)),
+    )
+
+
+def _figure(figures: Mapping[str, float], name: str) -> str:
+    return f"{figures[name]:.3f}" if name in figures else ""
+
+
+def _table(header: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _plain(text: object) -> str:
+    """A text from outside, so that Markdown shows it as it is."""
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", " ".join(str(text).split()))

@@ -1,0 +1,96 @@
+"""A model out of the results of an open run, as a file of its own, and its card.
+
+No run needs this file, the only one here that computes with models. Its imports take seconds.
+"""
+
+import argparse
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from flwr.common.config import flatten_dict
+
+from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, SettingsError
+
+COUNTS = {"num-train": "train", "num-test": "test"}
+
+
+def add_command(commands: Any) -> None:
+    """Add `export` to the commands of `python -m server_app`."""
+    about = "write a model of an open run as a file of its own, and its card"
+    parser = commands.add_parser("export", help=about, description=about)
+    parser.set_defaults(command=_command)
+    parser.add_argument("result", type=Path, help="the result directory of the run")
+    parser.add_argument("--model", required=True, help="its lineage: a file in parcels/")
+    parser.add_argument("--to", type=Path, required=True, help="the file to write")
+    parser.add_argument("--onnx", action="store_true", help="as ONNX (the extra onnx)")
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    result = arguments.result.expanduser()
+    try:
+        card = export(result, arguments.model, arguments.to, arguments.onnx)
+    except (ValueError, OSError) as error:  # a parcel, settings or a file that cannot be used
+        sys.exit(str(error))
+    print(arguments.to)
+    print(card)
+
+
+def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
+    """Write a model of a run as safetensors or ONNX, and its card beside it; returns the card.
+
+    Raises:
+        SettingsError: There is no such run or model, or its settings are of another version.
+        ArchiveError, ParcelError, ModelError: The parcel is damaged, sealed or incomplete; or the
+            extra for ONNX is missing.
+        OSError: A file cannot be read or written.
+    """
+    import torch
+
+    from learning.export import ModelManifest, save_model, save_onnx
+    from learning.model_card import write_card
+    from learning.packing import unpack_network
+
+    path = result / "parcels" / f"{quote(lineage, safe=' ')}.npz"
+    if not path.is_file():
+        there = sorted(each.stem for each in path.parent.glob("*.npz"))
+        raise SettingsError(
+            f"The run has no model '{lineage}' in {path.parent}; choose one of "
+            f"{', '.join(there) or 'none'}."
+        )
+    parcel = load(path)
+    label = check_parcel(parcel)
+    if is_sealed(parcel.array_records["model"]):
+        raise ParcelError(
+            "The models of this run are sealed: only its hospitals can open them, with "
+            "`python -m client_app open`."
+        )
+    config = flatten_dict(tomllib.loads((result / "config.toml").read_text(encoding="utf-8")))
+    images, tested = _told(result / "metrics.jsonl", label)
+    manifest = ModelManifest.of(label, Settings.parse(config), result.name, images, tested)
+    network = unpack_network(parcel, label, {}, torch.device("cpu"))
+    (save_onnx if onnx else save_model)(to, network, manifest)
+    return write_card(to, manifest)
+
+
+def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How many images each hospital said that it has, and what it last measured of the model."""
+    images: dict[str, Any] = {}
+    tested: dict[str, Any] = {}
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        figures = {key: value for key, value in event["metrics"].items() if value is not None}
+        if event["verb"] == "query.prepare" and event["outcome"] == "ok":
+            counts = {name: figures[key] for key, name in COUNTS.items() if key in figures}
+            images[event["hospital"]] = counts
+        version = (event["lineage"], event["hop"], event["epochs"])
+        newest = version == (label.lineage, label.hop, label.epochs)
+        if event["verb"] == "evaluate" and event["outcome"] == "ok" and newest:
+            told = {key: each for key, each in figures.items() if not key.startswith("seconds-")}
+            tested[event["hospital"]] = told
+    return images, tested

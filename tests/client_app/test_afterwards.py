@@ -1,0 +1,556 @@
+"""A sealed federation of three folders, and what its hospitals can do once it is over."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from dataclasses import replace
+from glob import glob
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import tomli_w
+import torch
+from flwr.common.config import unflatten_dict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client_app import __main__ as commands
+from client_app.afterwards import home, predicting
+from client_app.app import app as hospital_app
+from client_app.datasets import open_data
+from client_app.datasets.unlabelled import list_images
+from client_app.errors import DataError
+from client_app.handlers import _first_model
+from client_app.hospital import open_hospital
+from client_app.identity import Identity
+from client_app.members import read_members
+from client_app.policy import Policy, PolicyError
+from client_app.sealing import Seal
+from client_app.store import Store
+from learning.calibration import LOWEST, fit_temperature
+from learning.evaluation import probabilities
+from learning.export import load_model, read_manifest, save_model
+from server_app import __main__ as server_commands
+from strategies.protocol.parcel import check_parcel, save
+from strategies.protocol.settings import Settings, SettingsError
+from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("graz", "linz", "wien")
+KEEP = {"graz": "visits", "linz": "final", "wien": "none"}
+
+
+def draw(path, label, seed):
+    """A grey image of 8 x 10 pixels: one half is brighter, which half is its class."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = np.random.default_rng(seed).integers(0, 120, (10, 8), dtype=np.uint8)
+    image[:5] += np.uint8(100 * (label == "upper"))
+    image[5:] += np.uint8(100 * (label == "lower"))
+    PIL.Image.fromarray(image).save(path)
+
+
+def write_folders(place):
+    for number, name in enumerate(NAMES):
+        for k in range(24):
+            label = ("lower", "upper")[k % 2]
+            draw(
+                place / "images" / name / label / f"patient-{k % 6}" / f"{k}.png",
+                label,
+                100 * number + k,
+            )
+
+
+def federate(place, strategy="rwt", sealed=True, keep=KEEP, **overrides):
+    folders = ",".join(str(place / "images" / name) for name in NAMES)
+    config = run_config(
+        strategy=strategy,
+        dataset=f"folder:{folders}",
+        partition="site",
+        sealed=sealed,
+        **{
+            "num_server_rounds": 2,
+            "model": "mlp",
+            "mlp__hidden": "8",
+            "image_size": 12,
+            "image_fit": "pad",
+            "seed": 3,
+            "train__epochs": 1,
+            **overrides,
+        },
+    )
+
+    def hospital(index):
+        own = {"store-dir": str(place / NAMES[index] / "store"), "keep": keep[NAMES[index]]}
+        own |= {"members": "first-use"} if sealed else {}
+        there = context(index, 3, config, **own)
+        return lambda message: hospital_app(message, there)
+
+    ledger, grid = Ledger(), FakeGrid({100 + index: hospital(index) for index in range(3)})
+    state = go(Settings.parse(config), grid, ledger)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    return state, ledger, Settings.parse(config)
+
+
+class Finished:
+    """A run that is over: its state, its events, and the folders of its hospitals."""
+
+    def __init__(self, place, **options):
+        self.place = place
+        write_folders(place)
+        self.state, self.ledger, self.settings = federate(place, **options)
+        self.result = place / "runs" / "the-run"
+        (self.result / "parcels").mkdir(parents=True)
+        config = tomli_w.dumps(unflatten_dict(self.settings.run_config))
+        (self.result / "config.toml").write_text(config)
+        (self.result / "metrics.jsonl").touch()
+        for name, parcel in parcels_of(self.state).items():
+            save(parcel, self.result / "parcels" / f"{name}.npz")
+
+    def store(self, name):
+        return self.place / name / "store"
+
+    def home(self, name):
+        return self.store(name) / name / "models" / self.state.run
+
+    def hospital(self, name):
+        return ["--site", name, "--store-dir", str(self.store(name))]
+
+    def data(self, name, **changes):
+        """A hospital's images, as on its own machine."""
+        dataset = f"folder:{self.place / 'images' / name}"
+        settings = replace(self.settings, dataset=dataset, partition="iid", **changes)
+        return open_data(settings, 0, 1, store=self.store(name))
+
+    def opened(self, lineage):
+        """A model at the end of the run, as arrays, and the label of its parcel."""
+        own = self.store("graz") / "graz"
+        seal = Seal(
+            Identity.of("graz", own / "identity"), read_members(own / "members"), self.state.run
+        )
+        parcel = parcels_of(self.state)[lineage]
+        label = check_parcel(parcel)
+        model = seal.open(parcel, label).array_records["model"]
+        return {name: array.numpy() for name, array in model.items()}, label
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_task_id", "_run_id", "_node_id"):
+            patch.setattr(TaskIdentity, name, 1)
+        return Finished(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """`python -m client_app` with arguments: its exit status, and what it printed."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, capsys.readouterr()
+
+    return call
+
+
+def files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors"))
+
+
+def test_a_hospital_takes_home_what_it_says(run):
+    finals = [f"{name}.safetensors" for name in NAMES]
+    own = [event for event in run.ledger.of("train") if event.hospital == "graz"]
+    visits = [f"visits/{e.lineage}-{e.round}-{e.hop}.safetensors" for e in own]
+    assert len(visits) == 2
+    assert files(run.home("graz")) == sorted([*finals, *visits])
+    assert files(run.home("linz")) == finals
+    assert not run.home("wien").exists()
+    assert run.home("graz").parent.stat().st_mode & 0o777 == 0o700
+    for path in run.home("graz").rglob("*.*"):
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("lineage", NAMES)
+def test_models_at_home_are_those_of_the_sealed_parcels_and_say_what_they_are(lineage, run):
+    network, manifest = load_model(run.home("graz") / f"{lineage}.safetensors")
+    arrays, label = run.opened(lineage)
+    assert all(np.array_equal(network.state_dict()[name], array) for name, array in arrays.items())
+    assert manifest.visited == label.visited
+    assert (manifest.round, manifest.hop) == (label.round, label.hop)
+    assert manifest.parcel == label.hash_of["model"]
+    assert (manifest.run, manifest.lineage) == (run.state.run, lineage)
+    assert manifest.classes == ["lower", "upper"]
+    assert manifest.settings["image-fit"] == "pad"
+    (event,) = [
+        event
+        for event in run.ledger.of("evaluate")
+        if (event.hospital, event.lineage, event.round) == ("graz", lineage, 2)
+    ]
+    assert manifest.tested["graz"].items() <= dict(event.metrics).items()
+    assert manifest.tested["graz"]["num-examples"] == manifest.images["graz"]["test"]
+    together = json.loads((run.home("graz") / "ensemble.json").read_text())
+    (event,) = [event for event in run.ledger.of("ensemble") if event.hospital == "graz"]
+    assert together["graz"].items() <= dict(event.metrics).items()
+
+
+def test_a_manifest_counts_images_and_patients(run):
+    counts = read_manifest(run.home("graz") / "linz.safetensors").images["graz"]
+    data = run.data("graz")
+    assert counts["train"] == len(data.train)
+    assert counts["train/upper"] == int((data.train.labels == 1).sum())
+    assert counts["test/lower"] == int((data.test.labels == 0).sum())
+    assert counts["train-groups"] + counts["test-groups"] == 6
+
+
+@pytest.mark.parametrize("smallest", [1, 2, 9])
+def test_between_real_hospitals_a_manifest_has_no_class_of_few_patients(smallest, run, tmp_path):
+    """Three patients have each class: two are for training, and one is for testing."""
+    policy = Policy.read()
+    policy = replace(policy, figures=replace(policy.figures, smallest_group=smallest))
+    config = {**run.settings.run_config, "partition": "iid"}
+    config["dataset"] = f"folder:{run.place / 'images' / 'graz'}"
+    hospital = open_hospital(context(0, 1, config, **{"store-dir": str(tmp_path)}), "graz")
+    request: Any = SimpleNamespace(
+        hospital=replace(hospital, policy=policy), seal=None, run=Store(tmp_path / "run")
+    )
+    _, label = run.opened("graz")
+    manifest = home._manifest(request, label, {"accuracy": 0.5, "num-examples": 4.0})
+    counts, figures = manifest.images["graz"], manifest.tested["graz"]
+    assert ("train/upper" in counts) == ("train" in counts) == (smallest < 9)
+    assert ("test/upper" in counts) == ("test" in counts) == (smallest == 1)
+    assert ("accuracy-noise" in figures) == (smallest == 1)  # else there is no accuracy
+
+
+@pytest.mark.parametrize("strategy", ["cwt-serial", "fedbn"])
+def test_other_methods_leave_the_last_model_whole(strategy, tmp_path):
+    """Of `cwt-serial` all visits of the last round are tested, of `fedbn` layers stay here."""
+    cnn = {"model": "cnn"} if strategy == "fedbn" else {}
+    keep = dict.fromkeys(NAMES, "final")
+    done = Finished(tmp_path, strategy=strategy, sealed=False, keep=keep, **cnn)
+    (lineage,) = parcels_of(done.state)
+    label = check_parcel(parcels_of(done.state)[lineage])
+    states = {}
+    for name in NAMES:
+        network, manifest = load_model(done.home(name) / f"{lineage}.safetensors")
+        assert manifest.age == (label.round, label.hop, label.epochs)
+        states[name] = network.state_dict()
+    arrays = parcels_of(done.state)[lineage].array_records["model"]
+    assert all(np.array_equal(states["graz"][name], arrays[name].numpy()) for name in arrays)
+    own = states["graz"].keys() - arrays.keys()
+    assert bool(own) == (strategy == "fedbn")
+    assert all(not torch.equal(states["graz"][n], states["linz"][n]) for n in own if "mean" in n)
+
+
+def test_a_model_that_cannot_be_written_disturbs_no_run(tmp_path, monkeypatch, caplog):
+    def full(*arguments):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(home, "save_model", full)
+    done = Finished(tmp_path)
+    assert not files(done.place)
+    assert "A model is not kept (no space left on device)" in caplog.text
+
+
+@pytest.mark.parametrize("spare", [1000, -1000])
+def test_the_policy_bounds_the_disk(spare, run, tmp_path):
+    network, manifest = load_model(run.home("graz") / "graz.safetensors")
+    config = run_config(dataset=f"folder:{run.place / 'images' / 'graz'}", image_size=12)
+    hospital = open_hospital(context(0, 1, config, **{"store-dir": str(tmp_path)}), "graz")
+    size = sum(path.stat().st_blocks * 512 for path in tmp_path.rglob("*") if path.is_file())
+    size += sum(tensor.nbytes for tensor in network.state_dict().values())
+    policy = Policy.read()
+    policy = replace(policy, machine=replace(policy.machine, max_disk_gb=(size + spare) / 1e9))
+    hospital = replace(hospital, policy=policy)
+    if spare > 0:
+        home._save(hospital, tmp_path / "m.safetensors", network, manifest)
+    else:
+        with pytest.raises(PolicyError, match="machine"):
+            home._save(hospital, tmp_path / "m.safetensors", network, manifest)
+
+
+@pytest.mark.parametrize(("node_config", "keep"), [({}, "none"), ({"keep": "visits"}, "visits")])
+def test_simulated_hospitals_keep_nothing_unless_they_say_so(node_config, keep):
+    assert open_hospital(context(0, 2, run_config(), **node_config)).keep == keep
+
+
+def test_real_hospitals_keep_the_final_models(run):
+    own = {"data-dir": str(run.place / "images" / "graz"), "store-dir": str(run.store("graz"))}
+    own |= {"site": "graz"}
+    there = context(0, 1, run_config(image_size=12, sealed=True), **own)
+    del there.node_config["partition-id"], there.node_config["num-partitions"]
+    assert open_hospital(there, "graz").keep == "final"
+
+
+def test_an_unknown_word_is_refused():
+    with pytest.raises(SettingsError, match="'keep' is 'all'; it must be one of final, visits"):
+        open_hospital(context(0, 2, run_config(), keep="all"))
+
+
+def test_a_hospital_opens_the_server_s_parcels_with_its_own_key(run, call):
+    parcels = [run.result / "parcels" / f"{name}.npz" for name in NAMES]
+    config = run.result / "config.toml"
+    status, printed = call("open", *parcels, *run.hospital("wien"), "--run-config", config)
+    assert status == 0
+    assert printed.out.split() == [str(run.home("wien") / f"{n}.safetensors") for n in NAMES]
+    for name in NAMES:
+        network, manifest = load_model(run.home("wien") / f"{name}.safetensors")
+        arrays, label = run.opened(name)
+        assert all(np.array_equal(network.state_dict()[key], arrays[key]) for key in arrays)
+        assert manifest.visited == label.visited
+        assert manifest.settings == read_manifest(run.home("graz") / "graz.safetensors").settings
+
+
+def test_nobody_else_opens_them(run, call, tmp_path):
+    """Not with other keys; nor a parcel of a run that the hospital took no part in."""
+    parcel, own = run.result / "parcels" / "graz.npz", run.store("graz") / "graz"
+    given = ["--site", "wien", "--store-dir", tmp_path, "--members", own / "members"]
+    given += ["--run-config", "image-size=12"]
+    status, printed = call("open", parcel, *given)
+    assert status == 2
+    assert "wien/identity': give --site and --store-dir, or --identity" in printed.err
+    call("identity", *given[:4])
+    status, printed = call("open", parcel, *given)
+    assert (status, printed.out) == (1, "")
+    assert "opens in none of the 0 runs that the hospital has taken part in" in printed.err
+    (tmp_path / "wien" / "runs" / run.state.run).mkdir(parents=True)
+    _, printed = call("open", parcel, *given)
+    assert "have this hospital's present key?" in printed.err
+    (tmp_path / "cut.npz").write_bytes(parcel.read_bytes()[:-100])
+    status, printed = call("open", tmp_path / "cut.npz", *given)
+    assert status == 1
+    assert "Not an archive of arrays" in printed.err
+
+
+def table(path):
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_predictions_are_what_the_run_s_own_test_computes(together, run, call, tmp_path):
+    """The same images, in the same form, through the same models: the same probabilities."""
+    output = tmp_path / "out.csv"
+    status, printed = call(
+        *("predict", "--model", "linz", *["--ensemble"] * together, *run.hospital("graz")),
+        *("--data", run.place / "images" / "graz", "--output", output),
+    )
+    assert status == 0
+    assert printed.out.startswith("24 images predicted, 0 skipped, by ")
+    header, *rows = table(output)
+    assert header == [
+        "image",
+        "predicted",
+        "probability of lower",
+        "probability of upper",
+    ]
+    data = run.data("graz")
+    models = NAMES if together else ("linz",)
+    scores = torch.stack(
+        [
+            probabilities(load_model(run.home("graz") / f"{name}.safetensors")[0], images, 1e12)
+            for name in models
+            for images in [torch.cat([data.train.images, data.test.images])]
+        ]
+    ).mean(0)
+    expected = sorted([f"{value:.6f}" for value in row] for row in scores.tolist())
+    assert sorted(row[2:] for row in rows) == expected
+    assert all(row[1] == ("lower" if float(row[2]) > float(row[3]) else "upper") for row in rows)
+    assert output.stat().st_mode & 0o777 == 0o600
+
+
+def test_damaged_files_are_named_and_skipped(run, call, tmp_path):
+    data, output = tmp_path / "data", tmp_path / "out.csv"
+    draw(data / "=cmd|calc.png", "upper", 0)
+    draw(data / "deep" / "b.png", "lower", 1)
+    (data / "broken.png").write_bytes((data / "deep" / "b.png").read_bytes()[:60])
+    PIL.Image.new("RGB", (8, 10)).save(data / "colour.png")
+    (data / "notes.txt").write_text("nothing")
+    (data / ".hidden.png").write_text("nothing")
+    status, printed = call(
+        "predict", "--model", "graz", *run.hospital("linz"), "--data", data, "--output", output
+    )
+    assert status == 1
+    assert "2 images predicted, 2 skipped" in printed.out
+    skipped = printed.err.splitlines()
+    assert skipped[0].startswith("Skipped broken.png: cannot be read or decoded")
+    assert skipped[1] == (
+        "Skipped colour.png: is 3 x 12 x 12 where 1 x 12 x 12 is needed (channels x height x "
+        "width)."
+    )
+    assert [row[0] for row in table(output)[1:]] == ["'=cmd|calc.png", "deep/b.png"]
+
+
+def test_a_manifest_needs_no_labels(run, call, tmp_path):
+    for k, label in enumerate(("upper", "lower")):
+        draw(tmp_path / "data" / "images" / f"{k}.png", label, k)
+    (tmp_path / "data" / "manifest.csv").write_text("image,age\n1.png,60\n7.png,50\n")
+    for data in (tmp_path / "data", tmp_path / "data" / "manifest.csv"):
+        status, printed = call(
+            *("predict", "--model", "graz", *run.hospital("linz")),
+            *("--data", data, "--output", tmp_path / "out.csv"),
+        )
+        assert status == 1
+        assert "Skipped row 3 (7.png): names an image that is not there" in printed.err
+        assert [row[0] for row in table(tmp_path / "out.csv")[1:]] == ["images/1.png"]
+
+
+def test_dicom_is_found_whatever_it_is_called(tmp_path):
+    """A PACS exports files without an ending; a CD has a table of contents beside them."""
+    (tmp_path / "deep").mkdir()
+    for name in ("1.2.840.10008.5", "deep/IM0001", "DICOMDIR"):
+        (tmp_path / name).write_bytes(bytes(128) + b"DICM")
+    (tmp_path / "notes.txt").write_text("nothing")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "elsewhere").symlink_to(tmp_path / "deep")
+    listing = list_images(tmp_path)
+    assert [entry.where for entry in listing.entries] == ["1.2.840.10008.5", "deep/IM0001"]
+    assert [each.reason for each in listing.unusable] == ["is a link to a folder"]
+    (tmp_path / "deep" / "IM0001").unlink()
+    for place in ("deep", "nowhere"):
+        with pytest.raises(DataError, match=f"{place}' (with images|holds no image)"):
+            list_images(tmp_path / place)
+
+
+def test_one_image_is_enough(run, call, tmp_path):
+    draw(tmp_path / "a.png", "upper", 0)
+    status, _ = call(
+        *("predict", "--model", run.home("graz") / "graz.safetensors"),
+        *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
+    )
+    assert status == 0
+    assert len(table(tmp_path / "out.csv")) == 2
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_the_temperature_is_fitted_on_no_test_image(held_out, run, call, tmp_path, monkeypatch):
+    """On the images that the run validated on, or else trained on, and then it is 1 or more."""
+    seen = []
+
+    def fit(*given):
+        seen.append(given)
+        return fit_temperature(*given)
+
+    monkeypatch.setattr(predicting, "fit_temperature", fit)
+    fraction = 0.25 if held_out else 0.0
+    network, manifest = load_model(run.home("graz") / "graz.safetensors")
+    changed = replace(manifest, settings={**manifest.settings, "validation-fraction": fraction})
+    save_model(tmp_path / "m.safetensors", network, changed)
+    draw(tmp_path / "a.png", "upper", 0)
+    status, printed = call(
+        *(
+            "predict",
+            "--model",
+            tmp_path / "m.safetensors",
+            "--calibrate",
+            run.place / "images" / "graz",
+        ),
+        *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
+        *("--store-dir", tmp_path / "store"),
+    )
+    assert status == 0
+    data = run.data("graz", validation_fraction=fraction)
+    used = data.test if held_out else data.train
+    ((scores, labels, lowest),) = seen
+    assert torch.equal(labels, used.labels)
+    assert torch.equal(scores, probabilities(network, used.images, 1e12))
+    assert lowest == (LOWEST if held_out else 1.0)
+    assert f"fitted on {len(used)} images" in printed.out
+    tested = run.data("graz").test.images
+    assert not any((image == used.images).all((1, 2, 3)).any() for image in tested)
+
+
+def test_models_of_other_images_are_not_mixed(run, call, tmp_path):
+    network, manifest = load_model(run.home("graz") / "graz.safetensors")
+    other = replace(manifest, settings={**manifest.settings, "image-fit": "squash"})
+    save_model(tmp_path / "other.safetensors", network, other)
+    draw(tmp_path / "a.png", "upper", 0)
+    status, printed = call(
+        *("predict", "--model", "graz", tmp_path / "other.safetensors", *run.hospital("graz")),
+        *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
+    )
+    assert status == 2
+    assert "'image-fit' is 'pad' for one, and 'squash' for another" in printed.err
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_model_is_found_by_its_name_its_run_or_its_file(run, tmp_path):
+    own, there = run.store("graz") / "graz", run.home("graz") / "linz.safetensors"
+    visit = next((run.home("graz") / "visits").iterdir())
+    for name in ("linz", f"{run.state.run}/linz", str(there)):
+        assert home.find_model(own, name) == there
+    assert home.find_model(own, f"{run.state.run}/visits/{visit.stem}") == visit
+    with pytest.raises(SettingsError, match=rf"no model 'salzburg' .*{run.state.run}/graz, "):
+        home.find_model(own, "salzburg")
+
+
+def test_export_copies_the_model_and_writes_its_card(run, call, tmp_path):
+    there = run.home("graz") / "linz.safetensors"
+    to = tmp_path / "model.safetensors"
+    status, printed = call("export", "linz", *run.hospital("graz"), "--to", to)
+    assert status == 0
+    assert printed.out.split() == [str(to), str(tmp_path / "model.md")]
+    assert to.read_bytes() == there.read_bytes()
+    card = (tmp_path / "model.md").read_text()
+    assert "not a medical device" in card
+    assert " → ".join(read_manifest(there).visited) in card
+
+
+def test_a_file_that_is_no_model_is_named(run, call, tmp_path):
+    (tmp_path / "x.safetensors").write_bytes(b"hello")
+    status, printed = call(
+        *("predict", "--model", tmp_path / "x.safetensors"),
+        *("--data", tmp_path, "--output", tmp_path / "out.csv"),
+    )
+    assert status == 2
+    assert "x.safetensors: The model cannot be read as a safetensors file" in printed.err
+
+
+def test_a_run_starts_from_a_model_with_its_head(run):
+    """`open_hospital` reads the setting, and the hospital's classes are those of the model."""
+    there = run.home("graz") / "graz.safetensors"
+    config = {**run.settings.run_config, "pretrained": str(there), "partition": "iid"}
+    config["dataset"] = f"folder:{run.place / 'images' / 'graz'}"
+    hospital = open_hospital(context(0, 1, config, **{"store-dir": str(run.store("graz"))}))
+    state = _first_model(hospital, own_start=False).state_dict()
+    expected = load_model(there)[0].state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
+
+
+def commands_of(page):
+    """The commands of a page that are this project's own, each as one line."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8").replace("\\\n", " ")
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("uv run python -m ")]
+
+
+def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, capsys):
+    """With $D as the demo leaves it, and $R an open run; ONNX is tested where it is written."""
+    place = tmp_path / "demo"
+    shutil.copytree(run.place, place)
+    shutil.copy(place / "graz" / "store" / "graz" / "members", place)
+    simulated = Finished(tmp_path / "open", sealed=False, keep=dict.fromkeys(NAMES, "none"))
+    parcels = simulated.result / "parcels"
+    (parcels / "graz.npz").rename(parcels / "hospital-0.npz")
+    monkeypatch.chdir(tmp_path)
+    lines = [line for line in commands_of("using-a-model.md") if "--onnx" not in line]
+    assert len(lines) == 7
+    for line in lines:
+        words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
+        given = [path for word in words[5:] for path in sorted(glob(word)) or [word]]
+        monkeypatch.setattr(sys, "argv", [words[4], *given])
+        status: str | int | None = 0
+        try:
+            {"client_app": commands.main, "server_app": server_commands.main}[words[4]]()
+        except SystemExit as ended:
+            status = ended.code
+        assert status == 0, capsys.readouterr()
+    assert len(table(tmp_path / "predictions.csv")) == 25

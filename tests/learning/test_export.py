@@ -1,0 +1,237 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from learning.errors import ModelError
+from learning.evaluation import probabilities
+from learning.export import (
+    ENTRY,
+    ModelManifest,
+    load_model,
+    read_manifest,
+    save_model,
+    save_onnx,
+)
+from learning.model_card import interval, model_card
+from learning.models import Architecture
+from learning.models.pretrained import load_pretrained
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.records import ParcelError
+from tests.fakes import settings
+
+CLASSES = ["naevus", "melanoma", "other"]
+
+
+def architecture(name="cnn", **changes):
+    return replace(Architecture(name, 1, 16, 16, 3, (8,), "symmetric"), **changes)
+
+
+def manifest_of(blueprint, **changes):
+    label = Manifest(
+        "graz",
+        blueprint.to_json(),
+        CLASSES,
+        round=2,
+        hop=1,
+        epochs=3,
+        visited=["graz", "linz", "graz"],
+        hashes=["model=abc"],
+    )
+    chosen = settings(image_size=16, image_fit="pad", strategy="rwt")
+    images = {"graz": {"train": 30, "test": 9, "train/naevus": 30, "test/naevus": 9}}
+    images["graz"] |= {"train/melanoma": 0, "test/melanoma": 0}
+    tested = {"graz": {"num-examples": 9, "accuracy": 2 / 3, "auroc": 0.5}}
+    return replace(ModelManifest.of(label, chosen, "run-1", images, tested), **changes)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file, and the network in it, whose BatchNorm has seen something."""
+    network = architecture().build()
+    network(torch.randint(0, 256, (8, 1, 16, 16), dtype=torch.uint8))
+    save_model(tmp_path / "m.safetensors", network, manifest_of(architecture()))
+    return tmp_path / "m.safetensors", network
+
+
+def test_a_model_comes_back_as_it_was(saved):
+    path, network = saved
+    loaded, manifest = load_model(path)
+    state = network.state_dict()
+    assert loaded.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
+    assert manifest == replace(manifest_of(architecture()), date=manifest.date)
+    assert read_manifest(path) == manifest
+    assert load_file(path).keys() == state.keys()  # any tool of the format reads the weights
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda values: values.pop("classes"),
+        lambda values: values.update(more=1),
+        lambda values: values.update(format=2),
+        lambda values: values.update(visited="graz"),
+        lambda values: values.update(visited=[1]),
+        lambda values: values.update(round="2"),
+        lambda values: values.update(tested={"graz": 1}),
+        lambda values: values.update(tested={"graz": {"accuracy": "high"}}),
+        lambda values: values["settings"].pop("image-fit"),
+        lambda values: values["settings"].update(seed=[1]),
+    ],
+)
+def test_another_manifest_is_refused(change):
+    values = json.loads(manifest_of(architecture()).to_json())
+    change(values)
+    with pytest.raises(ModelError, match="is not one of format 1"):
+        ModelManifest.from_json(json.dumps(values))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", '"a"', "[" * 100_000])
+def test_what_is_no_manifest_is_refused(text):
+    with pytest.raises(ModelError, match="is not one of format 1"):
+        ModelManifest.from_json(text)
+
+
+def test_other_files_are_refused(saved, tmp_path):
+    path, network = saved
+    (tmp_path / "cut").write_bytes(path.read_bytes()[:-1])
+    save_file(network.state_dict(), tmp_path / "bare")
+    for name, reason in (
+        ("cut", r"cannot be read as a safetensors file \(SafetensorError\)"),
+        ("none", r"cannot be read as a safetensors file \(FileNotFoundError\)"),
+        ("bare", "has no manifest"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            load_model(tmp_path / name)
+
+
+def test_weights_of_another_network_are_refused_before_it_is_built(saved, monkeypatch):
+    """A file of a few bytes could name a network of many gigabytes."""
+    path, network = saved
+    huge = architecture("mlp", hidden=(10**6, 10**6))
+    save_model(path, network, manifest_of(huge))
+    with pytest.raises(ParcelError, match="The model of lineage 'graz' has the unknown array"):
+        load_model(path)
+    text = {ENTRY: manifest_of(architecture(classes=4)).to_json()}
+    save_file(network.state_dict(), path, text)
+    with pytest.raises(ModelError, match="4 outputs and 3 classes"):
+        load_model(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "pixels"), [("cnn", "per-image"), ("mlp", "unit")])
+def test_onnx_computes_what_torch_does(name, pixels, tmp_path):
+    """For any number of images; the manifest is in the file."""
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    blueprint = architecture(name, pixels=pixels)
+    network = blueprint.build()
+    network(torch.randint(0, 256, (8, 1, 16, 16), dtype=torch.uint8))
+    manifest = manifest_of(blueprint)
+    save_onnx(tmp_path / "m.onnx", network, manifest)
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    for count in (1, 5):
+        images = torch.randint(0, 256, (count, 1, 16, 16), dtype=torch.uint8)
+        (found,) = session.run(["probabilities"], {"images": images.numpy()})
+        expected = probabilities(network, images, 1e12)
+        np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+    assert session.get_modelmeta().custom_metadata_map[ENTRY] == manifest.to_json()
+
+
+def test_without_the_extra_onnx_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setattr("learning.export.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="uv sync --extra onnx"):
+        save_onnx(tmp_path / "m.onnx", architecture().build(), manifest_of(architecture()))
+
+
+def test_the_card_says_what_is_known_and_what_is_not():
+    card = model_card(manifest_of(architecture()))
+    assert "Visits: graz 2, linz 1. Route: graz → linz → graz." in card
+    assert "| graz | naevus | 30 | 9 |" in card
+    assert "Not known here: the images of linz." in card
+    assert "graz tested it on few images, or none, of: melanoma, other." in card
+    assert "not a medical device" in card
+    assert "| graz | 9 | 0.667 (0.354 to 0.879) |  | 0.500 |" in card
+    manifest = json.loads(card.split("```json\n")[1].split("```")[0])
+    assert ModelManifest.from_json(json.dumps(manifest)) == ModelManifest(**manifest)
+    bare = model_card(manifest_of(architecture(), images={}, tested={}))
+    assert "How many images the hospitals have is not known here." in bare
+    assert "No figures are known here." in bare
+
+
+def test_names_from_outside_are_shown_as_they_are():
+    strange = "<img src=x>\n# a|b`c```"
+    card = model_card(manifest_of(architecture(), classes=[strange, "b", "c"], lineage=strange))
+    assert "<img" not in card.split("```json")[0].replace("\\<img", "")
+    assert "\n# a" not in card
+    assert card.count("```") == 2
+
+
+def test_the_interval_is_wilson_s():
+    """6 of 9: (6 + 1.92) / (9 + 3.84) ± 1.96 / 12.84 · sqrt(6·3/9 + 0.96)."""
+    assert interval(6 / 9, 9) == pytest.approx((0.354, 0.879), abs=5e-4)
+    assert interval(1.0, 9)[1] == pytest.approx(1.0)
+
+
+def test_noise_makes_the_interval_wider():
+    """0.667 - sqrt(0.313² + (1.96 · 0.1)²) = 0.298; the upper end likewise."""
+    assert interval(6 / 9, 9, 0.1) == pytest.approx((0.298, 0.956), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])
+@pytest.mark.parametrize("same", [True, False])
+def test_any_network_starts_from_an_exported_model(name, same, tmp_path):
+    """With the head too, if the classes are the same."""
+    trained = architecture(name).build()
+    save_model(tmp_path / "m.safetensors", trained, manifest_of(architecture(name)))
+    network = architecture(name).build()
+    fresh = {entry: value.clone() for entry, value in network.state_dict().items()}
+    classes = CLASSES if same else ["a", "b", "c"]
+    load_pretrained(network, architecture(name), str(tmp_path / "m.safetensors"), classes)
+    state, expected = network.state_dict(), trained.state_dict()
+    head = set(list(state)[-2:])  # weight and bias of the last layer
+    for entry, value in state.items():
+        assert torch.equal(value, (fresh if entry in head and not same else expected)[entry])
+
+
+def test_other_sizes_fit_where_weights_do_not_depend_on_them(tmp_path):
+    save_model(tmp_path / "m.safetensors", architecture().build(), manifest_of(architecture()))
+    larger = architecture(height=32, width=32)
+    load_pretrained(larger.build(), larger, str(tmp_path / "m.safetensors"), CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"name": "mlp"}, "its name is 'cnn', here it is 'mlp'"),
+        ({"channels": 3}, "its channels is 1, here it is 3"),
+        ({"pixels": "unit"}, "its pixels is 'symmetric', here it is 'unit'"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, reason, tmp_path):
+    save_model(tmp_path / "m.safetensors", architecture().build(), manifest_of(architecture()))
+    other = architecture(**changes)
+    with pytest.raises(ModelError, match=reason) as error:
+        load_pretrained(other.build(), other, str(tmp_path / "m.safetensors"), CLASSES)
+    assert str(tmp_path) not in str(error.value)
+
+
+def test_other_widths_and_sizes_of_an_mlp_are_named(tmp_path):
+    mlp = architecture("mlp")
+    save_model(tmp_path / "m.safetensors", mlp.build(), manifest_of(mlp))
+    for changes in ({"hidden": (9,)}, {"height": 8}):
+        other = architecture("mlp", **changes)
+        with pytest.raises(ModelError, match=r"does not fit .*: size mismatch for 1\.weight"):
+            load_pretrained(other.build(), other, str(tmp_path / "m.safetensors"), CLASSES)
+
+
+def test_a_file_that_is_no_exported_model_is_refused(tmp_path):
+    (tmp_path / "m.safetensors").write_text("hello")
+    with pytest.raises(ModelError, match="'pretrained' names no exported model") as error:
+        load_pretrained(architecture().build(), architecture(), f"{tmp_path}/m.safetensors")
+    assert str(tmp_path) not in str(error.value)

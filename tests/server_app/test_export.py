@@ -1,0 +1,85 @@
+"""Models out of the results of runs that are over."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord
+
+from learning.export import load_model
+from learning.models import Architecture
+from learning.packing import pack_network
+from server_app import __main__ as commands
+from server_app.results import Results
+from strategies.engine.events import Event
+from strategies.protocol.parcel import Manifest, pack, save
+from tests.fakes import settings
+
+
+@pytest.fixture
+def result(tmp_path):
+    """A result directory with the model of graz, and that network."""
+    results, _ = Results.open(settings(output_dir=str(tmp_path), image_size=8, strategy="rwt"))
+    blueprint = Architecture("mlp", 1, 8, 8, 2, (4,))
+    network = blueprint.build()
+    label = Manifest(
+        "graz", blueprint.to_json(), ["a", "b"], round=2, hop=1, epochs=3, visited=["graz", "linz"]
+    )
+    (results.path / "parcels").mkdir()
+    save(pack_network(network, label), results.path / "parcels" / "graz.npz")
+    results.record(Event("query.prepare", 0, 0, "graz", metrics={"num-train": 40, "num-test": 10}))
+    for round_, accuracy in ((1, 0.5), (2, 0.9)):
+        metrics = {"num-examples": 10.0, "accuracy": accuracy, "seconds-evaluate": 1.0}
+        results.record(Event("evaluate", round_, 1, "graz", "graz", metrics=metrics, epochs=3))
+    failed = Event("evaluate", 2, 1, "linz", "graz", "timeout", "No answer.", epochs=3)
+    results.record(failed)
+    return results.path, network
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["server_app", *map(str, arguments)])
+        commands.main()
+        return capsys.readouterr().out.split()
+
+    return call
+
+
+def test_a_model_of_an_open_run_is_exported_with_what_the_hospitals_told(result, call, tmp_path):
+    path, network = result
+    to = tmp_path / "graz.safetensors"
+    printed = call("export", path, "--model", "graz", "--to", to)
+    assert printed == [str(to), str(tmp_path / "graz.md")]
+    loaded, manifest = load_model(to)
+    state = network.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in loaded.state_dict().items())
+    assert manifest.images == {"graz": {"train": 40, "test": 10}}
+    assert manifest.tested == {"graz": {"num-examples": 10, "accuracy": 0.9}}
+    assert manifest.settings["image-size"] == 8
+    assert manifest.run == path.name
+    assert "| graz | all | 40 | 10 |" in (tmp_path / "graz.md").read_text()
+
+
+def test_an_unknown_model_is_refused_with_those_that_are_there(result, call, tmp_path):
+    with pytest.raises(SystemExit, match=r"no model '\.\./x' in .*; choose one of graz\."):
+        call("export", result[0], "--model", "../x", "--to", tmp_path / "x")
+
+
+def test_a_sealed_model_is_refused(result, call, tmp_path):
+    path, _ = result
+    record = ArrayRecord({"sealed": Array(np.zeros(9, np.uint8))})
+    label = Manifest("graz", "", ["a", "b"])
+    save(pack({"model": record}, label), path / "parcels" / "graz.npz")
+    with pytest.raises(SystemExit, match="python -m client_app open"):
+        call("export", path, "--model", "graz", "--to", tmp_path / "x")
+
+
+def test_a_model_whose_layers_stayed_at_hospitals_is_refused(result, call, tmp_path):
+    path, network = result
+    label = Manifest("graz", Architecture("mlp", 1, 8, 8, 2, (4,)).to_json(), ["a", "b"])
+    save(pack_network(network, label, withheld=["1.bias"]), path / "parcels" / "graz.npz")
+    with pytest.raises(SystemExit, match=r"The model of lineage 'graz' lacks '1\.bias'"):
+        call("export", path, "--model", "graz", "--to", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
