@@ -23,7 +23,7 @@ from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config
 
 def federate(**overrides):
     config = run_config(strategy="patient", num_server_rounds=5, model="mlp", mlp__hidden="16",
-                        train__epochs=1, **overrides)
+                        partition="iid", train__epochs=1, **overrides)
     places = [context(k, 3, config, **{"store-dir": str(Path("store").absolute())})
               for k in range(3)]
     grid = FakeGrid({k: (lambda message, place=place: app(message, place))

@@ -124,7 +124,12 @@ def test_a_run_whose_server_is_killed_goes_on_and_ends_as_an_unbroken_one(flower
 
     The unbroken one is in this process.
     """
-    settings: dict[str, Any] = {"strategy": "fedbn", "num_server_rounds": 5, "train__epochs": 6}
+    settings: dict[str, Any] = {
+        "strategy": "fedbn",
+        "partition": "iid",
+        "num_server_rounds": 5,
+        "train__epochs": 6,
+    }
     config = run_config(output_dir=str(tmp_path / "unbroken"), **settings)
     store = {"store-dir": str(tmp_path / "store")}
     unbroken, _ = run_here([context(index, 2, config, **store) for index in range(2)])

@@ -20,6 +20,7 @@ from strategies.protocol.records import to_record
 from tests.fakes import context, run_config
 
 DIGITS = list("0123456789")
+CONFIG = run_config(model="mlp", partition="iid")  # whose partitioner is imported at once
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def ask(tmp_path):
         node_config = {"store-dir": str(tmp_path), "resident": lives}
         return app(
             Message(content, 100, verb, ttl=ttl),
-            context(0, 2, run_config(model="mlp"), **node_config),
+            context(0, 2, CONFIG, **node_config),
         )
 
     yield send
@@ -131,7 +132,7 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, tmp_path):
     content = RecordDict({**first, "order": to_record(order)})
     place = context(0, 2, {}, **{"store-dir": str(tmp_path), "resident": True})
     connection = resident._connect(place.node_config)
-    send(connection, ["train", 60.0, list(run_config(model="mlp").items())], content)
+    send(connection, ["train", 60.0, list(CONFIG.items())], content)
     time.sleep(1)
     assert residents(tmp_path) == [process]
     connection.close()
