@@ -70,13 +70,14 @@ class Disclosure:
         self.chosen = torch.from_numpy(chosen)
         self.labels = test.labels[self.chosen]
         self.secret = _secret(request.hospital.store)
-        rows = [] if test.rows is None else test.rows.tolist()
-        self.images = fingerprint([self.data.fingerprint, rows, labels.tolist()])
         if small := len(test) - len(self.labels):
             log_once(f"{small} test images are in no figure: too few patients have their class.")
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model as it is here, with the layers that stay here; empty if none is used.
+
+        The server chooses which images are tested on, by the seed of a run for instance. The same
+        model on others is another question: it is counted, and has other noise.
 
         Args:
             network: The model.
@@ -84,7 +85,8 @@ class Disclosure:
         """
         if self.rules is None and self.request.seal is None:
             return ""
-        digest = hashlib.sha256(label.architecture.encode())
+        asked = f"{self.data.test_fingerprint} {label.architecture}"
+        digest = hashlib.sha256(asked.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
             digest.update(tensor.cpu().numpy().tobytes())
@@ -166,8 +168,8 @@ class Disclosure:
         return min(max(step * round(value / step + self._noise(name, model)), 0.0), 1.0)
 
     def _noise(self, name: str, model: str) -> float:
-        """From the standard normal distribution, always the same for a figure of a model."""
-        drawn = hmac.digest(self.secret, f"{name} {model} {self.images}".encode(), "sha256")
+        """From the standard normal distribution, always the same for a figure of a model here."""
+        drawn = hmac.digest(self.secret, f"{name} {model}".encode(), "sha256")
         return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
 
 

@@ -37,7 +37,7 @@ def enrol(message: Message, context: Context) -> Message:
         request = Request.open(message, context, clock)
         data, settings = request.hospital.data, request.hospital.settings
         request.learner.check(settings)
-        check_model(request.hospital.policy, request.hospital.architecture.to_json(), RecordDict())
+        _check_first_model(request.hospital)
         check_augmentation(settings.train.augment, data.train.shape)
         if request.order.buffer_size:
             fitted_preset(settings.gan, data.train.shape)
@@ -140,6 +140,7 @@ def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
         own_start: Whether the random weights are the hospital's own, or the same at all hospitals.
     """
     architecture, settings = hospital.architecture, hospital.settings
+    _check_first_model(hospital)  # again: nothing says that the hospital was asked to enrol
     architecture.check()
     with seeded(rng_for(settings.seed, "model", hospital=hospital.name if own_start else "")):
         network = architecture.build()
@@ -148,6 +149,11 @@ def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
 
         load_pretrained(network, architecture, settings.pretrained, hospital.data.classes)
     return network
+
+
+def _check_first_model(hospital: Hospital) -> None:
+    """Refuse a network that is larger than the hospital allows, before it is built."""
+    check_model(hospital.policy, hospital.architecture.to_json(), RecordDict())
 
 
 def _refused(name: str, error: Exception) -> Failure:

@@ -12,7 +12,7 @@ from flwr.app import Context
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.node_config import is_simulated, own_config
-from client_app.policy import MachineRules, Policy, PolicyError
+from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
@@ -99,7 +99,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     node_config = own_config(context)
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
-    policy = _policy(node_config)
+    policy = policy_of(node_config)
     settings = _own_settings(context.run_config, node_config, policy)
     if policy:
         policy.check(settings)
@@ -127,10 +127,13 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     # many as it has cores: without this line the same seed would not give the same run.
     torch.set_num_threads(settings.cpu_threads)
     machine = policy.machine if policy else None
+    data = _data_on(device, settings, index, hospitals, classes, store, machine)
+    if policy:  # with an image-size of 0 images keep their own
+        uphold(at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size))
     return Hospital(
         name=name,
         settings=settings,
-        data=_data_on(device, settings, index, hospitals, classes, store, machine),
+        data=data,
         device=device,
         model=str(node_config.get("model", in_turn(settings.model, index))),
         partitions=int(node_config.get("num-partitions", 0)),
@@ -142,7 +145,12 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     )
 
 
-def _policy(node_config: Mapping[str, Any]) -> Policy | None:
+def policy_of(node_config: Mapping[str, Any]) -> Policy | None:
+    """The hospital's policy; None in a simulation.
+
+    Raises:
+        SettingsError: Its file cannot be used.
+    """
     if is_simulated(node_config):
         return None
     path = node_config.get("policy")

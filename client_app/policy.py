@@ -17,6 +17,7 @@ from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, read_section, require
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
+WITH_BUFFERS = ("feder", "centralized")  # methods that may ask for synthetic images
 
 
 class PolicyError(ValueError):
@@ -173,6 +174,8 @@ class Policy:
             tested = 1 / settings.num_folds
         size = dict(settings.tables).get("feder.buffer-size", 0)
         require(type(size) is int, "feder.buffer-size", size, "a whole number")
+        buffer = size if settings.strategy in WITH_BUFFERS else 0  # the order has the last word
+        longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
         named = ", ".join(runs.strategies)
         method = settings.strategy
@@ -182,16 +185,30 @@ class Policy:
         yield self._sealed(settings.sealed)
         yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
         yield at_most("runs.max-epochs", train.epochs, runs.max_epochs)
+        yield at_most("runs.max-hours", longest, runs.max_hours)
         tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
         yield at_most("figures.max-models", tests, self.figures.max_models)
         yield at_most("images.max-size", settings.image_size, images.max_size)
         yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
         yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
-        yield at_most("release.max-images", size, release.max_images if release.buffers else 0)
+        per_class = settings.test_per_class
+        yield Ruling(
+            "images.min-test-fraction",
+            "no test-per-class",
+            per_class or "none",
+            not per_class or images.min_test_fraction == 0,
+        )
+        yield at_most("release.max-images", buffer, release.max_images if release.buffers else 0)
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
+        yield Ruling(
+            "release.without-privacy",
+            "a buffer without it" if release.without_privacy else "a privacy-weight above 0",
+            gan.privacy_weight,
+            gan.privacy_weight > 0 or release.without_privacy,
+        )
 
     def check(self, settings: Settings) -> None:
         """Refuse a run whose settings are laxer than the hospital allows.
@@ -205,7 +222,7 @@ class Policy:
             uphold(ruling)
 
     def check_order(self, order: Order, allowed: float) -> None:
-        """Refuse a message that asks for more than its run's settings may.
+        """Refuse a message that asks for more than the hospital allows, whatever its run says.
 
         Args:
             order: What it asks for.

@@ -9,7 +9,7 @@ from functools import cache
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.hospital import Hospital, open_hospital
+from client_app.hospital import Hospital, open_hospital, policy_of
 from client_app.node_config import own_config
 from client_app.run import check_same_images, run_folder
 from client_app.sealing import Seal, seal_for
@@ -93,9 +93,9 @@ class Request:
                 "that it has approved. In a simulation, a local SuperLink that was started in "
                 "another folder runs that folder's code: stop it and run again."
             )
+        if policy := policy_of(own_config(context)):  # before an image is opened
+            policy.check_order(order, message.metadata.ttl)
         hospital = open_hospital(context, order.hospital, tuple(order.classes))
-        if hospital.policy:
-            hospital.policy.check_order(order, message.metadata.ttl)
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)

@@ -48,7 +48,7 @@ def _opened(
     parcel: RecordDict, label: Manifest, store: Path, identity: Identity, members: dict[str, Member]
 ) -> tuple[RecordDict, str]:
     """The parcel as it was before it was sealed, and the run of the hospital's that it is from."""
-    runs = [folder.name for folder in (store / "runs").glob("*")]
+    runs = [folder.name for folder in (store / "runs").glob("*") if folder.is_dir()]
     reasons: dict[str, None] = {}  # each once, in their order
     for run in runs:
         try:

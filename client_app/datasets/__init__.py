@@ -3,6 +3,7 @@
 Each data set has one file with its loader, and one line in `DATASETS`.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -87,12 +88,16 @@ def open_data(
         images, own_labels, places = map(torch.from_numpy, (pool.images, labels[chosen], rows))
         return Samples(images, own_labels, places)
 
+    tested = part(test)
+    assert tested.rows is not None
+    facts = [pool.fingerprint, Form.of(settings), tested.rows.tolist(), tested.labels.tolist()]
     return LocalData(
         part(train),
-        part(test),
+        tested,
         classes or pool.classes,
         quarantined=pool.quarantined + strange,
         fingerprint=pool.fingerprint,
+        test_fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
         train_groups=None if pool.groups is None else pool.groups[train],
         test_groups=None if pool.groups is None else pool.groups[test],
     )

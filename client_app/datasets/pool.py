@@ -75,6 +75,7 @@ class LocalData:
         classes: Names of the classes that the labels are indices into.
         quarantined: How many more images there are that cannot be used.
         fingerprint: Of the pool.
+        test_fingerprint: Of the test images as they are here: which they are, in which form.
         train_groups: int64 [n], which training images are of one patient (`Pool.groups`); None if
             every image is on its own,
         test_groups: and which test images.
@@ -85,6 +86,7 @@ class LocalData:
     classes: tuple[str, ...]
     quarantined: int = 0
     fingerprint: str = ""
+    test_fingerprint: str = ""
     train_groups: Indices | None = None
     test_groups: Indices | None = None
 

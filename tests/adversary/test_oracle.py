@@ -221,6 +221,15 @@ def test_another_run_is_no_way_around_the_limit(tmp_path):
     assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
 
 
+def test_the_same_model_on_other_test_images_is_another_question(tmp_path):
+    """With another seed other images are tested on: the noise of one model could be averaged."""
+    victim, told = Victim(tmp_path, LARGE, LIMITED), []
+    for seed in range(4):
+        victim.place.run_config["seed"] = seed
+        told += victim.figures({"m": victim.constant(1)}, run=f"run-{seed}")
+    assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
+
+
 def test_neither_are_ensembles_nor_visits(tmp_path):
     """An ensemble is a model too; a visit goes on without its figure."""
     victim = Victim(tmp_path, LARGE, LIMITED, config={"train__learning_rate": 1e-30})

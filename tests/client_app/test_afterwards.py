@@ -321,7 +321,9 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     assert (status, printed.out) == (1, "")
     assert "opens in none of the 0 runs that the hospital has taken part in" in printed.err
     (tmp_path / "wien" / "runs" / run.state.run).mkdir(parents=True)
+    (tmp_path / "wien" / "runs" / ".tested.lock").touch()  # is no run
     _, printed = call("open", parcel, *given)
+    assert "opens in none of the 1 runs" in printed.err
     assert "have this hospital's present key?" in printed.err
     (tmp_path / "cut.npz").write_bytes(parcel.read_bytes()[:-100])
     status, printed = call("open", tmp_path / "cut.npz", *given)

@@ -180,3 +180,11 @@ def test_the_word_of_the_hospital_s_own_processes_counts_before_flower_s(tmp_pat
     place.node_config = {"site": "wien", "data-dir": "/etc", "partition-id": 0}
     hospital = open_hospital(place)
     assert (hospital.name, hospital.policy is None) == ("graz", False)
+
+
+def test_images_that_keep_their_size_have_no_more_pixels_than_the_policy_allows(tmp_path):
+    rule = "images.max-size = {}"
+    assert deployed(tmp_path, rule.format(8), image_size=0).data.train.shape[1:] == (8, 8)
+    with pytest.raises(PolicyError) as refusal:
+        deployed(tmp_path, rule.format(7), image_size=0)
+    assert refusal.value.rule == "images.max-size"

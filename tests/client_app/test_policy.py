@@ -31,14 +31,18 @@ def test_the_default_settings_pass_the_default_policy():
         ("release.min-quantile", {"release.quantile": 0.0}),
         ("release.max-discarded", {"release.max-discarded": 0.999}),
         ("release.min-class-images", {"release.min-class-images": 1}),
+        ("release.min-privacy-weight", {"gan.privacy-weight": 0}),
         ("release.max-images", {"feder.buffer-size": 100_000}),
         ("images.max-size", {"image-size": 3000}),
         ("images.max-quarantined", {"max-quarantined": 0.99}),
         ("images.min-test-fraction", {"test-fraction": 0.01}),
         ("images.min-test-fraction", {"num-folds": 50}),
+        ("images.min-test-fraction", {"test-per-class": "1"}),
         ("images.min-test-fraction", {"validation-fraction": 0.01}),
         ("runs.max-rounds", {"num-server-rounds": 100_000}),
         ("runs.max-epochs", {"train.epochs": 1000}),
+        ("runs.max-hours", {"hop-timeout": 1e9}),
+        ("runs.max-hours", {"prepare-timeout": 1e9}),
         ("runs.sealed-only", {"sealed": False}),
     ],
 )
@@ -55,6 +59,11 @@ def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
         ("runs.strategies", 'runs.strategies = ["cwc"]', {}),
         ("release.min-privacy-weight", "release.min-privacy-weight = 2", {}),
         ("release.max-images", "release.buffers = false", {}),
+        (
+            "release.without-privacy",
+            "release.min-privacy-weight = 0",
+            {"gan.privacy-weight": 0},
+        ),
         ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
         ("runs.max-epochs", "runs.max-epochs = 2", {}),
     ],
@@ -63,6 +72,11 @@ def test_a_hospital_s_own_rules_count(rule, text, settings, tmp_path):
     with pytest.raises(PolicyError) as refusal:
         policy_of(tmp_path, text).check(Settings.parse({**defaults(), **settings}))
     assert refusal.value.rule == rule
+
+
+def test_a_hospital_that_releases_no_buffers_takes_part_where_there_are_none(tmp_path):
+    settings = Settings.parse({**defaults(), "strategy": "cwc"})
+    policy_of(tmp_path, "release.buffers = false").check(settings)
 
 
 @pytest.mark.parametrize(
