@@ -34,7 +34,10 @@ from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import from_record
 
 LONGEST = 2**20  # bytes of a line; what would need more does not leave
-ORDER = ("run", "round", "hop", "learner", "buffer_size")
+ORDER = (
+    *("run", "round", "hop", "learner", "epochs", "images", "test", "snapshots", "buffer_size"),
+    "replay",
+)
 
 
 class BrokenLedger(ValueError):
@@ -142,17 +145,21 @@ def _last(file: RawIOBase) -> bytes:
 
 
 def _asked(message: Message, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
-    """When and what the server asked; at enrolment also under which settings, code and policy."""
+    """When and what the server asked, and under which settings, code and policy.
+
+    Before the first hop these are written out. Later lines have their hash: a server that changes
+    them during a run, or leaves the beginning out, is seen.
+    """
     verb = message.metadata.message_type
     time = datetime.now(UTC).isoformat(timespec="seconds")
     order = message.content.config_records.get("order") if message.has_content() else None
     given = {key: order[key] for key in ORDER if key in order} if order else {}
-    asked = {"time": time, "verb": verb, **given}
-    if verb != "query.enrol":
-        return asked
+    asked: dict[str, Any] = {"time": time, "verb": verb, **given}
     policy = Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
     rules = _hash(policy.read_bytes()) if policy.is_file() else ""
-    return {**asked, "settings": {**context.run_config}, "code": code_hash(), "policy": rules}
+    terms = {"settings": {**context.run_config}, "code": code_hash(), "policy": rules}
+    asked["terms"] = _hash(json.dumps(terms, default=bytes.hex, sort_keys=True).encode())
+    return asked | (terms if verb in ("query.enrol", "query.prepare") else {})
 
 
 def _left(answer: Message) -> dict[str, Any]:

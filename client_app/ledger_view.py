@@ -11,7 +11,14 @@ from client_app.ledger import Line
 from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
 from strategies.protocol.settings import defaults
 
-FIELDS = {"round": "round", "hop": "hop", "learner": "learner", "buffer_size": "buffer"}
+FIELDS = {
+    "round": "round",
+    "hop": "hop",
+    "learner": "learner",
+    "epochs": "epochs",
+    "snapshots": "with every epoch's model:",
+    "buffer_size": "buffer",
+}
 
 
 def text(lines: Sequence[Line], verdict: str) -> str:
@@ -77,7 +84,7 @@ def _record(record: dict[str, Any]) -> str:
 
 
 def _settings(line: Line, *, changed: bool) -> list[str]:
-    """What the run was to be like, of the line at which the hospital was asked to join."""
+    """What the run was to be like, of a line before the first hop."""
     entry = line.entry
     if "settings" not in entry:
         return []

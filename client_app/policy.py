@@ -238,6 +238,10 @@ class Policy:
         uphold(at_most("runs.max-hours", allowed / 3600, runs.max_hours))
         images = release.max_images if release.buffers else 0
         uphold(at_most("release.max-images", order.buffer_size, images))
+        # Several methods share the plain learner; others begin with the name of their method.
+        named = ("plain", *runs.strategies)
+        fits = not runs.strategies or order.learner.startswith(named)
+        uphold(Ruling("runs.strategies", ", ".join(runs.strategies), order.learner, fits))
 
     def _sealed(self, sealed: bool) -> Ruling:
         only = self.runs.sealed_only

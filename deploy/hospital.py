@@ -155,6 +155,8 @@ def _parsed(text: str) -> dict[str, Any]:
         if pair.sub("", text).strip():
             raise ValueError("each is written key=value")
         given = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
+        if "partition-id" in given:
+            raise ValueError("partition-id is for simulations: it would turn the policy off")
         if not all(isinstance(value, str | int | float) for value in given.values()):
             raise ValueError("a value is a text in quotes, a number, true or false")
         return given

@@ -31,6 +31,14 @@ def _inside_a_run():
         yield
 
 
+@pytest.fixture(autouse=True)
+def _own_umask():
+    """A hospital's processes keep what they write from others, from then on."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture
 def _quick_buffers(monkeypatch):
     """Blends of two images of a class in the place of a GAN's: tests/gan has those."""

@@ -95,6 +95,14 @@ def test_a_message_that_asks_for_more_than_its_settings_say_is_refused(rule, cha
     assert refusal.value.rule == rule
 
 
+def test_a_message_names_the_learner_of_a_method_that_is_allowed(tmp_path):
+    rules = policy_of(tmp_path, 'runs.strategies = ["cwt", "fedrewind"]')
+    for learner in ("plain", "fedrewind", "fedrewind-averaged"):
+        rules.check_order(replace(ORDER, learner=learner), HOUR)
+    with pytest.raises(PolicyError):
+        rules.check_order(replace(ORDER, learner="feder"), HOUR)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

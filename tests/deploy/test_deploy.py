@@ -133,7 +133,7 @@ def of(folder, **given):
 
 
 def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
-    given = "model='a cnn' partition-id=1 train.learning-rate=0.5 site='linz'"
+    given = "model='a cnn' train.batch-size=8 train.learning-rate=0.5 site='linz'"
     paths = {"data_dir": Path("/o'neill/my skin"), "store_dir": Path("/s")}
     config = node_config(of(tmp_path, **paths, members="first-use", node_config=given))
     assert config == {
@@ -143,7 +143,7 @@ def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
         "members": "first-use",
         "resident": True,
         "model": "a cnn",
-        "partition-id": 1,
+        "train.batch-size": 8,
         "train.learning-rate": 0.5,
     }
     assert node_config(of(tmp_path, node_config="resident=false"))["resident"] is False
@@ -153,7 +153,7 @@ def test_a_node_config_is_what_the_hospital_says_of_itself(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["model", "model=cnn", "a=1 b", "a=1979-05-27", "a=[1]", "a=1 a=2"]
+    "text", ["model", "model=cnn", "a=1 b", "a=1979-05-27", "a=[1]", "a=1 a=2", "partition-id=0"]
 )
 def test_what_is_no_node_config(text, tmp_path):
     with pytest.raises(DeployError, match=r"--node-config is .* which cannot be read"):
