@@ -103,16 +103,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     settings = _own_settings(context.run_config, node_config, policy)
     if policy:
         policy.check(settings)
-    dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
-    if data_dir:
-        dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
-    if policy and not dataset:
-        raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
-    settings = replace(settings, dataset=str(dataset or settings.dataset))
-    if policy and "site" not in node_config:  # with another name come other keys, and a new store
-        raise SettingsError("The hospital does not say its name: set 'site' in its node-config.")
-    # It names the hospital's folder: the hospital's own word counts before the server's.
-    name = str(node_config.get("site") or name or _name(settings.dataset, index, hospitals))
+    settings = replace(settings, dataset=_own_dataset(settings, node_config, policy))
+    name = str(_own_name(node_config, policy) or name or _name(settings.dataset, index, hospitals))
     try:
         check_name(name)
     except ValueError as error:
@@ -170,6 +162,27 @@ def _own_settings(
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
     allowed = settings.release.without_privacy and policy.release.without_privacy
     return replace(settings, release=replace(settings.release, without_privacy=allowed))
+
+
+def _own_dataset(settings: Settings, node_config: Mapping[str, Any], policy: Policy | None) -> str:
+    """The data set that the hospital names itself; in a simulation else that of the run."""
+    dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
+    if data_dir:
+        dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
+    if policy and not dataset:
+        raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
+    return str(dataset or settings.dataset)
+
+
+def _own_name(node_config: Mapping[str, Any], policy: Policy | None) -> object:
+    """The hospital's own word for its name, which counts before the server's: it names its folder.
+
+    In a deployment it must say one: with another name come other keys, and a new store.
+    """
+    site = node_config.get("site")
+    if policy and not site:
+        raise SettingsError("The hospital does not say its name: set 'site' in its node-config.")
+    return site
 
 
 def _name(dataset: str, index: int, hospitals: int) -> str:
