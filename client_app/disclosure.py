@@ -64,7 +64,7 @@ class Disclosure:
         self.labels = test.labels
         if self.rules is None:
             return
-        labels, patients = test.labels.cpu().numpy(), _patients(self.data.test_groups, len(test))
+        labels, patients = test.labels.cpu().numpy(), self.data.test_patients
         chosen = in_large_classes(patients, labels, self.rules.smallest_group)
         self.effects = effects(patients[chosen], labels[chosen])
         self.chosen = torch.from_numpy(chosen)
@@ -155,13 +155,19 @@ class Disclosure:
                 told |= {images: counts[images], name: share * counts[images]}
         return told
 
+    def noise_of(self, figures: Iterable[str]) -> dict[str, float]:
+        """The standard deviation of the noise in each of some figures; none in a simulation."""
+        if self.rules is None:
+            return {}
+        most, names = self.rules.max_models, self.effects.keys() & {*figures}
+        return {name: step_of(self.effects[name], most) for name in sorted(names)}
+
     def of_loss(self, model: str, loss: float) -> float:
         """A training loss, which has no bounds: noise and steps are relative to it."""
         if self.rules is None or not 0 < loss < math.inf:
             return loss
-        train = self.data.train
-        patients = _patients(self.data.train_groups, len(train))
-        step = step_of(effects(patients, train.labels.cpu().numpy())["accuracy"])
+        labels = self.data.train.labels.cpu().numpy()
+        step = step_of(effects(self.data.train_patients, labels)["accuracy"])
         return math.exp(step * round(math.log(loss) / step + self._noise("train-loss", model)))
 
     def _coarse(self, name: str, model: str, value: float, step: float) -> float:
@@ -214,11 +220,6 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
 def step_of(effect: float, models: int = 0) -> float:
     """Between two values of a figure, and the standard deviation of its noise."""
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
-
-
-def _patients(groups: Indices | None, images: int) -> Indices:
-    """Whose each image is; without groups each is one patient's."""
-    return np.arange(images) if groups is None else groups
 
 
 def _secret(store: Store) -> bytes:

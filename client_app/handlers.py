@@ -118,7 +118,7 @@ def test(message: Message, context: Context) -> Message:
             told = {"refused": _refused(name, error)}
         else:
             models, total = [*models, model], total + each
-            keep_tested(request, network, label, told)
+            keep_tested(disclosure, network, label, told)
         metrics |= _named(name, told)
     if request.order.ensemble and models:
         model = fingerprint(models)

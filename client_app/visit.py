@@ -57,10 +57,11 @@ def train_here(message: Message, context: Context) -> Message:
         train_settings = hospital.settings.train
         metrics = train(learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot)
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
-    metrics |= _figures(request, network, label, metrics["train-loss"])
+    disclosure = Disclosure(request)
+    metrics |= _figures(disclosure, network, label, metrics["train-loss"])
     parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
     keep_local(request, network)
-    keep_visit(request, network, Manifest.of(parcel), metrics)
+    keep_visit(disclosure, network, Manifest.of(parcel), metrics)
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)
@@ -69,10 +70,10 @@ def train_here(message: Message, context: Context) -> Message:
 
 
 def _figures(
-    request: Request, network: nn.Module, label: Manifest, loss: float
+    disclosure: Disclosure, network: nn.Module, label: Manifest, loss: float
 ) -> dict[str, float]:
     """What the hospital says of the model that it has trained."""
-    disclosure = Disclosure(request)
+    request = disclosure.request
     model = disclosure.fingerprint(network, label)
     figures = {"train-loss": disclosure.of_loss(model, loss)}
     if not request.order.test:

@@ -18,7 +18,7 @@ import numpy as np
 from torch import nn
 
 from client_app.datasets import LocalData
-from client_app.disclosure import Disclosure, in_large_classes, step_of
+from client_app.disclosure import Disclosure, in_large_classes
 from client_app.hospital import Hospital
 from client_app.limits import check_disk
 from client_app.policy import PolicyError
@@ -35,35 +35,36 @@ SUFFIX = ".safetensors"
 
 
 def keep_tested(
-    request: Request, network: nn.Module, label: Manifest, told: Mapping[str, float]
+    disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
 ) -> None:
     """Keep a model that has been tested for the last time, unless a later one is here already.
 
     Args:
-        request: The order to test it.
+        disclosure: Of the order to test it.
         network: The model.
         label: Of its parcel.
         told: The figures that leave the hospital.
     """
+    request = disclosure.request
     if _keeps_final(request):
         with _undisturbed(request):
             path = _folder(request) / file_name(label.lineage)
-            manifest = _manifest(request, label, told)
+            manifest = _manifest(disclosure, label, told)
             if age_of(path) <= manifest.age:
                 _save(request.hospital, path, network, manifest)
 
 
 def keep_visit(
-    request: Request, network: nn.Module, label: Manifest, told: Mapping[str, float]
+    disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
 ) -> None:
     """Keep a model as a visit of the hospital leaves it; another's model is not its own to keep."""
-    name = "accuracy-after-visit"
+    request, name = disclosure.request, "accuracy-after-visit"
     figures = {"accuracy": told[name]} if name in told else {}
     if request.hospital.keep == "visits" and not request.is_rewind:
         with _undisturbed(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
             path = _folder(request, "visits") / file
-            _save(request.hospital, path, network, _manifest(request, label, figures))
+            _save(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
 def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
@@ -147,12 +148,11 @@ def counted(data: LocalData, smallest: int = 1) -> dict[str, float]:
         smallest: Classes that fewer patients have are left out, as they are of all figures.
     """
     counts: dict[str, float] = {}
-    for part, samples, groups in (
-        ("train", data.train, data.train_groups),
-        ("test", data.test, data.test_groups),
+    for part, samples, groups, patients in (
+        ("train", data.train, data.train_groups, data.train_patients),
+        ("test", data.test, data.test_groups, data.test_patients),
     ):
         labels = samples.labels.cpu().numpy()
-        patients = np.arange(len(labels)) if groups is None else groups
         shown = in_large_classes(patients, labels, smallest)
         if not len(shown):
             continue
@@ -166,21 +166,16 @@ def counted(data: LocalData, smallest: int = 1) -> dict[str, float]:
     return counts
 
 
-def _manifest(request: Request, label: Manifest, figures: Mapping[str, float]) -> ModelManifest:
-    hospital, rules = request.hospital, Disclosure(request)
-    smallest, noise = 1, {}
-    if rules.rules:
-        smallest = rules.rules.smallest_group
-        noise = {
-            f"{name}-noise": step_of(effect, rules.rules.max_models)
-            for name, effect in rules.effects.items()
-            if name in figures
-        }
+def _manifest(
+    disclosure: Disclosure, label: Manifest, figures: Mapping[str, float]
+) -> ModelManifest:
+    hospital, rules = disclosure.request.hospital, disclosure.rules
+    noise = {f"{name}-noise": step for name, step in disclosure.noise_of(figures).items()}
     return ModelManifest.of(
         label,
         hospital.settings,
-        request.run.folder.name,
-        {hospital.name: counted(hospital.data, smallest)},
+        disclosure.request.run.folder.name,
+        {hospital.name: counted(hospital.data, rules.smallest_group if rules else 1)},
         {hospital.name: {**figures, **noise}} if figures else {},
     )
 

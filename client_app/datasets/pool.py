@@ -90,6 +90,16 @@ class LocalData:
     train_groups: Indices | None = None
     test_groups: Indices | None = None
 
+    @property
+    def train_patients(self) -> Indices:
+        """Whose each training image is, [n]; without groups each is one patient's."""
+        return np.arange(len(self.train)) if self.train_groups is None else self.train_groups
+
+    @property
+    def test_patients(self) -> Indices:
+        """Whose each test image is, [n]; without groups each is one patient's."""
+        return np.arange(len(self.test)) if self.test_groups is None else self.test_groups
+
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
     """The classes "0".."max" of a data set [N] that does not name them."""

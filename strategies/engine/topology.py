@@ -42,16 +42,6 @@ def derangement(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
             return {hospital: hospitals[i] for hospital, i in zip(hospitals, order, strict=True)}
 
 
-def inverse(route: Route) -> Route:
-    """The way back: every parcel returns to where `route` took it from."""
-    return {source: receiver for receiver, source in route.items()}
-
-
 def serial(hospitals: Sequence[str], hop: int, place: str) -> Route:
     """One parcel, now at `place`, visits the hospitals in order: at hop k (from 1) the k-th."""
     return {hospitals[hop - 1]: place}
-
-
-def star(hospitals: Sequence[str]) -> Route:
-    """Everybody receives the one global parcel."""
-    return dict.fromkeys(hospitals, GLOBAL)

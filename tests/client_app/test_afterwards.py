@@ -26,6 +26,7 @@ from client_app.afterwards import home, predicting
 from client_app.app import app as hospital_app
 from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
+from client_app.disclosure import Disclosure
 from client_app.errors import DataError
 from client_app.handlers import _first_model
 from client_app.hospital import open_hospital
@@ -222,7 +223,7 @@ def test_between_real_hospitals_a_manifest_has_no_class_of_few_patients(smallest
         hospital=replace(hospital, policy=policy), seal=None, run=Store(tmp_path / "run")
     )
     _, label = run.opened("graz")
-    manifest = home._manifest(request, label, {"accuracy": 0.5, "num-examples": 4.0})
+    manifest = home._manifest(Disclosure(request), label, {"accuracy": 0.5, "num-examples": 4.0})
     counts, figures = manifest.images["graz"], manifest.tested["graz"]
     assert ("train/upper" in counts) == ("train" in counts) == (smallest < 9)
     assert ("test/upper" in counts) == ("test" in counts) == (smallest == 1)
