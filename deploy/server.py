@@ -1,6 +1,7 @@
 """The operator's commands: start the SuperLink, register hospitals, start runs."""
 
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from deploy.errors import DeployError
 from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
 
 APP = Path(__file__).parents[1]
+PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
 
 
@@ -23,7 +25,8 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     """Run a SuperLink until SIGTERM or SIGINT.
 
     The ServerApp runs in a process of its own, so that a run survives a restart of the SuperLink.
-    Commands (`register`, `run`) are accepted from this machine only.
+    Commands (`register`, `run`) are accepted from this machine only, and from who can read the
+    folder (deploy.control).
 
     Args:
         folder: That of `make_authority`; all that the server writes goes there, too.
@@ -48,6 +51,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     forget_apps(folder)
     hint = f"Does another program listen on {fleet_address} or {address}?"
     work, environment = folder / "work", flower(folder)
+    environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)

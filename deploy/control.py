@@ -1,0 +1,81 @@
+#!/usr/bin/env -S python3 -I
+"""Flower's SuperLink, which takes commands only from who knows a token.
+
+Whoever reaches its port could otherwise start and stop runs and register hospitals. Flower takes
+the class that checks accounts (`ControlAuthnPlugin`) from a package that is not public; here it is
+given one of ours in the same place. If a later Flower has no such place, the SuperLink does not
+start. `flwr` finds the token where it keeps what `flwr login` would give: in `credentials.yaml` in
+FLWR_HOME, the server's folder, which only its user can read.
+
+deploy/server_programs/flower-superlink is a link to this file.
+"""
+
+import hmac
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from flwr.cli.constant import ACCESS_TOKEN_STORE_KEY, AUTHN_TYPE_STORE_KEY, REFRESH_TOKEN_STORE_KEY
+from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, AuthnType
+from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
+from flwr.supercore.credential_store import get_credential_store
+from flwr.superlink import config_loader
+from flwr.superlink.auth_plugin import ControlAuthnPlugin
+from flwr.superlink.cli import flower_superlink
+
+Tokens = Sequence[tuple[str, str | bytes]]
+
+
+class OperatorOnly(ControlAuthnPlugin):
+    """Lets who sends the token do everything, and nobody else anything."""
+
+    token = ""
+
+    def __init__(self) -> None:
+        """Flower calls this without arguments."""
+        if not self.token:
+            raise ValueError("There is no token.")
+
+    def validate_tokens_in_metadata(self, metadata: Tokens) -> tuple[bool, AccountInfo | None]:
+        """Whether a command comes with the token; who gives it is then Flower's one account."""
+        given = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+        text = given if isinstance(given, bytes) else given.encode()
+        if not hmac.compare_digest(text, self.token.encode()):
+            return False, None
+        return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
+
+    def get_login_details(self) -> AccountAuthLoginDetails | None:
+        """None: nobody can log in, the token is in the server's folder."""
+        return None
+
+    def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
+        """None: the same."""
+        return None
+
+    def refresh_tokens(self, metadata: Tokens) -> tuple[Tokens | None, AccountInfo | None]:
+        """None: the token stays the same until the SuperLink is ended."""
+        return None, None
+
+
+def given(option: str) -> str:
+    """The value of an option of the command line."""
+    return sys.argv[sys.argv.index(option) + 1]
+
+
+def main() -> None:
+    """Run Flower's program with the token, which follows from the secret that it is given."""
+    secret = Path(given("--superexec-auth-secret-file")).read_bytes()
+    OperatorOnly.token = hmac.digest(secret, b"fedhandoff commands 1", "sha256").hex()
+    address, store = f"{given('--host')}:{given('--port')}", get_credential_store()
+    store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
+    for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):  # `flwr` wants both
+        store.set(key % address, OperatorOnly.token.encode())
+    os.environ["FLWR_OIDC_ENABLED"] = "1"
+    plugins = {AuthnType.OIDC: OperatorOnly}
+    config_loader.get_control_authn_ee_plugins = lambda: plugins  # type: ignore[attr-defined]
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()
