@@ -18,6 +18,9 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
 - The noise follows from the model, the images and a secret of the hospital: asked again, the same
   question has the same answer.
 - Models are counted, over restarts too, in each run and in each day (client_app.run.Tested).
+- Numbers of images are about such classes, too, and are rounded to whole groups. So that steps do
+  not tell them, s is rounded up to a power of sqrt(2).
+- Of a buffer a figure leaves if it is about so many patients: no smallest distance does.
 
 A dither of one step's width would not do: a figure at a multiple of the step, such as 0, gets no
 noise from it, and one patient more or less shows after a few models.
@@ -27,7 +30,7 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from statistics import NormalDist
 
 import numpy as np
@@ -69,6 +72,8 @@ class Disclosure:
         self.effects = effects(patients[chosen], labels[chosen])
         self.chosen = torch.from_numpy(chosen)
         self.labels = test.labels[self.chosen]
+        train, self.owners = self.data.train.labels.cpu().numpy(), self.data.train_patients
+        self.learnt = in_large_classes(self.owners, train, self.rules.smallest_group)
         self.secret = _secret(request.hospital.store)
         if small := len(test) - len(self.labels):
             log_once(f"{small} test images are in no figure: too few patients have their class.")
@@ -96,6 +101,26 @@ class Disclosure:
     def num_test(self) -> int:
         """The number of test images that figures are about."""
         return len(self.labels)
+
+    def counts(self) -> dict[str, float]:
+        """How many images the hospital trains on, tests on, and cannot use."""
+        counts = {"num-test": self.num_test, "num-quarantined": self.data.quarantined}
+        learnt = len(self.data.train) if self.rules is None else len(self.learnt)
+        return {
+            name: self._rounded(count) for name, count in {"num-train": learnt, **counts}.items()
+        }
+
+    def weight(self, images: float) -> float:
+        """For the number of images of a visit: what the model that it leaves is weighed by."""
+        if self.rules is None or self.request.order.images != "own":
+            return images
+        # One group at the least: a model that counted nothing could not be averaged.
+        return max(self._rounded(len(self.learnt)), float(self.rules.smallest_group))
+
+    def _rounded(self, count: float) -> float:
+        """A number of images, to whole groups."""
+        group = self.rules.smallest_group if self.rules else 1
+        return float(group * math.floor(count / group + 0.5))
 
     def admit(self, model: str, label: Manifest | None = None) -> None:
         """Refuse to test a model, or count it.
@@ -141,7 +166,7 @@ class Disclosure:
             return {}
         scores = scores[self.chosen].nan_to_num()
         exact = score(scores, self.labels)
-        told = {"num-examples": exact["num-examples"]}
+        told = {"num-examples": self._rounded(exact["num-examples"])}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:
             step = step_of(self.effects[name], self.rules.max_models)
@@ -152,7 +177,8 @@ class Disclosure:
                 told[name] = self._coarse(name, model, exact[name], step)
             else:
                 share = self._coarse(name, model, counts[name] / counts[images], step)
-                told |= {images: counts[images], name: share * counts[images]}
+                size = self._rounded(counts[images])
+                told |= {images: size, name: share * size}
         return told
 
     def noise_of(self, figures: Iterable[str]) -> dict[str, float]:
@@ -162,13 +188,45 @@ class Disclosure:
         most, names = self.rules.max_models, self.effects.keys() & {*figures}
         return {name: step_of(self.effects[name], most) for name in sorted(names)}
 
-    def of_loss(self, model: str, loss: float) -> float:
+    def of_loss(self, model: str, loss: float) -> dict[str, float]:
         """A training loss, which has no bounds: noise and steps are relative to it."""
+        name = "train-loss"
         if self.rules is None or not 0 < loss < math.inf:
-            return loss
+            return {name: loss}
+        if not len(self.learnt):
+            return {}
         labels = self.data.train.labels.cpu().numpy()
-        step = step_of(effects(self.data.train_patients, labels)["accuracy"])
-        return math.exp(step * round(math.log(loss) / step + self._noise("train-loss", model)))
+        step = step_of(effects(self.owners[self.learnt], labels[self.learnt])["accuracy"])
+        return {name: math.exp(step * round(math.log(loss) / step + self._noise(name, model)))}
+
+    def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a buffer that are about enough patients, to two digits.
+
+        Of distances the smallest is about one patient, a median about the half on either side of
+        it, and the threshold about those below it (`release.quantile`).
+        """
+        if self.rules is None:
+            return dict(figures)
+        from client_app.buffer.job import REAL_IMAGES  # with it come imports that take seconds
+
+        settings = self.request.hospital.settings
+        train = len(np.unique(self.owners))
+        unseen = min(len(np.unique(self.data.test_patients)), REAL_IMAGES)
+        about = {
+            "release-nearest": 1,
+            "held-out-nearest": 1,
+            "release-threshold": settings.release.quantile * unseen,
+            "release-median": train / 2,
+            "held-out-median": unseen / 2,
+            "release-nearer-to-training": min(train, unseen),
+            "projection": min(train, settings.gan.projections),
+        }
+        told = {}
+        for name, figure in figures.items():
+            patients = next((n for begin, n in about.items() if name.startswith(begin)), train)
+            if patients >= self.rules.smallest_group:
+                told[name] = float(f"{figure:.2g}")
+        return told
 
     def _coarse(self, name: str, model: str, value: float, step: float) -> float:
         return min(max(step * round(value / step + self._noise(name, model)), 0.0), 1.0)
@@ -219,6 +277,7 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
 
 def step_of(effect: float, models: int = 0) -> float:
     """Between two values of a figure, and the standard deviation of its noise."""
+    effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
 
 

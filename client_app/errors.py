@@ -23,7 +23,7 @@ class DataError(ValueError):
 class ReleaseError(ValueError):
     """A hospital's synthetic images may not leave it.
 
-    Its text may name synthetic images, distances and thresholds, but no real image.
+    Its text may name settings, but no image and no distance.
     """
 
 

@@ -70,18 +70,15 @@ def prepare(message: Message, context: Context) -> Message:
         if order.images == "everyone":
             hospital.everyone()  # refuses here, before the first hop
         network = _first_model(hospital, order.own_start)
-        metrics: dict[str, float] = {
-            "num-train": len(data.train),
-            "num-test": Disclosure(request).num_test,
-            "num-quarantined": data.quarantined,
-        }
+        disclosure = Disclosure(request)
+        metrics = disclosure.counts()
         beside, card = {}, {}
         if order.buffer_size:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
             made = make_buffer(hospital, order.buffer_size, clock.deadline)
             beside["buffer"] = pack_buffer(made.samples)
-            metrics |= made.figures
+            metrics |= disclosure.of_buffer(made.figures)
             card["release"] = f"{len(made.samples)} synthetic images passed the release check."
             if made.figures.get("gan-private") == 0:
                 card["release"] += " The privacy loss had no part in them."
@@ -153,7 +150,7 @@ def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
 
 def _check_first_model(hospital: Hospital) -> None:
     """Refuse a network that is larger than the hospital allows, before it is built."""
-    check_model(hospital.policy, hospital.architecture.to_json(), RecordDict())
+    check_model(hospital.policy, hospital.architecture.to_json(), RecordDict(), *hospital.batches)
 
 
 def _refused(name: str, error: Exception) -> Failure:

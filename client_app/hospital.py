@@ -64,6 +64,11 @@ class Hospital:
         pixels = self.settings.pixels
         return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
+    @property
+    def batches(self) -> tuple[int, int]:
+        """How many images it trains on at a time, and how many it has to test on."""
+        return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
+
     def everyone(self) -> Samples:
         """The training images of all simulated hospitals.
 
@@ -119,7 +124,12 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     # many as it has cores: without this line the same seed would not give the same run.
     torch.set_num_threads(settings.cpu_threads)
     machine = policy.machine if policy else None
-    data = _data_on(device, settings, index, hospitals, classes, store, machine)
+    chosen = tuple(policy.images.classes) if policy else None
+    # One process may serve many simulated hospitals. Where there is one, a server that asks for
+    # many splits must not fill the memory.
+    if policy and _data_on.cache_info().currsize > 1:
+        _data_on.cache_clear()
+    data = _data_on(device, settings, index, hospitals, classes, store, machine, chosen)
     if policy:  # with an image-size of 0 images keep their own
         uphold(at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size))
     return Hospital(
@@ -203,6 +213,7 @@ def _data_on(
     classes: tuple[str, ...],
     store: Path,
     machine: MachineRules | None,
+    chosen: tuple[str, ...] | None,
 ) -> LocalData:
-    data = open_data(settings, index, hospitals, classes, store, machine)
+    data = open_data(settings, index, hospitals, classes, store, machine, chosen)
     return replace(data, train=data.train.to(device), test=data.test.to(device))

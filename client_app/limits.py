@@ -1,7 +1,8 @@
 """What a run may cost a hospital's machine: the tables `models` and `machine` of its policy.
 
 Each check comes before the memory or the disk is taken. A simulation has no policy: what arrives
-there is bounded by the message alone.
+there is bounded by the message alone. Memory is estimated: what torch and its libraries take
+themselves, and a GAN's training, is not in it.
 """
 
 import os
@@ -11,7 +12,9 @@ from pathlib import Path
 from flwr.app import RecordDict
 
 from client_app.policy import MachineRules, Policy, at_most, uphold
-from learning.packing import layout
+from learning.evaluation import batch_size
+from learning.models import Architecture
+from learning.packing import activations, layout
 from strategies.protocol.parcel import count_bytes
 
 MB, GB = 1e6, 1e9
@@ -19,23 +22,37 @@ MB, GB = 1e6, 1e9
 COPIES = 4
 
 
-def check_model(policy: Policy | None, architecture: str, content: RecordDict) -> None:
-    """Refuse a network that is too large, before it is built.
+def check_model(
+    policy: Policy | None, architecture: str, content: RecordDict, trained: int = 0, tested: int = 0
+) -> None:
+    """Refuse a network that is too large, or computes too much at a time, before it is built.
 
     Args:
         policy: The hospital's.
         architecture: The network's, as JSON.
         content: The message that it came with.
+        trained: How many images it is to be trained on at a time,
+        tested: and how many there are to test it on.
 
     Raises:
         PolicyError: It is too large.
-        ModelError: There is no such network.
+        ModelError: There is no such network, or it cannot take images of the size that it names.
     """
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
-        needed = count_bytes(content) + COPIES * size
         uphold(at_most("models.max-megabytes", size / MB, policy.models.max_megabytes))
+        needed = count_bytes(content) + COPIES * size + _computed(architecture, trained, tested)
         uphold(at_most("machine.max-memory-gb", needed / GB, policy.machine.max_memory_gb))
+
+
+def _computed(architecture: str, trained: int, tested: int) -> int:
+    """Bytes of what a network computes of a batch of images."""
+    network = Architecture.from_json(architecture)
+    kept, largest = activations(network)
+    at_a_time = batch_size(network.channels * network.height * network.width)
+    # In training twice: a replayed batch beside it, or the gradients. In testing a layer's input
+    # and output, and what goes around it.
+    return max(2 * trained * kept, 3 * min(at_a_time, tested) * largest)
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client_app.presets import most_iterations
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
@@ -56,12 +57,14 @@ class RunRules:
     max_rounds: int
     max_epochs: int
     max_hours: float
+    max_visits: int
 
 
 @dataclass(frozen=True)
 class ImageRules:
     """The table `images`."""
 
+    classes: list[str]
     max_size: int
     max_quarantined: float
     min_test_fraction: float
@@ -85,6 +88,7 @@ class ReleaseRules:
     min_class_images: int
     min_privacy_weight: float
     without_privacy: bool
+    max_gan_iterations: int
 
 
 @dataclass(frozen=True)
@@ -191,12 +195,13 @@ class Policy:
         yield at_most("images.max-size", settings.image_size, images.max_size)
         yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
         yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
-        per_class = settings.test_per_class
+        # Either may leave fewer, by the size of the smallest class.
+        other = settings.test_per_class or settings.test_balanced
         yield Ruling(
             "images.min-test-fraction",
-            "no test-per-class",
-            per_class or "none",
-            not per_class or images.min_test_fraction == 0,
+            "neither test-per-class nor test-balanced",
+            "one of them" if other else "neither",
+            not other or images.min_test_fraction == 0,
         )
         yield at_most("release.max-images", buffer, release.max_images if release.buffers else 0)
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
@@ -209,6 +214,8 @@ class Policy:
             gan.privacy_weight,
             gan.privacy_weight > 0 or release.without_privacy,
         )
+        trained = most_iterations(gan)
+        yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)
 
     def check(self, settings: Settings) -> None:
         """Refuse a run whose settings are laxer than the hospital allows.

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gan.presets import PRESETS, Preset
-from strategies.protocol.settings import GANSettings, SettingsError
+from strategies.protocol.settings import GANSettings, SettingsError, require
 
 
 def fitted_preset(settings: GANSettings, shape: tuple[int, int, int]) -> Preset:
@@ -12,17 +12,30 @@ def fitted_preset(settings: GANSettings, shape: tuple[int, int, int]) -> Preset:
     Raises:
         SettingsError: There is none of that name, or the images are too large for it.
     """
-    if settings.preset not in PRESETS:
-        raise SettingsError(
-            f"The setting 'gan.preset' is '{settings.preset}'; it must be one of "
-            f"{', '.join(PRESETS)}."
-        )
-    preset, size = PRESETS[settings.preset], max(shape[1:])
+    preset, size = _scheduled(settings), max(shape[1:])
     if size > 2 * preset.resolution:
         raise SettingsError(
             f"The setting 'gan.preset' is '{settings.preset}', for images of {preset.resolution} "
             f"pixels, and the hospital's have {size}: choose a larger one of "
             f"{', '.join(PRESETS)}, or a smaller image-size."
         )
-    preset, few = preset.fitted(size), settings.iterations
+    return preset.fitted(size)
+
+
+def most_iterations(settings: GANSettings) -> int:
+    """How many iterations the GAN's two phases may have together.
+
+    Raises:
+        SettingsError: There is no such preset.
+    """
+    preset = _scheduled(settings)
+    return preset.iterations + preset.privacy_iterations
+
+
+def _scheduled(settings: GANSettings) -> Preset:
+    """The preset with as many iterations as the settings say."""
+    require(
+        settings.preset in PRESETS, "gan.preset", settings.preset, f"one of {', '.join(PRESETS)}"
+    )
+    preset, few = PRESETS[settings.preset], settings.iterations
     return replace(preset, iterations=few, privacy_iterations=few) if few else preset

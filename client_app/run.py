@@ -115,12 +115,39 @@ class Tested:
                 return
             now = time.time()
             if most is not None:
-                lately = [test for test in _of_all(self.run, now - DAY) if test.time > now - DAY]
+                files = _files(self.run, "tested", now - DAY)
+                of_all = [test for path in files for test in _tested(path)]
+                lately = [test for test in of_all if test.time > now - DAY]
                 for tests in (known, lately):
                     if (count := len({model, *(test.model for test in tests)})) > most:
                         raise PolicyError("figures.max-models", count, f"{most} or fewer")
             with (self.run.folder / "tested").open("a", encoding="utf-8") as file:
                 file.write(f"\n{now:.0f} {model} {place}")
+
+
+def count_visit(run: Store, most: int) -> None:
+    """Note that a model is trained, before it is: a server can order one round again and again.
+
+    Args:
+        run: The run's folder.
+        most: How many may be trained in a day, in all runs.
+
+    Raises:
+        PolicyError: It would be one too many.
+    """
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(run.folder.parent / ".visits.lock"):
+        now = time.time()
+        begun = [
+            float(line)
+            for path in _files(run, "visits", now - DAY)
+            for line in path.read_text(encoding="utf-8").splitlines()
+        ]
+        count = 1 + sum(each > now - DAY for each in begun)
+        if count > most:
+            raise PolicyError("runs.max-visits", count, f"{most} or fewer")
+        with (run.folder / "visits").open("a", encoding="utf-8") as file:
+            file.write(f"{now:.0f}\n")
 
 
 class _Test(NamedTuple):
@@ -131,11 +158,11 @@ class _Test(NamedTuple):
     place: str
 
 
-def _of_all(run: Store, since: float) -> Iterator[_Test]:
-    """The tests in the files of all runs that were written to since then."""
-    for path in run.folder.parent.glob("*/tested"):
+def _files(run: Store, name: str, since: float) -> Iterator[Path]:
+    """The files of this name of all runs, if they were written to since then."""
+    for path in run.folder.parent.glob(f"*/{name}"):
         if path.stat().st_mtime >= since:
-            yield from _tested(path)
+            yield path
 
 
 def _tested(path: Path) -> Iterator[_Test]:

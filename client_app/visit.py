@@ -13,7 +13,7 @@ from client_app.disclosure import Disclosure
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import PolicyError
 from client_app.request import Clock, Request
-from client_app.run import Kept, check_newest
+from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
 from learning.packing import pack_memory
@@ -34,8 +34,11 @@ def train_here(message: Message, context: Context) -> Message:
         ParcelError: A parcel or a buffer is refused, by its learner for instance.
         DivergedError: The trained network, or its memory, is not finite.
         DeadlineError: The deadline has passed.
+        PolicyError: The hospital allows no such model, or no more visits today.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
+    if policy := request.hospital.policy:
+        count_visit(request.run, policy.runs.max_visits)
     network, before, carried = unpack(request, parcel_in(message.content))
     if request.seal:
         check_newest(request.run, before)
@@ -58,7 +61,7 @@ def train_here(message: Message, context: Context) -> Message:
         metrics = train(learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot)
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     disclosure = Disclosure(request)
-    metrics |= _figures(disclosure, network, label, metrics["train-loss"])
+    metrics = _figures(disclosure, network, label, metrics)
     parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
     keep_local(request, network)
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)
@@ -70,12 +73,13 @@ def train_here(message: Message, context: Context) -> Message:
 
 
 def _figures(
-    disclosure: Disclosure, network: nn.Module, label: Manifest, loss: float
+    disclosure: Disclosure, network: nn.Module, label: Manifest, metrics: Mapping[str, float]
 ) -> dict[str, float]:
-    """What the hospital says of the model that it has trained."""
+    """What the hospital says of the model that it has trained, of what was measured meanwhile."""
     request = disclosure.request
     model = disclosure.fingerprint(network, label)
-    figures = {"train-loss": disclosure.of_loss(model, loss)}
+    figures = disclosure.of_loss(model, metrics["train-loss"])
+    figures["num-examples"] = disclosure.weight(metrics["num-examples"])
     if not request.order.test:
         return figures
     try:

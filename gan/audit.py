@@ -5,8 +5,8 @@ image is to a training image, in pixels and in perceptual distance. Held-out ima
 generator has not seen, set the scale: the threshold is a `quantile` of their distances to the
 training images. A synthetic image below the threshold is refused, and so is any copy.
 
-The texts and figures of a verdict may leave the hospital: they name synthetic images, never real
-ones. The check compares single images. It is no proof of privacy, and says nothing about what a
+The texts of a verdict, which name synthetic images and their distances, are for the hospital's own
+log. The check compares single images. It is no proof of privacy, and says nothing about what a
 buffer reveals as a whole.
 
 N, M images, C channels, H x W pixels, F features.

@@ -30,13 +30,17 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
         DeadlineError: The deadline has passed.
     """
     model.eval()
-    batch_size = max(1, BATCH_VALUES // images[0].numel())
     logits = []
-    for batch in images.split(batch_size):
+    for batch in images.split(batch_size(images[0].numel())):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
         logits.append(model(batch))
     return torch.cat(logits).softmax(dim=1)
+
+
+def batch_size(values: int) -> int:
+    """How many images of so many pixel values are tested at a time."""
+    return max(1, BATCH_VALUES // values)
 
 
 def score(scores: Tensor, labels: Tensor) -> dict[str, float]:

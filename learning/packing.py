@@ -129,6 +129,16 @@ def layout(architecture: str) -> dict[str, Tensor]:
     return Architecture.from_json(architecture).layout
 
 
+@lru_cache(maxsize=8)
+def activations(architecture: Architecture) -> tuple[int, int]:
+    """`Architecture.activations`, counted once.
+
+    Raises:
+        ModelError: The network cannot train on such images.
+    """
+    return architecture.activations()
+
+
 @lru_cache(maxsize=2)  # a simulated hospital serves many visits
 def _network(architecture: str, device: torch.device) -> nn.Module:
     return Architecture.from_json(architecture).blank().to(device)

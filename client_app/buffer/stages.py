@@ -1,5 +1,6 @@
 """The stages of making a buffer, one after the other: train, render, audit, measure, draw."""
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -7,7 +8,8 @@ import torch
 
 from client_app.buffer.job import REAL_IMAGES, Job, Release, some
 from client_app.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
-from gan.audit import save_nearest
+from client_app.errors import ReleaseError
+from gan.audit import Verdict, save_nearest
 from gan.quality import within_class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
@@ -28,7 +30,7 @@ def make(job: Job) -> Release:
     samples, discarded = render(job, sampler, audit)
     verdict = audit.check(samples.images, samples.labels)
     if not verdict.passed:
-        raise job.refusal(*verdict.reasons)
+        raise refusal(job, verdict)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
     figures = declared({**sampler.figures, **checked, **diversity(job, samples)}, job)
     draw(job, samples)
@@ -58,9 +60,20 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
         rendered += len(drawn)
         discarded += int(refused.sum())
         if discarded > job.hospital.settings.release.max_discarded * rendered:
-            raise job.refusal(*audit.check(images, labels).reasons)
+            raise refusal(job, audit.check(images, labels))
         wanted = wanted[refused]
     return Samples(images, labels), discarded / rendered
+
+
+def refusal(job: Job, verdict: Verdict) -> ReleaseError:
+    """What the server learns of a buffer that may not leave; the hospital's own log has the rest.
+
+    A distance is about the one patient whose image is nearest.
+    """
+    logging.getLogger("flwr").error(str(job.refusal(*verdict.reasons)))
+    if verdict.refused:
+        return job.refusal("Too many of them are too near to a training image (release.quantile).")
+    return job.refusal("They are not what a buffer must be.")
 
 
 def diversity(job: Job, samples: Samples) -> dict[str, float]:

@@ -21,7 +21,7 @@ from client_app.datasets.pool import Indices, LocalData, Pool, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
-from client_app.policy import MachineRules
+from client_app.policy import MachineRules, Ruling, uphold
 from client_app.store import DEFAULT
 from learning.samples import Samples
 from strategies.protocol.settings import Settings, in_turn
@@ -48,6 +48,7 @@ def open_data(
     classes: tuple[str, ...] = (),
     store: Path = DEFAULT,
     machine: MachineRules | None = None,
+    taking_part: tuple[str, ...] | None = None,
 ) -> LocalData:
     """The images of one hospital, if the data set is cut over `hospitals`.
 
@@ -58,14 +59,22 @@ def open_data(
         classes: Those of the federation; images of others are quarantined. Empty = the data set's.
         store: Where decoded images are kept.
         machine: The memory and the disk that may be used for them; None = all there is.
+        taking_part: The classes whose images take part, whatever the federation's are; () = all;
+            None = the federation decides, as where one owner simulates all hospitals.
 
     Raises:
         DataError: The data set cannot be loaded or cut, has no test images of its own though
             `test-fraction` is 0, leaves this hospital too few images, or too many
             (`max-quarantined`) that cannot be used.
-        PolicyError: The store would be larger than `machine` allows.
+        PolicyError: The store would be larger than `machine` allows, or the federation leaves out
+            a class that takes part.
     """
     pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
+    if taking_part is not None:
+        chosen = tuple(name for name in pool.classes if not taking_part or name in taking_part)
+        classes = classes or chosen
+        _check_all_named(chosen, classes)
+        own = own[_labels(pool, chosen)[own] >= 0]
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
     if too_many(strange, len(own), settings.max_quarantined):
@@ -78,9 +87,9 @@ def open_data(
     train, test = split(pool, labels, own, settings, hospital, per_class)
     if too_few(train, test):
         raise DataError(
-            f"Hospital {hospital_index} of {hospitals} has {len(train)} images to train on and "
-            f"{len(test)} to test on; it needs 2 and 1. Use fewer hospitals, a larger "
-            "partition-alpha, test-fraction or validation-fraction, or another partition."
+            f"Hospital {hospital_index} of {hospitals} has too few images: it needs 2 to train on "
+            "and 1 to test on. Use fewer hospitals, a larger partition-alpha, test-fraction or "
+            "validation-fraction, or another partition."
         )
 
     def part(chosen: Indices) -> Samples:
@@ -101,6 +110,15 @@ def open_data(
         train_groups=None if pool.groups is None else pool.groups[train],
         test_groups=None if pool.groups is None else pool.groups[test],
     )
+
+
+def _check_all_named(chosen: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Refuse a federation without one of the hospital's classes.
+
+    Otherwise it could choose whose images take part, and by two choices tell how many there are.
+    """
+    holds = set(chosen).issubset(classes)
+    uphold(Ruling("images.classes", f"runs with {', '.join(chosen)}", ", ".join(classes), holds))
 
 
 def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:

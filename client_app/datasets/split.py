@@ -75,7 +75,7 @@ def _fold(labels: Indices, groups: Indices, settings: Settings, hospital: int) -
             parts = list(folds.split(held_out, labels, groups))
     except ValueError as error:
         raise DataError(
-            f"{len(labels)} images of {len(np.unique(groups))} groups cannot be cut into "
+            "The hospital's images, or their groups, are too few to be cut into "
             f"{settings.num_folds} folds (num-folds): use fewer."
         ) from error
     held_out[parts[settings.fold][1]] = True
@@ -116,7 +116,7 @@ def choose_test(
         if sizes[rarest] <= per_class:
             raise DataError(
                 f"The setting 'test-per-class' is {per_class}, which leaves nothing to train on of "
-                f"the hospital's images of class {classes[rarest]} ({sizes[rarest]}): set it lower."
+                f"the hospital's images of class {classes[rarest]}: set it lower."
             )
         wanted[:] = per_class
     elif balanced:

@@ -103,12 +103,29 @@ class Architecture:
         Raises:
             ModelError: It cannot; the message gives torch's reason.
         """
+        self.activations()
+
+    def activations(self) -> tuple[int, int]:
+        """Bytes that training keeps of one image until the backward pass: all, and the largest.
+
+        They are counted on the device `meta`, where a pass has shapes alone and takes no memory.
+
+        Raises:
+            ModelError: The model cannot train on such images; the message gives torch's reason.
+        """
         shape = (2, self.channels, self.height, self.width)
         images = torch.empty(shape, dtype=torch.uint8, device="meta")
+        kept: list[torch.Tensor] = []
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept.append(tensor)
+            return tensor
+
         try:
             with NoMemory():
                 network = self.build()
-            network.to("meta")(images)  # shapes alone: nothing is computed
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                network.to("meta")(images)
         except (AssertionError, RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".!")
             size = f"{self.channels}x{self.height}x{self.width}"
@@ -116,6 +133,10 @@ class Architecture:
                 f"The model {self.name!r} cannot take {size} images: {reason}. "
                 "Choose another model or image-size."
             ) from error
+        weights = {each.untyped_storage()._cdata for each in network.state_dict().values()}
+        storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in kept}
+        sizes = [each.nbytes() // 2 for key, each in storages.items() if key not in weights]
+        return sum(sizes), max(sizes, default=0)
 
     def to_json(self) -> str:
         """The text that `from_json` reads."""

@@ -13,6 +13,7 @@ from client_app import disclosure, request
 from client_app.app import app
 from client_app.hospital import open_hospital
 from client_app.identity import Identity
+from client_app.policy import PolicyError
 from client_app.sealing import Seal
 from learning.models import Architecture
 from strategies.protocol.may_leave import Failure
@@ -186,15 +187,82 @@ def test_a_patient_who_can_be_singled_out_stays_hidden_in_a_class_of_ten(tmp_pat
     assert single_out(Victim(tmp_path, (500, 50)), 4) < 0.65
 
 
+def told_of_sizes(victim, fraction=0.2, classes=None):
+    """All numbers of images that a hospital tells in a run, or how it fails."""
+    victim.classes = classes or victim.classes
+    victim.place.run_config["test-fraction"] = fraction
+    run = f"{100 * fraction:.0f}-{'-'.join(victim.classes)}"
+    answer = victim.ask("query.prepare", {}, run=run)
+    if answer.has_error():
+        return answer.error.code, answer.error.reason
+    visit = victim.ask("train", victim.constant(0), epochs=1, run=run)
+    told = {**answer.content["metrics"], **visit.content["metrics"]}
+    return {name: value for name, value in told.items() if name.startswith("num-")}
+
+
+def test_two_runs_with_other_classes_gave_the_size_of_a_rare_one(tmp_path):
+    """The attack is real: the simulation still answers exactly, as does 'num-quarantined'."""
+    victim = Victim(tmp_path, SINGLE, deployed=False)
+    told, without = told_of_sizes(victim), told_of_sizes(victim, classes=["0", "1"])
+    sizes = [sum(each[f"num-{part}"] for part in ("train", "test")) for each in (told, without)]
+    assert sizes[0] - sizes[1] == without["num-quarantined"] == 5
+
+
+def test_a_run_does_not_choose_whose_images_take_part(tmp_path, caplog):
+    victim = Victim(tmp_path, SINGLE)
+    code, reason = told_of_sizes(victim, classes=["0", "1"])
+    assert (code, reason) == (Failure.POLICY, str(PolicyError("images.classes", "", "")))
+    assert "images.classes allows runs with 0, 1, 2, asked is '0, 1'" in caplog.text
+    (tmp_path / "policy.toml").write_text(OPEN + '[images]\nclasses = ["0", "1"]', "utf-8")
+    told = [told_of_sizes(victim, classes=classes) for classes in (["0", "1"], ["1", "x", "0"])]
+    assert told[0] == told[1]
+    assert told[0]["num-quarantined"] == 0
+
+
+def test_no_number_of_images_depends_on_how_many_show_a_rare_class(tmp_path):
+    """Nor on a few of a large one; whatever share is tested on. Rare are three, and nine."""
+    for k in range(3):
+        (tmp_path / str(k)).mkdir()
+    hospitals = [
+        Victim(tmp_path / str(k), sizes) for k, sizes in enumerate([(100, 100, 3), (100, 103, 9)])
+    ]
+    for fraction in (0.1, 0.2, 0.5, 0.8):
+        few, many = (told_of_sizes(each, fraction) for each in hospitals)
+        assert few == many
+        assert set(few) == {"num-train", "num-test", "num-quarantined", "num-examples"}
+        assert not any(value % 10 for value in few.values())
+    exact = Victim(tmp_path / "2", (100, 103, 9), deployed=False)
+    assert told_of_sizes(exact)["num-train"] == 80 + 82 + 7
+
+
+def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
+    """All multiples of a step give the step away, and it follows from the number of patients."""
+    steps = set()
+    for k, sizes in enumerate([(100, 100, 3), (100, 103, 9)]):
+        (tmp_path / str(k)).mkdir()
+        figures = disclosure.Disclosure(opened(Victim(tmp_path / str(k), sizes)))
+        steps.add(tuple(figures.noise_of(["accuracy"]).values()))
+        told = [np.log(figures.of_loss(str(j), 1.0)["train-loss"]) for j in range(40)]
+        steps.add(round(min(abs(each) for each in told if each), 6))
+    assert len(steps) == 2
+
+
+def opened(victim):
+    """What the hospital makes of a message."""
+    order = to_record(Order(1, 1, "graz", victim.classes, "plain", "1"))
+    message = Message(RecordDict({"order": order}), 100, "evaluate", ttl=60.0)
+    return request.Request.open(message, victim.place, request.Clock(60.0))
+
+
 def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_path):
-    """164 images: steps and noise of 1 / (2 sqrt(164)), relative to the loss."""
+    """160 images of large classes: steps and noise of 1 / (2 sqrt(128)), relative to the loss."""
     victim = Victim(tmp_path, SINGLE, config={"train__learning_rate": 1e-30})
 
     def told(k):
         model = victim.linear(np.full((3, PIXELS), k * 1e-9), [1, 0, 0])
         return victim.ask("train", model, epochs=1).content["metrics"]["train-loss"]
 
-    steps = np.log([told(k) for k in range(40)]) * 2 * np.sqrt(164)
+    steps = np.log([told(k) for k in range(40)]) * 2 * np.sqrt(128)
     assert np.allclose(steps, np.round(steps))
     assert 0.5 < steps.std() < 1.5
     assert told(0) == told(0)

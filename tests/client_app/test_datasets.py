@@ -19,6 +19,7 @@ from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
+from client_app.policy import PolicyError
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 SETTINGS = Settings.parse(defaults())
@@ -263,6 +264,33 @@ def test_images_of_classes_that_the_federation_does_not_know_are_quarantined(npz
 
 
 @pytest.mark.parametrize(
+    ("taking_part", "federation", "shown"),
+    [
+        ((), (), "0123"),
+        ((), ("3", "x", "0", "2", "1"), "0123"),
+        (("0", "1", "nine"), (), "01"),
+        (("0", "1"), ("1", "0", "2", "3"), "01"),
+    ],
+)
+def test_a_hospital_says_which_classes_take_part(npz, taking_part, federation, shown):
+    """Those that it leaves out are no matter of `max-quarantined`."""
+    settings = replace(SETTINGS, dataset=npz, max_quarantined=0.0)
+    data = open_data(settings, 0, 1, federation, taking_part=taking_part)
+    assert data.classes == (federation or tuple(shown))
+    labels = torch.cat([data.train.labels, data.test.labels]).unique()
+    assert {data.classes[label] for label in labels} == {*shown}
+    assert data.quarantined == 0
+
+
+@pytest.mark.parametrize("taking_part", [(), ("0", "2")])
+def test_a_federation_has_all_of_them(npz, taking_part):
+    settings = replace(SETTINGS, dataset=npz, max_quarantined=0.9)
+    with pytest.raises(PolicyError) as refusal:
+        open_data(settings, 0, 1, ("0", "1", "3"), taking_part=taking_part)
+    assert refusal.value.rule == "images.classes"
+
+
+@pytest.mark.parametrize(
     ("sizes", "test_fraction", "tests"),
     [
         ([50, 50], 0.2, [10, 10]),
@@ -290,9 +318,7 @@ def test_test_images_are_counted_per_class_and_hospital(npz):
     for hospital, count in ((0, 2), (1, 5), (2, 2)):
         tested = open_data(settings, hospital, 3).test.labels
         assert torch.bincount(tested).tolist() == [count] * 4
-    with pytest.raises(
-        DataError, match=r"'test-per-class' is 30, .* images of class 0 \(30\): set it"
-    ):
+    with pytest.raises(DataError, match=r"'test-per-class' is 30, .* images of class 0: set it"):
         open_data(replace(settings, test_per_class="30"), 0, 1)
     with pytest.raises(SettingsError, match=r"'test-per-class' is '5,x'"):
         replace(settings, test_per_class="5,x")
@@ -326,7 +352,7 @@ def test_each_training_image_is_in_one_fold(grouped):
 def test_more_folds_than_groups_are_refused():
     pool = replace(POOL, groups=NUMBERS // 30)
     settings = replace(SETTINGS, num_folds=5, test_fraction=0.0)
-    with pytest.raises(DataError, match=r"120 images of 4 groups cannot be cut into 5 folds"):
+    with pytest.raises(DataError, match="too few to be cut into 5 folds"):
         split(replace(pool, held_out=NUMBERS < 0), pool.labels, NUMBERS, settings, 0)
 
 
@@ -503,16 +529,14 @@ def test_unknown_data_sets_list_the_choices(name):
 
 def test_a_hospital_with_too_few_images_is_named(npz):
     """60 hospitals hold 2 of 120 images each; one image of a class is no test image."""
-    with pytest.raises(DataError, match="Hospital 59 of 60 has 2 images to train on and 0 to"):
+    with pytest.raises(DataError, match="Hospital 59 of 60 has too few images"):
         open_data(replace(SETTINGS, dataset=npz, partition="iid"), 59, 60)
 
 
 def test_a_hospital_with_too_few_images_to_validate_on_is_named(npz):
     """30 hospitals hold 4 images each; a tenth of 4 images of a class or fewer is none."""
     settings = replace(SETTINGS, dataset=npz, partition="iid", validation_fraction=0.1)
-    with pytest.raises(
-        DataError, match=r"of 30 has . images to train on and 0 to .* validation-fraction"
-    ):
+    with pytest.raises(DataError, match=r"of 30 has too few images: .* validation-fraction"):
         open_data(settings, 0, 30)
 
 

@@ -14,6 +14,9 @@ from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.samples import Samples
+from tests.fakes import settings as run_settings
+
+KINDS = ("nearest", "median")
 
 
 def of(tmp_path, labels, groups=None, policy="", classes=3) -> Disclosure:
@@ -23,6 +26,7 @@ def of(tmp_path, labels, groups=None, policy="", classes=3) -> Disclosure:
     samples = Samples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels)
     data = LocalData(
         *(samples, samples, tuple(map(str, range(classes)))),
+        train_groups=None if groups is None else np.array(groups),
         test_groups=None if groups is None else np.array(groups),
     )
     hospital = SimpleNamespace(
@@ -95,9 +99,48 @@ def test_effects_are_those_of_the_worst_case():
 
 
 def test_steps_follow_the_number_of_patients_and_of_models():
-    assert step_of(1 / 100) == pytest.approx(0.05)  # the standard error of a half of 100
-    assert step_of(1 / 100, 400) == pytest.approx(0.05)  # four models for each patient are free
-    assert step_of(1 / 100, 1600) == pytest.approx(0.1)
+    assert step_of(1 / 64) == 1 / 16  # the standard error of a half of 64
+    assert step_of(1 / 64, 256) == 1 / 16  # four models for each patient are free
+    assert step_of(1 / 64, 1024) == 1 / 8
+    assert step_of(1 / 90) == step_of(1 / 64)  # which of these it is, a step does not tell
+
+
+# Patients to train on and to test on, and the figures that leave then.
+FIGURES = {
+    **{f"{whose}-{what}-pixels": 0.12345 for whose in ("release", "held-out") for what in KINDS},
+    **{"release-threshold-pixels": 0.0123, "projection-plain-lpips-vgg": 0.5, "fid": 123.4},
+    "release-nearer-to-training": 0.5,
+}
+MEDIANS = {"release-median-pixels", "held-out-median-pixels"}
+OF_ALL = {"fid", "release-nearer-to-training"}
+
+
+@pytest.mark.parametrize(
+    ("patients", "projections", "quantile", "leave"),
+    [
+        (9, 50, 0.9, set()),
+        (10, 0, 0.01, OF_ALL),
+        (20, 9, 0.01, OF_ALL | MEDIANS),
+        (20, 10, 0.5, {*FIGURES} - {"release-nearest-pixels", "held-out-nearest-pixels"}),
+        (500, 10**6, 0.01, {*OF_ALL, *MEDIANS, "projection-plain-lpips-vgg"}),
+    ],
+)
+def test_a_buffer_s_figures_are_about_enough_patients(
+    patients, projections, quantile, leave, tmp_path
+):
+    """Of twenty patients ten are on either side of a median."""
+    figures = of(tmp_path, [0, 1] * patients, [*range(patients)] * 2, classes=2)
+    settings = run_settings(gan__projections=projections, release__quantile=quantile)
+    figures.request.hospital.settings = settings
+    told = figures.of_buffer(FIGURES)
+    assert told.keys() == leave
+    assert set(told.values()) <= {0.12, 0.012, 0.5, 120.0}
+
+
+def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
+    figures = of(tmp_path, [0, 1])
+    figures.rules = None
+    assert figures.of_buffer(FIGURES) == FIGURES
 
 
 def test_figures_are_right_on_the_average_in_whole_steps_and_the_same_again(tmp_path):

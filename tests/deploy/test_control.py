@@ -26,8 +26,9 @@ def _started(tmp_path, monkeypatch):
     control.main()
 
 
-class Store(dict):
-    set = dict.__setitem__
+class Store:
+    def set(self, key, value):
+        pass
 
 
 @pytest.mark.usefixtures("_started")
@@ -44,12 +45,12 @@ def test_a_command_without_the_token_is_refused(token):
 @pytest.mark.usefixtures("_started")
 def test_who_has_the_token_is_flower_s_one_account():
     """It follows from the secret, so that it is the same after a restart, and is long."""
-    plugin = config_loader.load_control_authn_plugin()
-    accepted, account = plugin.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, plugin.token)])
+    plugin, token = config_loader.load_control_authn_plugin(), OperatorOnly.token
+    accepted, account = plugin.validate_tokens_in_metadata([(ACCESS_TOKEN_KEY, token)])
     assert accepted
     assert account is not None
     assert account.flwr_aid == "<id:none>"
-    assert len(plugin.token) == 64
+    assert len(token) == 64
 
 
 def test_without_a_token_nothing_is_checked_and_nothing_starts():
