@@ -14,10 +14,10 @@ from client_app.afterwards.commands import add_commands
 from client_app.identity import Identity
 from client_app.ledger import BrokenLedger, path_of, read
 from client_app.members import add_member, member_line, read_members, remove_member
-from client_app.policy import Policy, explain, write_policy
+from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
-from strategies.protocol.settings import Settings, SettingsError, defaults
+from strategies.protocol.settings import Settings, SettingsError, merged
 
 
 def main() -> None:
@@ -42,6 +42,7 @@ def main() -> None:
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
+            add.add_argument("--policy", type=Path, help="its policy, to judge these settings by")
         if command is ledger:
             add.add_argument("--html", type=Path, help="write it as a page, too")
     add = commands.add_parser(
@@ -131,7 +132,11 @@ def policy(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Check a hospital's images, print the result, and write it into the hospital's store."""
+    """Check a hospital's images, print the result, and write it into the hospital's store.
+
+    Raises:
+        SettingsError: Settings or the policy cannot be used, or the store would be too large.
+    """
     import torch  # takes seconds
 
     from client_app.datasets.own import own_data
@@ -147,7 +152,13 @@ def preflight(arguments: argparse.Namespace) -> int:
         print(f"\r{what} images: {done} of {total}", end="", file=sys.stderr, flush=True)
 
     store = arguments.store_dir.expanduser()
-    examined = examine(arguments.site, settings, store, show)
+    rules = Policy.read(arguments.policy.expanduser()) if arguments.policy else None
+    rulings = list(rules.judge(settings)) if rules else []
+    try:
+        machine = rules.machine if rules else None
+        examined = examine(arguments.site, settings, store, show, machine)
+    except PolicyError as error:
+        raise SettingsError(error.explain()) from error
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(text(examined.card))
     folder = store / arguments.site / "preflight"
@@ -158,7 +169,9 @@ def preflight(arguments: argparse.Namespace) -> int:
             draft.write_text(content, encoding="utf-8")
             draft.replace(folder / file)
     print(folder / "card.html")
-    return int(examined.card.verdict == "red")
+    if rules:
+        print(explain(rulings))
+    return int(examined.card.verdict == "red" or not all(ruling.holds for ruling in rulings))
 
 
 def _name(text: str) -> str:
@@ -174,11 +187,7 @@ def _run_config(text: str | None) -> dict[str, object]:
     Raises:
         SettingsError: There is no setting of a name.
     """
-    known = defaults()
-    changes = parse_config_args([text] if text else None)
-    if unknown := changes.keys() - known.keys():
-        raise SettingsError(f"No setting is called {', '.join(sorted(unknown))}.")
-    return {**known, **changes}
+    return merged(parse_config_args([text] if text else None))
 
 
 if __name__ == "__main__":

@@ -140,8 +140,8 @@ def _check(run_config: str | None) -> None:
     Raises:
         DeployError: Names the setting.
     """
-    from server_app.check import changes_of, check, merged  # takes a second
-    from strategies.protocol.settings import SettingsError
+    from server_app.check import changes_of, check  # takes a second
+    from strategies.protocol.settings import SettingsError, merged
 
     try:
         check(merged(changes_of([run_config] if run_config else [])), simulated=False)

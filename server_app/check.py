@@ -12,7 +12,6 @@ import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from learning.settings import TABLES
 from server_app.results import check_same
 from strategies.engine import checkpoint
 from strategies.engine.strategy import Strategy
-from strategies.protocol.settings import Settings, SettingsError, defaults, require
+from strategies.protocol.settings import Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
 
 # How the setting `dataset` begins (client_app.datasets.DATASETS), and what comes then.
@@ -92,21 +91,6 @@ def _toml(text: str) -> str:
     if rest := _PAIR.sub("", text).strip():
         raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
     return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))
-
-
-def merged(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of all settings with some changes.
-
-    Raises:
-        SettingsError: There is no setting of a name.
-    """
-    known = defaults()
-    for key, value in changes.items():
-        if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else "pyproject.toml lists all."
-            raise SettingsError(f"There is no setting '{key}' (here {value!r}); {hint}")
-    return {**known, **changes}
 
 
 def check(

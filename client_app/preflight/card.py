@@ -22,6 +22,7 @@ from client_app.datasets.pool import Indices, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.errors import DataError
+from client_app.policy import MachineRules
 from strategies.protocol.settings import Settings
 
 SKETCH = 32  # pixels of the grey sketches that are compared
@@ -94,7 +95,13 @@ class Examined:
     survey: Survey | None = None
 
 
-def examine(hospital: str, settings: Settings, store: Path, progress: Progress) -> Examined:
+def examine(
+    hospital: str,
+    settings: Settings,
+    store: Path,
+    progress: Progress,
+    machine: MachineRules | None = None,
+) -> Examined:
     """Check all images of a hospital, and try again those that could not be used before.
 
     Args:
@@ -102,6 +109,10 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
         settings: Of the run, with the hospital's own `dataset`.
         store: Its store, for the decoded images.
         progress: Called while images are imported.
+        machine: The memory and the disk that may be used; None = all there is.
+
+    Raises:
+        PolicyError: The store would be larger than `machine` allows.
     """
     kind, _, path = settings.dataset.partition(":")
     chosen = {
@@ -109,7 +120,7 @@ def examine(hospital: str, settings: Settings, store: Path, progress: Progress) 
         for name in ("image_size", "image_fit", "image_channels", "test_fraction", "seed")
     }
     try:
-        found = survey(kind, path, Form.of(settings), store, progress, retry=True)
+        found = survey(kind, path, Form.of(settings), store, progress, retry=True, machine=machine)
     except DataError as error:
         finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
         return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))

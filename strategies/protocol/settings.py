@@ -12,6 +12,7 @@ import hashlib
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
+from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -252,6 +253,21 @@ def defaults() -> dict[str, Any]:
             "checkout of the app."
         ) from error
     return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
+
+
+def merged(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of all settings with some changes.
+
+    Raises:
+        SettingsError: There is no setting of a name.
+    """
+    known = defaults()
+    for key, value in changes.items():
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else "pyproject.toml lists all."
+            raise SettingsError(f"There is no setting '{key}' (here {value!r}); {hint}")
+    return {**known, **changes}
 
 
 def read_section(values: Mapping[str, Any], section: type[SectionT], prefix: str = "") -> SectionT:

@@ -103,6 +103,38 @@ def test_the_policy_bounds_a_model():
     assert caught.value.rule == "machine.max-memory-gb"
 
 
+@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "mobilenet_v3_small", "vit_b_16"])
+def test_what_a_network_computes_is_known_before_it_is_built(name):
+    """Without memory it is counted as what a real pass over a batch of four keeps."""
+    architecture = Architecture(name, 3, 32, 32, 2, (64,))
+    network = architecture.blank()
+    weights = {each.untyped_storage().data_ptr() for each in network.state_dict().values()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    images = torch.zeros(4, 3, 32, 32, dtype=torch.uint8)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = network(images)
+    real = sum(each.nbytes() for pointer, each in kept.items() if pointer not in weights)
+    assert 4 * architecture.activations()[0] == pytest.approx(real, rel=0.15)
+    assert output.shape == (4, 2)
+
+
+@pytest.mark.parametrize(("trained", "tested"), [(10**5, 0), (0, 10**9)])
+def test_the_policy_bounds_a_batch(trained, tested, monkeypatch):
+    """A model of 1 kB computes 1 GB of a large enough batch; testing has a batch of its own."""
+    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.05, max_disk_gb=1)
+    cautious = Policy(**{**vars(policy), "machine": memory})
+    network = Architecture("cnn", 1, 28, 28, 2).to_json()
+    check_model(cautious, network, RecordDict(), 32, 100)
+    with pytest.raises(PolicyError) as caught:
+        check_model(cautious, network, RecordDict(), trained, tested)
+    assert caught.value.rule == "machine.max-memory-gb"
+
+
 def zipped(compression, *contents):
     file = BytesIO()
     with zipfile.ZipFile(file, "w", compression) as packed:

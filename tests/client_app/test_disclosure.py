@@ -14,12 +14,12 @@ from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.samples import Samples
-from tests.fakes import settings as run_settings
+from tests.fakes import settings
 
 KINDS = ("nearest", "median")
 
 
-def of(tmp_path, labels, groups=None, policy="", classes=3) -> Disclosure:
+def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclosure:
     """The disclosure of a hospital with such test images; an empty policy has the defaults."""
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     labels = torch.tensor(labels)
@@ -30,7 +30,10 @@ def of(tmp_path, labels, groups=None, policy="", classes=3) -> Disclosure:
         test_groups=None if groups is None else np.array(groups),
     )
     hospital = SimpleNamespace(
-        data=data, policy=Policy.read(tmp_path / "policy.toml"), store=Store(tmp_path)
+        data=data,
+        policy=Policy.read(tmp_path / "policy.toml"),
+        store=Store(tmp_path),
+        settings=settings(**config),
     )
     request: Any = SimpleNamespace(hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"))
     return Disclosure(request)
@@ -129,10 +132,9 @@ def test_a_buffer_s_figures_are_about_enough_patients(
     patients, projections, quantile, leave, tmp_path
 ):
     """Of twenty patients ten are on either side of a median."""
-    figures = of(tmp_path, [0, 1] * patients, [*range(patients)] * 2, classes=2)
-    settings = run_settings(gan__projections=projections, release__quantile=quantile)
-    figures.request.hospital.settings = settings
-    told = figures.of_buffer(FIGURES)
+    config = {"gan__projections": projections, "release__quantile": quantile}
+    labels, groups = [0, 1] * patients, [*range(patients)] * 2
+    told = of(tmp_path, labels, groups, **config).of_buffer(FIGURES)
     assert told.keys() == leave
     assert set(told.values()) <= {0.12, 0.012, 0.5, 120.0}
 

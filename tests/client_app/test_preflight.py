@@ -223,11 +223,29 @@ def test_the_command(folder, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("config", "message"),
-    [("colour=1", "No setting is called colour"), ("image-size=-1", "'image-size' is -1")],
+    [("colour=1", "There is no setting 'colour'"), ("image-size=-1", "'image-size' is -1")],
 )
 def test_wrong_settings_are_named(config, message, folder, monkeypatch, capsys):
     assert preflight(monkeypatch, "--data-dir", folder, "--run-config", config) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("rules", "status", "said"),
+    [
+        ("", 0, "The policy allows this run."),
+        ("images.max-size = 4", 1, "The policy refuses this run (1 of"),
+        ("machine.max-disk-gb = 0", 2, "machine.max-disk-gb allows 0 or less"),
+    ],
+)
+def test_a_hospital_sees_whether_its_policy_allows_the_run(
+    rules, status, said, folder, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "policy.toml").write_text(rules, "utf-8")
+    where = ["--data-dir", folder, "--store-dir", tmp_path / "store"]
+    arguments = [*where, "--policy", tmp_path / "policy.toml"]
+    assert preflight(monkeypatch, *arguments, "--run-config", "image-size=8") == status
+    assert said in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("present", [False, True])
