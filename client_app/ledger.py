@@ -4,6 +4,9 @@ In a deployment each message adds a line to `<store>/<site>/ledger.jsonl`, befor
 what cannot be written stays. A line is a JSON object, and its field `previous` is the SHA-256 of
 the line before. So a line that is changed, moved, added or taken out breaks the chain after it. A
 cut-off end does not: who keeps the number of lines and the hash of the last one sees that, too.
+
+A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing else
+by it: a day's first such message has a line, and stands for those that follow.
 """
 
 import fcntl
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from io import RawIOBase
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +73,9 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
     config = own_config(context)
     if not is_simulated(config) and RESIDENT not in os.environ:
         site, store = config.get("site", "hospital"), Path(str(config.get("store-dir", DEFAULT)))
-        entry = {**_asked(message, context, config), **_left(answer)}
-        append(path_of(str(site), store), entry)
+        entry = {**_asked(message), **_left(answer)}
+        terms = {} if entry["verb"] == "query.live" else _terms(context, config)
+        append(path_of(str(site), store), entry, terms)
     return answer
 
 
@@ -79,8 +84,14 @@ def path_of(site: str, store: Path) -> Path:
     return store.expanduser() / site / "ledger.jsonl"
 
 
-def append(path: Path, entry: Mapping[str, Any]) -> None:
+def append(path: Path, entry: Mapping[str, Any], terms: Mapping[str, Any] | None = None) -> None:
     """Write an entry behind the others, to the disk.
+
+    Args:
+        path: The ledger.
+        entry: What was asked and what left; the same of another `query.live` of a day is left out.
+        terms: Settings, code and policy. Every line has their hash, and the first one of a run with
+            this hash, whatever was asked, has all of them in words.
 
     Raises:
         LedgerError: It cannot be written, or is too long.
@@ -89,10 +100,17 @@ def append(path: Path, entry: Mapping[str, Any]) -> None:
         own_folder(path.parent)
         with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            line = json.dumps({"previous": _hash(_last(file)), **entry}, default=bytes.hex)
-            if len(line) >= LONGEST:
-                raise OSError(f"A line would have {len(line)} bytes.")
-            if file.write(f"{line}\n".encode()) <= len(line):
+            line: dict[str, Any] = {"previous": _hash(_last(file)), **entry}
+            if entry.get("verb") == "query.live" and _has(file, _text(entry)[1:-1]):
+                return
+            if terms:
+                digest = _hash(_text([entry.get("run"), terms]).encode())
+                known = _has(file, f'"terms": "{digest}", "settings": {{')
+                line |= {"terms": digest, **({} if known else terms)}
+            text = _text(line)
+            if len(text) >= LONGEST:
+                raise OSError(f"A line would have {len(text)} bytes.")
+            if file.write(f"{text}\n".encode()) <= len(text):
                 raise OSError("The disk is full.")
             os.fsync(file)
     except OSError as error:
@@ -101,6 +119,18 @@ def append(path: Path, entry: Mapping[str, Any]) -> None:
             "The hospital cannot write into its ledger, so nothing leaves; its own log has the "
             "details."
         ) from error
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, default=bytes.hex)
+
+
+def _has(file: RawIOBase, words: str) -> bool:
+    """Whether a line has these words; in texts of others their quotes are escaped."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    with mmap(file.fileno(), 0, access=ACCESS_READ) as lines:
+        return lines.find(words.encode()) >= 0
 
 
 def read(path: Path) -> Iterator[Line]:
@@ -144,22 +174,21 @@ def _last(file: RawIOBase) -> bytes:
     return lines[-1] if lines else b""
 
 
-def _asked(message: Message, context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
-    """When and what the server asked, and under which settings, code and policy.
-
-    Before the first hop these are written out. Later lines have their hash: a server that changes
-    them during a run, or leaves the beginning out, is seen.
-    """
-    verb = message.metadata.message_type
-    time = datetime.now(UTC).isoformat(timespec="seconds")
+def _asked(message: Message) -> dict[str, Any]:
+    """When and what the server asked."""
+    verb, now = message.metadata.message_type, datetime.now(UTC)
+    time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
     order = message.content.config_records.get("order") if message.has_content() else None
     given = {key: order[key] for key in ORDER if key in order} if order else {}
-    asked: dict[str, Any] = {"time": time, "verb": verb, **given}
+    return {"time": time, "verb": verb, **given}
+
+
+def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Under which settings, code and policy the hospital was asked."""
     policy = Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
     rules = _hash(policy.read_bytes()) if policy.is_file() else ""
-    terms = {"settings": {**context.run_config}, "code": code_hash(), "policy": rules}
-    asked["terms"] = _hash(json.dumps(terms, default=bytes.hex, sort_keys=True).encode())
-    return asked | (terms if verb in ("query.enrol", "query.prepare") else {})
+    settings = dict(sorted(context.run_config.items()))
+    return {"settings": settings, "code": code_hash(), "policy": rules}
 
 
 def _left(answer: Message) -> dict[str, Any]:

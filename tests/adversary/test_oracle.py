@@ -289,6 +289,14 @@ def test_another_run_is_no_way_around_the_limit(tmp_path):
     assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
 
 
+def test_one_round_is_not_trained_again_and_again(tmp_path):
+    """Each time another model can be read; other runs count, too."""
+    victim = Victim(tmp_path, LARGE, OPEN + "max-visits = 3\n")
+    answers = [victim.ask("train", victim.constant(0), epochs=1, run=run) for run in "1123"]
+    failed = [answer.error.code if answer.has_error() else None for answer in answers]
+    assert failed == [None, None, None, Failure.POLICY]
+
+
 def test_the_same_model_on_other_test_images_is_another_question(tmp_path):
     """With another seed other images are tested on: the noise of one model could be averaged."""
     victim, told = Victim(tmp_path, LARGE, LIMITED), []

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,58 @@ def test_all_that_leaves_a_hospital_in_a_run_is_in_it(strategy, verb, tmp_path):
         joined = lines[0].entry
         assert joined["settings"] == place.run_config
         assert joined["code"] == code_hash()
+        assert not any("settings" in line.entry for line in lines[1:])
+        assert {line.entry.get("terms") for line in lines[:-1]} == {joined["terms"]}
         trained = lines[verbs.index("train")].entry
         assert (trained["round"], trained["hop"]) == (1, 1)
         assert trained["run"] == joined["run"]
+
+
+@pytest.mark.parametrize("verb", ["query.enrol", "query.prepare", "train", "evaluate"])
+def test_a_run_s_settings_are_in_its_first_line_whatever_it_begins_with(verb, tmp_path):
+    """And once more if they change, or in another run."""
+    place = deployed(tmp_path)
+
+    def asked(run, **changes):
+        place.run_config.update(changes)
+        content = RecordDict({"order": ConfigRecord({"run": run})})
+        answered(place, figures, "train" if changes else verb, content)
+        return dict(place.run_config)
+
+    settings = [asked("1"), asked("1", seed=2), asked("1", seed=2), asked("2", seed=2)]
+    lines = [line.entry for line in read(ledger_of(place))]
+    assert [line.get("settings") for line in lines] == [*settings[:2], None, settings[3]]
+    assert len({line["terms"] for line in lines}) == 3
+
+
+def test_no_setting_passes_for_the_settings_of_an_earlier_line(tmp_path):
+    place = deployed(tmp_path)
+    answered(place, figures)
+    (line,) = read(ledger_of(place))
+    words = f'"terms": "{line.entry["terms"]}", "settings": {{'
+    ledger_of(place).unlink()
+    content = RecordDict({"order": ConfigRecord({"run": "9", "learner": words})})
+    answered(place, figures, content=content)
+    answered(place, figures)
+    first, second = read(ledger_of(place))
+    assert first.entry["learner"] == words
+    assert second.entry["settings"] == place.run_config
+
+
+def test_a_server_that_only_asks_who_is_there_does_not_fill_it(tmp_path):
+    """A line a day, unless something is asked or left with it."""
+    place, nothing = deployed(tmp_path), lambda m, c: Message(RecordDict(), reply_to=m)
+    for _ in range(3):
+        answered(place, nothing, "query.live")
+    answered(place, nothing, "query.live", RecordDict({"order": ConfigRecord({"run": "9"})}))
+    for _ in range(2):
+        answered(place, lambda message, context: 1 / 0, "query.live")
+    lines = [line.entry for line in read(ledger_of(place))]
+    assert [line.get("failure", {}).get("class") for line in lines] == [None, None, "crashed"]
+    assert [line.get("run") for line in lines] == [None, "9", None]
+    assert {line["time"] for line in lines} == {str(datetime.now(UTC).date())}
+    append(ledger_of(place), {"time": "2026-01-01", "verb": "query.live", "left": []})
+    assert len(list(read(ledger_of(place)))) == 4
 
 
 def test_a_refusal_is_in_it_with_the_rule_that_the_server_does_not_learn(tmp_path):

@@ -6,6 +6,8 @@ from dataclasses import replace
 import pytest
 
 from client_app.__main__ import main
+from client_app.identity import Identity
+from client_app.members import add_member
 from client_app.policy import DEFAULTS, Policy, PolicyError
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -138,6 +140,20 @@ def test_every_rule_is_explained_in_the_file_of_defaults():
     rules = [line for line in DEFAULTS.read_text("utf-8").splitlines() if " = " in line]
     assert rules
     assert all("#" in line for line in rules)
+
+
+def test_the_file_of_defaults_says_where_the_members_are(tmp_path, monkeypatch, capsys):
+    """Its command lists who takes part."""
+    (line,) = [line for line in DEFAULTS.read_text("utf-8").splitlines() if " -m " in line]
+    add_member(
+        tmp_path / "graz" / "members", "linz", str(Identity.of("linz", tmp_path / "k").member)
+    )
+    *_, module, name, site, _, folder, _ = line.split()
+    assert (module, name, site, folder) == ("client_app", "members", "--site", "--store-dir")
+    monkeypatch.setattr(sys, "argv", [module, name, site, "graz", folder, str(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.startswith("linz = ")
 
 
 def command(monkeypatch, *arguments: object) -> int:
