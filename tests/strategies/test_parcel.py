@@ -122,3 +122,16 @@ def test_a_parcel_on_disk_is_a_numpy_archive(tmp_path):
     back = parcel.load(tmp_path / "a.npz")
     assert back == good()
     parcel.check_parcel(back)
+
+
+def test_a_sealed_model_does_not_come_back_larger():
+    """But for its head, whose keys follow from who is a member."""
+    layouts = [{"sealed": ("uint8", (size,))} for size in (100, 100 + 2**20, 101 + 2**20)]
+    parcel.check_same_layout(layouts[1], layouts[0])
+    parcel.check_same_layout(layouts[0], layouts[2])
+    with pytest.raises(ParcelError, match="has 1048677 bytes; it left with 100"):
+        parcel.check_same_layout(layouts[2], layouts[0])
+    opened = {"weight": ("float32", (100,))}
+    for other in (layouts[0], {}):
+        with pytest.raises(ParcelError, match="other arrays"):
+            parcel.check_same_layout(opened, other)
