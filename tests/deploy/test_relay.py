@@ -1,30 +1,48 @@
-"""What the server of a deployment has, and what goes to and from it: of sealed models nothing."""
+"""What the server of a deployment has, and what goes to and from it: of sealed models nothing.
+
+A dishonest operator first sends code of his own (tests/adversary/test_other_code.py has the rest).
+"""
 
 import json
+import shutil
 import signal
-import socket
+import ssl
+import subprocess
 import threading
-from contextlib import contextmanager, redirect_stdout, suppress
+import tomllib
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
 
+import httpx
 import pytest
+from flwr.app import ArrayRecord, Message
 from flwr.common.config import parse_config_args
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
 from PIL import Image
 
 from benchmarks.simulation import run as simulate
 from benchmarks.simulation import superlink
+from client_app.ledger import path_of, read
 from deploy import demo
+from deploy import server as server_commands
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
-from strategies.protocol.parcel import load
+from deploy.errors import DeployError
+from strategies.protocol.code import PACKAGES
+from strategies.protocol.parcel import hash_arrays, load
+from tests.deploy.capture import opened, tap
+from tests.deploy.capture import read as read_capture
 from tests.fakes import context, metrics_of, models_of, run_config, run_here
 
 OPEN = (
     "strategy='cwt' model='mlp' num-server-rounds=1 train.epochs=1 min-hospitals=1 seed=1 "
     "hop-timeout=300 sealed=false"
 )
+ROOT = Path(__file__).parents[2]
 PART = 65536  # bytes of a file that are searched again when some of them have changed
 PATIENT = "Mustermann"  # in the name of every file of an image
 
@@ -106,33 +124,6 @@ class Spy(threading.Thread):
                 yield content[part]
 
 
-@contextmanager
-def tap(address, streams):
-    """A way to an address that notes all that goes by, one stream for each direction."""
-    host, port = address.split(":")
-
-    def carry(source, target, stream):
-        with suppress(OSError), source, target:
-            while content := source.recv(65536):
-                stream += content
-                target.sendall(content)
-            target.shutdown(socket.SHUT_WR)
-
-    def accept():
-        with suppress(OSError):
-            while True:
-                near = listener.accept()[0]
-                far = socket.create_connection((host, int(port)))
-                for ends in ((near, far), (far, near)):
-                    streams.append(stream := bytearray())
-                    threading.Thread(target=carry, args=(*ends, stream), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=accept, daemon=True).start()
-        yield f"127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
-
-
 class Watched:
     """A deployment's server, with a spy on its files and a tap on its connections.
 
@@ -144,7 +135,8 @@ class Watched:
 
     def __init__(self, hospitals, settings):
         self.hospitals, self.settings = hospitals, settings
-        self.streams = []
+        self.streams: list[bytearray] = []
+        self.sent: list[bytearray] = []
 
     @contextmanager
     def server(self, folder):
@@ -158,7 +150,8 @@ class Watched:
         with (
             Spy(folder, self.wanted) as spy,
             server(folder) as address,
-            tap(address, self.streams) as tapped,
+            opened(address, folder / "server", self.sent) as near,
+            tap(near, self.streams) as tapped,
         ):
             yield tapped
         self.found = spy.found
@@ -169,17 +162,178 @@ class Watched:
         assert not any(each in stream for stream in self.streams for each in self.wanted)
 
 
+def changed_app(folder):
+    """A checkout whose app and whose `torch` leave a mark where they are imported."""
+    for package in (*PACKAGES, "server_app"):
+        shutil.copytree(ROOT / package, folder / package)
+    project = (ROOT / "pyproject.toml").read_text()
+    (folder / "pyproject.toml").write_text(
+        project.replace("fab-include = [", 'fab-include = ["torch.py", ')
+    )
+    app, torch = folder / "client_app" / "app.py", folder / "torch.py"
+    mark = "import os, pathlib; pathlib.Path(os.environ['FLWR_HOME'], {!r}).touch()\n"
+    app.write_text(mark.format("app-was-here") + app.read_text())
+    torch.write_text(mark.format("torch-was-here"))
+    return folder
+
+
+def take_a_message(hospital):
+    """Ask a hospital's SuperNode for work, as any user of the machine can who has run `ps`."""
+    listed = subprocess.run(["ps", "-A", "-ww", "-o", "args="], check=True, capture_output=True)
+    (line,) = (
+        line.split()
+        for line in listed.stdout.decode().splitlines()
+        if "flower-supernode" in line and f"{hospital}/" in line
+    )
+    with RuntimeHttpClient.from_server_address(
+        server_address=f"127.0.0.1:{line[line.index('--port') + 1]}",
+        insecure=True,
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name="SuperExec")],
+    ) as client:
+        client.AcquireTask(AcquireTaskRequest(supported_task_types=["flwr-clientapp"]))
+
+
+class Dishonest(Watched):
+    """A deployment whose operator first ships code of his own, and where a stranger gives commands.
+
+    Of the hospitals linz was told to run any code, the others what they have approved.
+
+    Attributes:
+        commands: What the server answered to the stranger, by command and token.
+    """
+
+    @contextmanager
+    def start_hospitals(self, folder, address):
+        """In the place of `deploy.demo.hospitals`."""
+        more = {"graz": ["--warm"], "linz": ["--any-code"], "wien": []}
+        with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
+            for name in HOSPITALS:
+                patch.setattr(demo, "HOSPITALS", (name,))
+                given = ("--members", "first-use", *more[name])
+                running.enter_context(hospitals(folder, address, more=given))
+            patch.undo()
+            yield
+
+    def do_runs(self, folder, settings):
+        """In the place of `deploy.demo.run`."""
+        self.commands = dict(stranger_s_commands(folder / "server"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server_commands, "APP", changed_app(folder / "changed"))
+            with pytest.raises(DeployError, match="is finished:failed"):
+                server_commands.run(folder / "server", f"{settings} output-dir='{folder}/no'")
+        with pytest.raises(httpx.HTTPStatusError, match="401"):
+            take_a_message(folder / "graz")
+        return run(folder, settings)
+
+
+def stranger_s_commands(folder):
+    """What the server answers to who does not know its token, by command and token."""
+    connection = tomllib.loads((folder / "config.toml").read_text())["superlink"]["fedhandoff"]
+    with httpx.Client(verify=ssl.create_default_context(cafile=folder / "ca.crt")) as client:
+        for command in ("start-run", "stop-run", "register-node", "list-runs", "stream-logs"):
+            for token in ("", "x", "oidc"):
+                address = f"https://{connection['address']}/v1/control/{command}"
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                answer = client.post(address, headers=headers)
+                yield (command, token), answer.status_code
+
+
 @pytest.fixture(scope="module")
 def demonstration(tmp_path_factory):
     """The demo with its server watched, and the folder of its results."""
-    watched, printed = Watched(HOSPITALS, demo.SETTINGS), StringIO()
+    watched, printed = Dishonest(HOSPITALS, demo.SETTINGS), StringIO()
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr("tempfile.tempdir", str(tmp_path_factory.mktemp("demo")))
         patch.setattr(demo, "server", watched.server)
+        patch.setattr(demo, "hospitals", watched.start_hospitals)
+        patch.setattr(demo, "run", watched.do_runs)
         demo.main()
     signal.signal(signal.SIGTERM, before)
     return watched, Path(printed.getvalue().splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_a_hospital_imports_only_what_it_has_approved(demonstration):
+    """The same bundle does at linz what it wants."""
+    folder = demonstration[1].parents[1]
+    marks = {path.name for path in (folder / "linz").rglob("*-was-here")}
+    assert marks == {"app-was-here", "torch-was-here"}
+    for name in ("graz", "wien"):
+        assert not [*(folder / name).rglob("*-was-here")]
+    (summary,) = (folder / "no").glob("*/summary.json")
+    failed = {each["hospital"]: each for each in json.loads(summary.read_text())["failures"]}
+    assert failed.keys() == {"graz", "wien"}
+    for each in failed.values():
+        assert each["reason"].startswith("The hospital runs other code than the server")
+
+
+@pytest.mark.slow
+def test_who_does_not_know_the_server_s_token_gives_it_no_command(demonstration):
+    assert len(demonstration[0].commands) == 15
+    assert {*demonstration[0].commands.values()} == {401}
+
+
+@pytest.mark.slow
+def test_the_ledgers_have_a_line_for_all_that_was_sent(demonstration):
+    """Each answer on the wire, opened, is laid beside the hospitals' ledgers, in its order.
+
+    Of many `query.live` a day the first has a line. All else that Flower sends is too short to hold
+    anything. What a listener sees is no more than a tenth longer than what is sent.
+    """
+    watched, result = demonstration
+    sent, ledgers = read_capture(watched.sent), {}
+    for name in HOSPITALS:
+        path = path_of(name, result.parents[1] / name / "store")
+        ledgers[name] = [line.entry for line in read(path)]
+    by_node: dict[int, list[Message]] = {}
+    for answer in sent.answers:
+        by_node.setdefault(answer.metadata.src_node_id, []).append(answer)
+    names = []
+    for answers in by_node.values():
+        (card, *_) = (
+            each.content.config_records["card"]
+            for each in answers
+            if each.has_content() and "card" in each.content
+        )
+        names.append(str(card["hospital"]))
+        lines = [line for line in ledgers[names[-1]] if line["verb"] != "query.live"]
+        asked = [each for each in answers if each.metadata.message_type != "query.live"]
+        live = [each for each in answers if each.metadata.message_type == "query.live"]
+        assert live
+        assert not any(map(len, (each.content for each in live)))
+        assert [line["verb"] for line in lines] == [each.metadata.message_type for each in asked]
+        assert {"query.enrol", "query.prepare", "train", "evaluate"} == {e["verb"] for e in lines}
+        for line, each in zip(lines, asked, strict=True):
+            check_line(line, each)
+    assert sorted(names) == sorted(HOSPITALS)
+    assert max(map(len, sent.others)) < 1000
+    sizes = [sum(map(len, streams)) for streams in (watched.streams[::2], watched.sent)]
+    listed = sum(
+        record.get("bytes", 0)
+        for lines in ledgers.values()
+        for line in lines
+        for record in line.get("left", ())
+    )
+    print("bytes: TLS, HTTP/2, answers, other requests, arrays in the ledgers:")
+    print(*sizes, sent.size, sum(map(len, sent.others)), listed)
+    assert listed <= sent.size <= sizes[1] <= sizes[0] <= 1.1 * sizes[1]
+
+
+def check_line(line, answer):
+    """Whether a line of a ledger says what was in an answer."""
+    if answer.has_error():
+        assert line["failure"]["reason"] == answer.error.reason
+        return
+    left = {record["name"]: record for record in line["left"]}
+    assert left.keys() == answer.content.keys()
+    for name, record in answer.content.items():
+        if isinstance(record, ArrayRecord):
+            assert left[name]["sha256"] == hash_arrays(record)
+            assert left[name]["bytes"] == sum(len(array.data) for array in record.values())
+        else:
+            assert left[name]["values"] == dict(record)
 
 
 @pytest.mark.slow
