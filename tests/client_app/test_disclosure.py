@@ -112,8 +112,9 @@ def test_steps_follow_the_number_of_patients_and_of_models():
 FIGURES = {
     **{f"{whose}-{what}-pixels": 0.12345 for whose in ("release", "held-out") for what in KINDS},
     **{"release-threshold-pixels": 0.0123, "projection-plain-lpips-vgg": 0.5, "fid": 123.4},
-    "release-nearer-to-training": 0.5,
+    **{"release-nearer-to-training": 0.5, "release-passed": 1.0, "gan-iterations": 120.0},
 }
+ALWAYS = {"release-passed", "gan-iterations"}
 MEDIANS = {"release-median-pixels", "held-out-median-pixels"}
 OF_ALL = {"fid", "release-nearer-to-training"}
 
@@ -135,8 +136,8 @@ def test_a_buffer_s_figures_are_about_enough_patients(
     config = {"gan__projections": projections, "release__quantile": quantile}
     labels, groups = [0, 1] * patients, [*range(patients)] * 2
     told = of(tmp_path, labels, groups, **config).of_buffer(FIGURES)
-    assert told.keys() == leave
-    assert set(told.values()) <= {0.12, 0.012, 0.5, 120.0}
+    assert told.keys() == leave | ALWAYS
+    assert set(told.values()) <= {0.12, 0.012, 0.5, 1.0, 120.0}
 
 
 def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):

@@ -264,9 +264,8 @@ def test_a_hospital_imports_only_what_it_has_approved(demonstration):
         assert not [*(folder / name).rglob("*-was-here")]
     (summary,) = (folder / "no").glob("*/summary.json")
     failed = {each["hospital"]: each for each in json.loads(summary.read_text())["failures"]}
-    assert failed.keys() == {"graz", "wien"}
-    for each in failed.values():
-        assert each["reason"].startswith("The hospital runs other code than the server")
+    for name in ("graz", "wien"):
+        assert failed[name]["reason"].startswith("The hospital runs other code than the server")
 
 
 @pytest.mark.slow
@@ -279,8 +278,8 @@ def test_who_does_not_know_the_server_s_token_gives_it_no_command(demonstration)
 def test_the_ledgers_have_a_line_for_all_that_was_sent(demonstration):
     """Each answer on the wire, opened, is laid beside the hospitals' ledgers, in its order.
 
-    Of many `query.live` a day the first has a line. All else that Flower sends is too short to hold
-    anything. What a listener sees is no more than a tenth longer than what is sent.
+    Of a day's `query.live` the first has a line. No other request of Flower's is longer than 500
+    bytes. TLS adds no more than a tenth.
     """
     watched, result = demonstration
     sent, ledgers = read_capture(watched.sent), {}
@@ -308,7 +307,7 @@ def test_the_ledgers_have_a_line_for_all_that_was_sent(demonstration):
         for line, each in zip(lines, asked, strict=True):
             check_line(line, each)
     assert sorted(names) == sorted(HOSPITALS)
-    assert max(map(len, sent.others)) < 1000
+    assert max(map(len, sent.others)) < 500
     sizes = [sum(map(len, streams)) for streams in (watched.streams[::2], watched.sent)]
     listed = sum(
         record.get("bytes", 0)
@@ -316,8 +315,6 @@ def test_the_ledgers_have_a_line_for_all_that_was_sent(demonstration):
         for line in lines
         for record in line.get("left", ())
     )
-    print("bytes: TLS, HTTP/2, answers, other requests, arrays in the ledgers:")
-    print(*sizes, sent.size, sum(map(len, sent.others)), listed)
     assert listed <= sent.size <= sizes[1] <= sizes[0] <= 1.1 * sizes[1]
 
 
@@ -367,7 +364,8 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
     """The demo, then the same folders and settings on the simulation engine.
 
     The models are the same. Figures are rounded, with noise of a step (client_app/disclosure.py):
-    that of a share of 110 images or more is below 0.1, and of an AUROC below 0.2.
+    that of a share of 110 images or more is below 0.1, and of an AUROC below 0.2. Numbers of images
+    are rounded to tens.
     """
     _, deployed = demonstration
     folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)
@@ -388,7 +386,7 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
         errors.setdefault(line[-1], []).append(value - exact[line])
     for name, each in errors.items():
         if name.startswith("num-"):
-            assert not any(each)
+            assert max(map(abs, each)) <= 5
         else:
             assert any(each)
             assert max(map(abs, each)) < (1.0 if name == "auroc" else 0.5)
