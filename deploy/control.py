@@ -3,8 +3,8 @@
 
 Whoever reaches its port could otherwise start and stop runs and register hospitals. Flower takes
 the class that checks accounts (`ControlAuthnPlugin`) from a package that is not public; here it is
-given one of ours in the same place. If a later Flower has no such place, the SuperLink does not
-start. `flwr` finds the token where it keeps what `flwr login` would give: in `credentials.yaml` in
+given one of ours in the same place, which is no public interface: tests/deploy/test_relay.py asks
+a real SuperLink. `flwr` finds the token where it keeps what `flwr login` would give: in `credentials.yaml` in
 FLWR_HOME, the server's folder, which only its user can read.
 
 deploy/server_programs/flower-superlink is a link to this file.
