@@ -4,8 +4,8 @@
 Whoever reaches its port could otherwise start and stop runs and register hospitals. Flower takes
 the class that checks accounts (`ControlAuthnPlugin`) from a package that is not public; here it is
 given one of ours in the same place, which is no public interface: tests/deploy/test_relay.py asks
-a real SuperLink. `flwr` finds the token where it keeps what `flwr login` would give: in `credentials.yaml` in
-FLWR_HOME, the server's folder, which only its user can read.
+a real SuperLink. `flwr` finds the token where it keeps what `flwr login` would give: in the file
+`credentials.yaml` of FLWR_HOME, the server's folder, which only its user can read.
 
 deploy/server_programs/flower-superlink is a link to this file.
 """
