@@ -10,6 +10,11 @@ from flwr.clientapp import ClientApp
 from client_app.guard import guard
 from client_app.ledger import ledger
 from client_app.resident import resident
+from strategies.protocol.console import Console
+
+# Ray begins each line of a simulated hospital with its process, a SuperNode's supervisor with the
+# time of day.
+Console.install(clock="", width=54)
 
 # The first guard answers for the ledger, the second gives it what would leave.
 app = ClientApp(mods=[guard, ledger, guard, resident])

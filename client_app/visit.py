@@ -19,6 +19,7 @@ from learning.learners.plain import Received
 from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
+from strategies.protocol.console import Pace
 from strategies.protocol.parcel import Manifest, bundle, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
@@ -58,7 +59,10 @@ def train_here(message: Message, context: Context) -> Message:
             raise ParcelError("The order is to train for no epoch, or on no image.")
         rng = rng_for(hospital.settings.seed, "visit", *place)
         train_settings = hospital.settings.train
-        metrics = train(learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot)
+        pace = Pace(f"{hospital.name} trains the model of {label.lineage}", "images")
+        metrics = train(
+            learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
+        )
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     disclosure = Disclosure(request)
     metrics = _figures(disclosure, network, label, metrics)

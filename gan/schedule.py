@@ -90,6 +90,10 @@ def judge(standing: Standing, preset: Preset) -> tuple[bool, bool]:
     return best is now, ends or stale
 
 
+def limit(standing: Standing, preset: Preset) -> int:
+    """The most steps that the present phase can have."""
+    return preset.privacy_iterations if standing.private else preset.iterations
+
+
 def _is_last(standing: Standing, preset: Preset) -> bool:
-    limit = preset.privacy_iterations if standing.private else preset.iterations
-    return standing.iteration >= limit
+    return standing.iteration >= limit(standing, preset)

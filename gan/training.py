@@ -20,7 +20,7 @@ from gan.checkpoint import Checkpoints
 from gan.checks import Checks
 from gan.networks import Generator
 from gan.presets import Preset
-from gan.schedule import Progress, Standing, check_due, judge
+from gan.schedule import Progress, Standing, check_due, judge, limit
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def train_gan(
     *,
     seed: int,
     deadline: float,
-    report: Callable[[Progress], None],
+    report: Callable[[Standing, int], None],
 ) -> Trained:
     """Train a generative model, or go on with or return what the folder holds.
 
@@ -60,7 +60,8 @@ def train_gan(
         folder: For checkpoints, `progress.jsonl` and a picture at every check.
         seed: Decides on everything random; torch's global generators do not change.
         deadline: When to give up, in the time of `time.monotonic`.
-        report: Called at every check.
+        report: Called before every step with where the training stands, and with the most steps
+            that its phase can have.
 
     Raises:
         TimeoutError: The deadline has passed; a later call goes on from here.
@@ -86,6 +87,7 @@ def train_gan(
                 standing.seconds = time.monotonic() - began
                 files.save("checkpoint", networks, standing)
                 raise TimeoutError(f"GAN training stopped in phase {standing.phase}.")
+            report(standing, limit(standing, preset))
             networks.step(standing.iteration, standing.private)
             standing.iteration += 1
             if not check_due(standing, preset):
@@ -105,7 +107,6 @@ def train_gan(
                 if standing.private:
                     files.load("plain", networks)
             files.save("checkpoint", networks, standing)
-            report(progress)
 
         files.load("plain", networks)
         plain, private = copy.deepcopy(networks.average), None

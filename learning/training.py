@@ -24,6 +24,7 @@ def train(
     rng: np.random.Generator,
     deadline: float,
     after_epoch: Callable[[int], None] = lambda epoch: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float]:
     """Train a model on a hospital's images, with a new optimizer.
 
@@ -34,6 +35,7 @@ def train(
         rng: Decides on the order of the images, on all draws of the learner, and on dropout.
         deadline: When to give up, in the time of `time.monotonic`.
         after_epoch: Called with the number of each epoch, from 1, at its end.
+        progress: Called after every step with how many images are done, and of how many.
 
     Returns:
         `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
@@ -51,6 +53,7 @@ def train(
     )
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
+    done = 0
     with seeded(rng):
         for epoch in range(1, epochs + 1):
             learner.begin_epoch(epoch)
@@ -66,6 +69,8 @@ def train(
                 optimizer.step()
                 learner.after_step()
                 total += loss.detach() * len(batch)
+                done += len(batch)
+                progress(done, epochs * len(order))
             after_epoch(epoch)
     return {"train-loss": total.item() / len(samples), "num-examples": len(samples)}
 

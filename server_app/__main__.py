@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from server_app import check, compare, export
+from server_app import check, compare, export, watch
 from strategies.protocol.settings import SettingsError
 
-COMMANDS = (check, compare, export)
+COMMANDS = (check, compare, export, watch)
 
 
 def main() -> None:

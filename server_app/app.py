@@ -1,5 +1,7 @@
 """The post office: runs the strategy that the settings name, and has the results written."""
 
+import os
+import warnings
 from logging import INFO
 
 from flwr.app import Context
@@ -10,8 +12,14 @@ from server_app.results import Results
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run
+from strategies.protocol.console import Console
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
+
+# Ray passes on what simulated hospitals log; read when it does. Hospitals are told apart by name.
+os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+# Ray's, about a default of its own that Flower relies on.
+warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 
 app = ServerApp()
 
@@ -19,13 +27,17 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do one run. The last line it logs is the path of its result folder."""
+    console = Console.install()
     settings = Settings.parse(context.run_config)
     strategy = strategy_of(settings)
     results, state = Results.open(settings)
     try:
-        Engine(Run(settings, strategy, state, Courier(grid), results), results.keep).go()
+        courier = Courier(grid, results.waits_for)
+        Engine(Run(settings, strategy, state, courier, results), results.keep).go()
     except Exception as error:
         results.fail(error, state)
+        console.last = f"The run failed: {error}\n{results.path}"
         raise
     results.finish(state)
+    console.last = str(results.path)
     log(INFO, "%s", results.path)

@@ -4,6 +4,7 @@
     metrics.jsonl          one line per event, as soon as it happens
     summary.json           the figures of the run: `server_app.measures.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
+    under-way.json         while it goes: how many rounds are done, and whom the server waits for
     parcels/               the last good parcel of each model
     report.html            the summary as a page
     checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
@@ -22,12 +23,12 @@ import os
 import shutil
 import tomllib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from logging import ERROR, INFO, WARNING
+from logging import ERROR, INFO
 from math import isfinite, nan
 from pathlib import Path
-from time import monotonic, strftime
+from time import monotonic, strftime, time
 from typing import Any, Self
 from urllib.parse import quote
 
@@ -35,27 +36,22 @@ import tomli_w
 from flwr.common import log
 from flwr.common.config import flatten_dict, unflatten_dict
 
-from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
+from server_app import wording
+from server_app.measures import Round, Summary, measure_round, summarise, took_part
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
+from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings, SettingsError
 
-LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
+# Seconds of silence after which the log says whom the server waits for; each next time twice as
+# long, up to the second.
+SILENCE, LONGEST_SILENCE = 30.0, 900.0
 # Settings that may change on resume.
 MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
-# What the log says about a round, as far as it was measured: labels, and names in `Summary`.
-PROGRESS = {
-    "federation": "federation_accuracy",
-    "ensemble": "ensemble_accuracy",
-    "disagreement": "disagreement",
-    "personalised": "personalized_accuracy",
-    "after visit": "accuracy_after_visit",
-    "loss": "train_loss",
-}
 
 
 class Results:
@@ -74,6 +70,8 @@ class Results:
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
+        self._awaited: Sequence[Awaited] = ()
+        self._spoke, self._silence = self._began, SILENCE
 
     @classmethod
     def open(cls, settings: Settings) -> tuple[Self, State]:
@@ -109,6 +107,8 @@ class Results:
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
         (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
         self._claim()
+        rounds = self._settings.num_server_rounds
+        self._say(INFO, f"{self._settings.strategy}, {rounds} rounds: {self.path}")
         return state
 
     def _claim(self) -> None:
@@ -136,7 +136,7 @@ class Results:
         os.truncate(metrics, notes["bytes"])
         (self.path / "summary.json").unlink(missing_ok=True)  # of its failure
         self._events = [
-            _from_json(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
+            event_of(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
         ]
         for number, seconds in enumerate(notes["seconds_of_rounds"], 1):
             self._measure(number, seconds)
@@ -144,7 +144,7 @@ class Results:
         now = monotonic()
         self._began = now - notes["seconds"]
         self._round_began = now - notes["seconds_of_this_round"]
-        log(INFO, "The run of %s goes on", self.path)
+        self._say(INFO, f"The run of {self.path} goes on")
         return state
 
     @property
@@ -175,31 +175,42 @@ class Results:
         line = _to_json({"time": round(now - self._began, 3), **vars(event)})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        _log_event(event)
+        if said := wording.of_event(event):
+            self._say(*said)
 
     def round_finished(self, server_round: int) -> None:
         """Measure a round and log one line about it."""
         seconds = monotonic() - self._round_began
         measured = self._measure(server_round, seconds)
-        figures = [
-            f"{label} {measured.figures[name]:.3f}"
-            for label, name in PROGRESS.items()
-            if isfinite(measured.figures[name])
-        ]
-        visits = finished(measured.visits)
-        accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
-        if len(accuracies) > len({row["lineage"] for row in visits}):
-            figures.append(f"visits {min(accuracies):.3f} to {max(accuracies):.3f}")
-        log(
-            INFO,
-            "round %d/%d | %s | %d of %d hospitals | %.1f s",
-            server_round,
-            self._settings.num_server_rounds,
-            " | ".join(figures),
-            len(measured.trained),
-            len(took_part(self._events)),
-            seconds,
-        )
+        rounds = self._settings.num_server_rounds
+        left = wording.time_left([each.seconds for each in self._rounds], rounds)
+        self._say(INFO, wording.of_round(measured, rounds, len(took_part(self._events)), left))
+        self._tell_under_way()
+
+    def waits_for(self, awaited: Sequence[Awaited]) -> None:
+        """Take note of the answers that have not come yet; log them after a long silence."""
+        if awaited != self._awaited:
+            self._awaited = awaited
+            self._tell_under_way()
+        silent = monotonic() - self._spoke
+        if awaited and silent >= self._silence:
+            longer = min(2 * self._silence, LONGEST_SILENCE)
+            now = monotonic()
+            self._say(
+                INFO, wording.of_wait([(a.hospital, a.verb, now - a.since) for a in awaited])
+            )
+            self._silence = longer
+
+    def _tell_under_way(self) -> None:
+        """Write under-way.json, for `python -m server_app watch`."""
+        clock = time() - monotonic()
+        waits = [{**vars(each), "since": round(clock + each.since)} for each in self._awaited]
+        with replacing(self.path / "under-way.json") as draft:
+            draft.write_text(_to_json({"rounds": len(self._rounds), "waits": waits}), "utf-8")
+
+    def _say(self, level: int, text: str) -> None:
+        log(level, "%s", text)
+        self._spoke, self._silence = monotonic(), SILENCE
 
     def _measure(self, server_round: int, seconds: float) -> Round:
         events = [event for event in self._events if event.round == server_round]
@@ -237,6 +248,7 @@ class Results:
         )
         with replacing(self.path / "summary.json") as draft:
             draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
+        (self.path / "under-way.json").unlink(missing_ok=True)
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for name, model in state.models.items():
@@ -261,14 +273,6 @@ class Results:
 def _cell(text: str) -> str:
     """A text that no spreadsheet takes for a formula."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
-
-
-def _log_event(event: Event) -> None:
-    where = f"round {event.round}, hop {event.hop}: {event.hospital}"
-    if event.outcome != "ok":
-        log(WARNING, "%s failed at %s (%s): %s", where, event.verb, event.outcome, event.reason)
-    elif event.seconds >= LONG_ANSWER:
-        log(INFO, "%s answered %s after %.0f s", where, event.verb, event.seconds)
 
 
 def _new_directory(base: Path, name: str) -> Path:
@@ -298,7 +302,7 @@ def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_without_nan(value), indent=indent, ensure_ascii=False, allow_nan=False)
 
 
-def _from_json(line: str) -> Event:
+def event_of(line: str) -> Event:
     """The event of a line of metrics.jsonl."""
     fields = json.loads(line)
     del fields["time"]

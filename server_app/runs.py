@@ -113,7 +113,7 @@ def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, _NotCompletedError):
         return str(error)
     if isinstance(error, FileNotFoundError) and Path(error.filename).name == "summary.json":
-        if _is_under_way(path):
+        if is_under_way(path):
             return "is under way"
         resume = path / "checkpoint" / "resume.toml"
         hint = f"; resume it with --run-config '{resume}'" if resume.exists() else ""
@@ -121,7 +121,7 @@ def _reason(path: Path, error: Exception) -> str:
     return f"cannot be read ({type(error).__name__}: {error})"
 
 
-def _is_under_way(path: Path) -> bool:
+def is_under_way(path: Path) -> bool:
     """Whether a server works in it (`Results` holds such a directory)."""
     directory = os.open(path, os.O_RDONLY)
     try:

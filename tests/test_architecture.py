@@ -46,7 +46,7 @@ ALLOWED = {
     # Not part of a run: what is done with the models of an open one.
     "server_app/export.py": {"flwr", "torch", "learning", "strategies.protocol"},
     "server_app": {
-        *("flwr", "numpy", "matplotlib", "scipy", "tomli_w", "strategies"),
+        *("flwr", "numpy", "matplotlib", "scipy", "tomli_w", "rich", "strategies"),
         # What `check` knows of hospitals' settings.
         *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
     },

@@ -15,10 +15,11 @@ from gan.adversaries import Examples, Privacy
 from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
-from gan.schedule import ENOUGH, Progress
+from gan.schedule import ENOUGH, Standing
 from gan.synthesis import render
 from gan.training import Trained, train_gan
 from learning.samples import Samples
+from strategies.protocol.console import Pace
 from strategies.protocol.settings import SettingsError
 
 
@@ -85,14 +86,13 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     """Train the GAN, or restore it from the job's folder."""
     hospital, preset = job.hospital, job.preset
 
-    def report(progress: Progress) -> None:
-        apart = progress.privacy_distance
-        logging.getLogger("flwr").info(
-            "%s: GAN phase %d, iteration %d, %.1f/s, %s %.1f, ADA p %.2f%s",
-            *(hospital.name, progress.phase, progress.iteration, progress.iterations_per_second),
-            *(distance_to_real.name, progress.frechet, progress.ada_p),
-            "" if apart is None else f", {job.distance.name} {apart:.3f}",
-        )
+    # A phase ends when it gets no better, mostly long before its last iteration.
+    paces = {phase: Pace(f"{hospital.name}: GAN phase {phase}", "at most") for phase in (1, 2)}
+
+    def report(standing: Standing, limit: int) -> None:
+        last = standing.progress[-1] if standing.progress else None
+        figure = f"{distance_to_real.name} {last.frechet:.1f}" if last else ""
+        paces[standing.phase](standing.iteration, limit, figure)
 
     gan = hospital.settings.gan
     weight = gan.privacy_weight * preset.privacy_scale

@@ -13,11 +13,9 @@ only after the pixels are on disk: a kill at any moment loses a few seconds of w
 
 import hashlib
 import json
-import logging
 import math
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -44,6 +42,7 @@ from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, formed, one_size
 from client_app.limits import check_disk, decoding_threads
 from client_app.policy import MachineRules
+from strategies.protocol.console import Pace
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -356,14 +355,11 @@ def _decode(
 
 
 def _logged() -> Progress:
-    """Log every few seconds how far an import is."""
-    last = time.monotonic()
+    """Log now and then how far an import is."""
+    paces: dict[str, Pace] = {}
 
     def progress(what: str, done: int, total: int) -> None:
-        nonlocal last
-        if time.monotonic() - last > 5:
-            last = time.monotonic()
-            logging.getLogger("flwr").info("%s images: %d of %d", what, done, total)
+        paces.setdefault(what, Pace(what, "images"))(done, total)
 
     return progress
 

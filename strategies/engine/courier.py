@@ -12,7 +12,7 @@ except `SimulationBroken`: Flower's simulation cannot go on after the loss of on
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Generic, TypeVar
@@ -61,6 +61,7 @@ class Letter(Generic[AboutT]):
         write: Makes the content, when the message is sent.
         limit: Seconds the hospital may take to answer,
         setting: and the setting that says so.
+        hospital: The hospital's name; empty if it is not known yet.
     """
 
     node: int
@@ -69,6 +70,22 @@ class Letter(Generic[AboutT]):
     write: Callable[[], RecordDict]
     limit: float
     setting: str
+    hospital: str = ""
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """An answer that has not come yet.
+
+    Attributes:
+        hospital: Whose; empty if the hospital's name is not known yet.
+        verb: The message type.
+        since: When the message was sent, in the time of `time.monotonic`.
+    """
+
+    hospital: str
+    verb: str
+    since: float
 
 
 @dataclass(frozen=True)
@@ -122,10 +139,14 @@ class Courier:
 
     Args:
         grid: The grid of the run.
+        waits_for: Is told again and again which answers have not come yet.
     """
 
-    def __init__(self, grid: Grid) -> None:
+    def __init__(
+        self, grid: Grid, waits_for: Callable[[Sequence[Awaited]], None] = lambda awaited: None
+    ) -> None:
         self.grid = grid
+        self.waits_for = waits_for
         self.answering: set[int] = set()  # nodes whose last message was answered in time
         self._heard: set[int] = set()  # nodes that have answered at any time
 
@@ -148,17 +169,18 @@ class Courier:
         if self.simulates:
             return connected
         asked = connected - self.answering
+        names = self.connected() if asked else {}
         letters = [
             Letter(
                 *(node, "query.live", None, RecordDict),
                 LIVE_TIMEOUT if node in self._heard else FIRST_LIVE_TIMEOUT,
                 "time to say that it takes messages",
+                names.get(node, ""),
             )
             for node in sorted(asked)
         ]
         list(self.exchange(letters))
         if silent := asked - self.answering:
-            names = self.connected()
             named = ", ".join(names.get(node, f"node {node}") for node in sorted(silent))
             log(WARNING, "Connected, but busy or stuck, and passed over: %s", named)
         return connected & self.answering
@@ -208,8 +230,15 @@ class Exchange(Generic[AboutT]):
             if finished:
                 last_answer = time.monotonic()
             else:
+                self.courier.waits_for(
+                    [
+                        Awaited(each.letter.hospital, each.letter.verb, each.since)
+                        for each in self.outstanding.values()
+                    ]
+                )
                 waited = time.monotonic() - last_answer
                 time.sleep(min(max(PAUSE_SHARE * waited, SHORTEST_PAUSE), LONGEST_PAUSE))
+        self.courier.waits_for([])
 
     def _send(self, node: int) -> Iterator[Delivery[AboutT]]:
         """Send the first message for a hospital that can be sent."""

@@ -76,7 +76,7 @@ class Run:
 
         setting = "prepare-timeout" if verb.startswith("query.") else "hop-timeout"
         limit = getattr(self.settings, setting.replace("-", "_"))
-        return Letter(node, verb, about, write, limit, setting)
+        return Letter(node, verb, about, write, limit, setting, order.hospital)
 
     def tell(self, event: Event) -> None:
         """Record an event, unless it repeats enrolment after a resume."""

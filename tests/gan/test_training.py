@@ -53,7 +53,7 @@ def train(micro, tmp_path):
         fingerprint="",
         seed=3,
         deadline=None,
-        report=lambda progress: None,
+        report=lambda standing, limit: None,
     ):
         if images is None:
             drawn = torch.Generator().manual_seed(0)
@@ -83,16 +83,20 @@ def told(progress):
 
 
 def test_both_phases(train, tmp_path):
-    reported: list[Progress] = []
-    trained = train(report=reported.append, frechet=Scores(10.0))
-    first = [p.iteration for p in reported if p.phase == 1]
-    second = [p.iteration for p in reported if p.phase == 2]  # looked at more closely
+    steps = []
+
+    def report(standing, limit):
+        steps.append((standing.phase, standing.iteration, limit))
+
+    trained = train(report=report, frechet=Scores(10.0))
+    first = [p.iteration for p in trained.progress if p.phase == 1]
+    second = [p.iteration for p in trained.progress if p.phase == 2]  # looked at more closely
     assert (first, second) == ([2, 4, 6], [1, 2, 3, 4])
-    assert trained.progress == reported
-    assert [p.privacy_distance is None for p in reported] == [True] * 3 + [False] * 4
+    assert steps == [(1, k, 6) for k in range(6)] + [(2, k, 4) for k in range(4)]
+    assert [p.privacy_distance is None for p in trained.progress] == [True] * 3 + [False] * 4
     assert not torch.equal(weights(trained.plain), weights(trained.private))
     lines = (tmp_path / "gan" / "progress.jsonl").read_text().splitlines()
-    assert [Progress(**json.loads(line)) for line in lines] == reported
+    assert [Progress(**json.loads(line)) for line in lines] == trained.progress
     assert len(list((tmp_path / "gan").glob("*.png"))) == 7
 
 
@@ -173,8 +177,9 @@ def test_a_kill_after_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
         train()
     monkeypatch.undo()
 
-    def killed(progress):
-        raise KeyboardInterrupt
+    def killed(standing, limit):
+        if standing.progress:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         train(report=killed)

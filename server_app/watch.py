@@ -1,0 +1,299 @@
+"""Follows a run while it goes, from what it has written so far: one that runs here or in a deployment.
+
+    uv run python -m server_app watch ~/fedhandoff/runs
+
+In a terminal it shows where the run stands; otherwise it prints a line per event. It ends with the
+run. The exit status is 0 if that has completed.
+"""
+
+import argparse
+import json
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from logging import WARNING
+from math import isfinite, nan
+from pathlib import Path
+from typing import Any
+
+from flwr.common.config import flatten_dict
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from server_app import wording
+from server_app.measures import Round, measure_round, took_part
+from server_app.results import event_of
+from server_app.runs import is_under_way
+from strategies.engine.events import Event
+from strategies.protocol.console import WIDTH, duration
+from strategies.protocol.settings import SettingsError
+
+LOOK = 1.0  # seconds between two looks
+START_UP = 10.0  # seconds in which a server takes hold of a new directory
+FAILURES = 3  # the last so many are shown
+# Shares from 0 to 1, with characters that every terminal has and with others.
+BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
+
+
+def add_command(commands: Any) -> None:
+    """Add `watch` to the commands of `python -m server_app`."""
+    about = "follow a run while it goes"
+    parser = commands.add_parser("watch", help=about, description=about)
+    parser.set_defaults(command=_command)
+    parser.add_argument(
+        "directory",
+        type=Path,
+        help="a result directory, which may be about to be made; or a folder of those, such as the "
+        "setting output-dir: the run that goes there, or the next one",
+    )
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    try:
+        sys.exit(follow(arguments.directory.expanduser().absolute(), Console(highlight=False)))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (OSError, ValueError, LookupError) as error:
+        raise SettingsError(
+            f"{arguments.directory} cannot be read as a result directory: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+@dataclass
+class Followed:
+    """What is known of a run by now.
+
+    Attributes:
+        path: Its result directory.
+        settings: Its config.toml, by key.
+        events: Those read so far.
+        done: The rounds that are finished.
+        waits: Answers that the server waits for: hospital, message type, and since when, in the
+            time of `time.time`.
+        summary: Its summary.json; empty until it has ended.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    events: list[Event] = field(default_factory=list)
+    done: list[Round] = field(default_factory=list)
+    waits: list[tuple[str, str, float]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    _read: int = 0  # bytes of metrics.jsonl
+    _ends: dict[int, float] = field(default_factory=dict)  # of rounds, in seconds of the run
+
+    @classmethod
+    def open(cls, path: Path) -> "Followed":
+        """Begin to follow the run of a directory."""
+        return cls(path, flatten_dict(tomllib.loads((path / "config.toml").read_text("utf-8"))))
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds the run has."""
+        return int(self.settings["num-server-rounds"])
+
+    @property
+    def left(self) -> float:
+        """Seconds until its end; NaN if that is not known."""
+        return wording.time_left([each.seconds for each in self.done], self.rounds)
+
+    def look(self) -> list[Event]:
+        """Read what is new; the new events."""
+        # First, since it is written last: then all events are there.
+        self.summary = _json(self.path / "summary.json")
+        under_way = _json(self.path / "under-way.json")
+        new = list(self._new_events())
+        self.events += new
+        self.waits = [tuple(each.values()) for each in under_way.get("waits", ())]
+        finished = self.summary.get("rounds", under_way.get("rounds", 0))
+        for number in range(len(self.done) + 1, finished + 1):
+            took = self._ends.get(number, nan) - self._ends.get(number - 1, nan)
+            cross = bool(self.settings["evaluate.cross"])
+            events = [event for event in self.events if event.round == number]
+            self.done.append(measure_round(number, events, cross, took))
+        return new
+
+    def _new_events(self) -> Iterator[Event]:
+        with (self.path / "metrics.jsonl").open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return  # it is being written
+                self._read += len(line)
+                event = event_of(line.decode())
+                self._ends[event.round] = json.loads(line)["time"]
+                yield event
+
+    def state(self) -> str:
+        """In one word or a few: whether it goes on."""
+        if self.summary:
+            return str(self.summary["status"])
+        if is_under_way(self.path) or time.time() - self.path.stat().st_mtime < START_UP:
+            return "under way"
+        return "interrupted"
+
+    def headline(self) -> Iterator[str]:
+        """What the run is, and where it stands."""
+        dataset, strategy = self.settings["dataset"], self.settings["strategy"]
+        yield f"{strategy} on {dataset}, {self.path}"
+        hospitals = took_part(self.events)
+        where = f"{len(self.done)} of {self.rounds} rounds"
+        if hospitals:
+            where += f", {len(hospitals)} hospitals"
+        if self.state() == "under way" and isfinite(self.left):
+            where += f", {duration(self.left)} left"
+        yield f"{self.state()}: {where}"
+
+    def farewell(self) -> Iterator[str]:
+        """What there is to say when the run has ended; its directory last."""
+        if self.state() == "interrupted":
+            resume = self.path / "checkpoint" / "resume.toml"
+            yield "The run has ended without its results: its server was stopped, or runs elsewhere."
+            if resume.exists():
+                yield f"Resume it with --run-config '{resume}'"
+        elif error := self.summary["error"]:
+            yield f"The run failed: {error}"
+        else:
+            took = duration(self.summary["wall_seconds"])
+            yield f"The run has {self.summary['status']}, after {took}."
+        yield str(self.path)
+
+
+def follow(place: Path, console: Console) -> int:
+    """Show a run until its end; returns the exit status.
+
+    Args:
+        place: A result directory or a folder of some; it need not exist yet.
+        console: Where it is shown.
+    """
+    run = Followed.open(_found(place, console))
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for _ in _looks(run):
+                live.update(picture(run, console), refresh=True)
+    else:
+        for line in lines(run):
+            console.print(line, soft_wrap=True, markup=False)
+    for line in run.farewell():
+        console.print(line, soft_wrap=True, markup=False)
+    return int(run.summary.get("status", "failed") == "failed")
+
+
+def _looks(run: Followed) -> Iterator[list[Event]]:
+    """The new events, again and again until the run has ended."""
+    while True:
+        # Before the look: what has ended by then has written all.
+        ended = run.state() != "under way"
+        yield run.look()
+        if ended or run.summary:
+            return
+        time.sleep(LOOK)
+
+
+def _found(place: Path, console: Console) -> Path:
+    """The result directory to follow, once it is there."""
+    known = {path for path in _runs(place) if not is_under_way(path)}
+    waiting = False
+    while True:
+        if (place / "metrics.jsonl").exists():
+            return place
+        if new := [path for path in _runs(place) if path not in known]:
+            return max(new, key=lambda path: path.stat().st_mtime)
+        if not waiting:
+            console.print(f"No run goes in {place} yet: waits for one.", soft_wrap=True)
+            waiting = True
+        time.sleep(LOOK)
+
+
+def _runs(place: Path) -> list[Path]:
+    return [path.parent for path in place.glob("*/metrics.jsonl")]
+
+
+def lines(run: Followed) -> Iterator[str]:
+    """The run as lines, for a file or another program."""
+    shown, said, silence = 0, time.time(), 60.0
+    yield from run.headline()
+    for events in _looks(run):
+        told = [text for event in events if (text := wording.of_event(event))]
+        new = [text for _, text in told]
+        hospitals = len(took_part(run.events))
+        for measured in run.done[shown:]:
+            seconds = [each.seconds for each in run.done[: measured.number]]
+            left = wording.time_left(seconds, run.rounds) if not run.summary else nan
+            new.append(wording.of_round(measured, run.rounds, hospitals, left))
+        shown, now = len(run.done), time.time()
+        if not new and run.waits and now - said >= silence:
+            new, silence = [wording.of_wait(_ages(run.waits, now))], 2 * silence
+        elif new:
+            silence = 60.0
+        said = now if new else said
+        yield from new
+
+
+def _ages(waits: Sequence[tuple[str, str, float]], now: float) -> list[tuple[str, str, float]]:
+    return [(hospital, verb, max(0.0, now - since)) for hospital, verb, since in waits]
+
+
+def picture(run: Followed, console: Console) -> Group:
+    """The run as a picture of the terminal's width."""
+    title, where = run.headline()
+    parts: list[Any] = [Text(title, overflow="fold"), Text(where, style="bold")]
+    figures = Table.grid(padding=(0, 2))
+    for label, values in _curves(run.done).items():
+        room = max(10, min(console.width, WIDTH + 20) - 54)
+        blocks = BLOCKS if (console.encoding or "").startswith("utf") else PLAIN
+        best = max(values, key=lambda pair: pair[1])
+        figures.add_row(
+            Text(label),
+            Text(f"{values[-1][1]:.3f}", style="bold"),
+            Text(curve([value for _, value in values], room, blocks), style="cyan"),
+            Text(f"best {best[1]:.3f}, round {best[0]}", style="dim"),
+        )
+    parts.append(figures)
+    now = time.time()
+    for hospital, verb, since in run.waits if not run.summary else ():
+        clock = time.strftime("%H:%M:%S", time.localtime(since))
+        waits = wording.of_wait(_ages([(hospital, verb, since)], now))
+        parts.append(Text(f"since {clock}  {waits}"))
+    failed = [each for each in map(wording.of_event, run.events) if each and each[0] == WARNING]
+    parts += [Text(text, style="yellow") for _, text in failed[-FAILURES:]]
+    return Group(*parts)
+
+
+def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
+    """Each figure of the headline over the rounds."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for measured in done:
+        for label, value in wording.headline(measured.figures).items():
+            curves.setdefault(label, []).append((measured.number, value))
+    return curves
+
+
+def curve(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
+    """Values from 0 to 1 as a line of text between two bars; of many, means over neighbours.
+
+    >>> curve([0.0, 0.5, 1.0], 10)
+    '| ▄█|'
+    """
+    columns = min(width, len(values))
+    cuts = [round(k * len(values) / columns) for k in range(columns + 1)]
+    means = [
+        sum(values[start:end]) / (end - start)
+        for start, end in zip(cuts, cuts[1:], strict=False)
+    ]
+    top = len(blocks) - 1
+    return f"|{''.join(blocks[round(min(max(mean, 0.0), 1.0) * top)] for mean in means)}|"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The content of a file that is replaced as a whole; empty if it is not there."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found

@@ -1,0 +1,110 @@
+"""A run in words: one line for a round, for an answer that matters, for a wait.
+
+In a round's line `balanced accuracy` is the mean over all pairs of model and hospital, `held` the
+mean over the hospitals, each with the model that it holds after the round, and `ensemble` that of
+all models together; `visits` are the global accuracies of a model that was tested after each visit.
+"""
+
+from collections.abc import Sequence
+from logging import INFO, WARNING
+from math import isfinite, nan
+from statistics import fmean
+
+from server_app.measures import Round, finished
+from strategies.engine.events import Event
+from strategies.protocol.console import duration
+
+LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
+LATELY = 5  # rounds by which the time left is estimated
+# Labels of figures, and where they are in `Summary`: the first that was measured counts.
+FIGURES = {
+    "balanced accuracy": "federation_balanced_accuracy",
+    "accuracy": "federation_accuracy",
+    "held": "personalized_balanced_accuracy",
+    "held (accuracy)": "personalized_accuracy",
+    "ensemble": "ensemble_balanced_accuracy",
+    "ensemble (accuracy)": "ensemble_accuracy",
+}
+VERBS = {
+    "query.live": "say that it is there",
+    "query.enrol": "enrol",
+    "query.prepare": "prepare",
+    "train": "train",
+    "train.rewind": "train (rewind)",
+    "evaluate": "test",
+}
+
+
+def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) -> str:
+    """The line of a round.
+
+    Args:
+        measured: Its figures.
+        rounds: How many the run has.
+        hospitals: How many take part.
+        left: Seconds until the last round ends; NaN if that is not known.
+    """
+    parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
+    parts += [f"{label} {value:.3f}" for label, value in headline(measured.figures).items()]
+    accuracies = [row["global_accuracy"] for row in finished(measured.visits)]
+    accuracies = [each for each in accuracies if isfinite(each)]
+    if len(accuracies) > len({row["lineage"] for row in finished(measured.visits)}):
+        parts.append(f"visits {min(accuracies):.3f} to {max(accuracies):.3f}")
+    if len(parts) == 1 and isfinite(loss := measured.figures["train_loss"]):
+        parts.append(f"loss {loss:.3f}")
+    if len(measured.trained) < hospitals:
+        parts.append(f"{len(measured.trained)} of {hospitals} hospitals")
+    if isfinite(left) and measured.number < rounds:
+        parts.append(f"{duration(left)} left")
+    return "  ".join(parts)
+
+
+def headline(figures: dict[str, float]) -> dict[str, float]:
+    """The figures of a round that matter most, by their labels: balanced ones if there are any."""
+    measured = {label: figures[name] for label, name in FIGURES.items() if isfinite(figures[name])}
+    plain = {"balanced accuracy": "accuracy", "held": "held (accuracy)"}
+    plain["ensemble"] = "ensemble (accuracy)"
+    for balanced in measured.keys() & plain:
+        measured.pop(plain[balanced], None)
+    return measured
+
+
+def time_left(seconds: Sequence[float], rounds: int) -> float:
+    """Seconds until the last of so many rounds ends; NaN before the first one has.
+
+    Args:
+        seconds: How long each round took, so far.
+        rounds: How many the run has.
+    """
+    known = [each for each in seconds[-LATELY:] if isfinite(each)]
+    return fmean(known) * (rounds - len(seconds)) if known else nan
+
+
+def of_event(event: Event) -> tuple[int, str] | None:
+    """The line about an answer, and its level in the log; None if it is not worth one."""
+    when = f"round {event.round}: " if event.round else ""
+    what = VERBS.get(event.verb, event.verb)
+    if event.outcome != "ok":
+        why = f"{event.hospital} failed to {what} ({event.outcome}): {event.reason}"
+        return WARNING, when + why
+    took = duration(event.seconds)
+    if event.verb == "query.prepare":
+        train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
+        images = f": {train:.0f} images to train on, {test:.0f} to test on" if train == train else ""
+        return INFO, f"{event.hospital} is ready{images} ({took})"
+    if event.seconds >= LONG_ANSWER:
+        return INFO, f"{when}{event.hospital} took {took} to {what}"
+    return None
+
+
+def of_wait(waits: Sequence[tuple[str, str, float]]) -> str:
+    """Whom the server waits for: hospital, message type, and seconds of each."""
+    told = []
+    for verb in dict.fromkeys(verb for _, verb, _ in waits):
+        hospitals = [hospital for hospital, each, _ in waits if each == verb]
+        named = [hospital for hospital in hospitals if hospital]
+        if unnamed := len(hospitals) - len(named):
+            named.append(f"{unnamed} hospital{'s' * (unnamed > 1)}")
+        longest = max(seconds for _, each, seconds in waits if each == verb)
+        told.append(f"{', '.join(named)} to {VERBS.get(verb, verb)} ({duration(longest)})")
+    return f"waits for {'; '.join(told)}"

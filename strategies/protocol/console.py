@@ -1,0 +1,132 @@
+"""What people read of a run while it goes: plain lines, no wider than a terminal.
+
+    14:20:31  round   1/100  balanced accuracy 0.242  held 0.038  2 min left
+
+Flower's lines come through the same logger. Some are empty, and all have colours, in files too.
+"""
+
+import logging
+import os
+import textwrap
+from logging import INFO, WARNING, FileHandler, LogRecord, StreamHandler
+from time import localtime, monotonic, strftime
+from typing import Self
+
+WIDTH = 80  # columns
+CLOCK = "%H:%M:%S  "
+PAUSE = 10.0  # seconds between two lines about one piece of work
+# What Flower says when a simulation ends as it should.
+_FAREWELL = "Manually terminating ClientAppActor"
+
+
+class Console(logging.Handler):
+    """Prints log records as plain lines, and none for a record that says nothing.
+
+    Args:
+        clock: What a line begins with (`time.strftime`).
+        width: Columns of a line; longer texts go on in the next one.
+
+    Attributes:
+        last: What is to be read last: repeated if Flower says something as its process ends.
+    """
+
+    def __init__(self, clock: str = CLOCK, width: int = WIDTH) -> None:
+        super().__init__(INFO)
+        self.clock, self.width = clock, width
+        self.last = self._newest = ""
+
+    @classmethod
+    def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
+        """Have it print what Flower's own handler would; the one of this process."""
+        logger, console = logging.getLogger("flwr"), cls(clock, width)
+        if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all that Flower says
+            return console
+        for handler in [*logger.handlers]:
+            if isinstance(handler, cls):
+                return handler
+            if isinstance(handler, StreamHandler) and not isinstance(handler, FileHandler):
+                logger.removeHandler(handler)
+        logger.addHandler(console)
+        return console
+
+    def emit(self, record: LogRecord) -> None:
+        """Print a record."""
+        try:
+            text = record.getMessage().strip()
+            if text and text != _FAREWELL:
+                print(self.format(record), flush=True)
+                self._newest = text
+            if record.funcName == "flwr_exit" and self.last not in ("", self._newest):
+                print(self.laid_out(self.last), flush=True)
+        except Exception:  # as every handler: logging must not end a run
+            self.handleError(record)
+
+    def format(self, record: LogRecord) -> str:
+        """The lines of a record."""
+        level = f"{record.levelname.lower()}: " if record.levelno >= WARNING else ""
+        lines = [self.laid_out(f"{level}{record.getMessage().strip()}")]
+        if record.exc_info:
+            lines.append(logging.Formatter().formatException(record.exc_info))
+        return "\n".join(lines)
+
+    def laid_out(self, text: str) -> str:
+        """A text under the time of day; no word, and so no path, is broken."""
+        clock = strftime(self.clock, localtime())
+        wrapped = [
+            line
+            for paragraph in text.splitlines()
+            for line in textwrap.wrap(
+                paragraph,
+                self.width - len(clock),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        ]
+        return "\n".join(
+            f"{' ' * len(clock) if number else clock}{line}" for number, line in enumerate(wrapped)
+        )
+
+
+class Pace:
+    """Says now and then how far a long piece of work is, at what rate, and how long it will take.
+
+    Args:
+        what: The work, such as "graz trains".
+        unit: What is counted, such as "images".
+    """
+
+    def __init__(self, what: str, unit: str) -> None:
+        self.what, self.unit = what, unit
+        self.began = self.said = monotonic()
+        self.first: int | None = None  # done before, by a process that was ended for instance
+
+    def __call__(self, done: int, total: int, more: str = "") -> None:
+        """Log a line, unless the last one was a moment ago.
+
+        Args:
+            done: How many are done.
+            total: How many there are, at the most.
+            more: What else there is to say.
+        """
+        now = monotonic()
+        if self.first is None or done < self.first:
+            self.first, self.began = done, now
+        elif done > self.first and now - self.said >= PAUSE:
+            self.said = now
+            rate = (done - self.first) / (now - self.began)
+            logging.getLogger("flwr").info(
+                "%s: %d of %d %s, %s/s, %s left%s",
+                *(self.what, done, total, self.unit, f"{rate:.3g}"),
+                *(duration((total - done) / rate), more and f", {more}"),
+            )
+
+
+def duration(seconds: float) -> str:
+    """A length of time in words: 40 s, 12 min, 3.5 h, 2.1 days."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 48 * 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 86400:.1f} days"
