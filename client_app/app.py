@@ -12,9 +12,9 @@ from client_app.ledger import ledger
 from client_app.resident import resident
 from strategies.protocol.console import Console
 
-# Ray begins each line of a simulated hospital with its process, a SuperNode's supervisor with the
-# time of day.
-Console.install(clock="", width=54)
+# Ray begins each line of a simulated hospital with 27 columns about its process, a SuperNode's
+# supervisor with the time.
+Console.install(clock="", width=73)
 
 # The first guard answers for the ledger, the second gives it what would leave.
 app = ClientApp(mods=[guard, ledger, guard, resident])

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from strategies.protocol.files import replacing
+from strategies.protocol.files import STORES, replacing
 
-DEFAULT = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
+DEFAULT = STORES
 
 
 def own_folder(path: Path) -> Path:

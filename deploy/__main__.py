@@ -9,6 +9,7 @@ from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import Hospital, start_supernode
 from deploy.server import APP, register, run, start_superlink
+from deploy.status import status
 
 
 def main() -> None:
@@ -97,6 +98,15 @@ def main() -> None:
     )
     runs = command("run", "operator: start a run and wait for its end", server)
     runs.add_argument("--run-config", help="settings, such as \"strategy='cwt' image-size=64\"")
+    about = "show what runs on this machine, and for how long certificates and disks last"
+    states = commands.add_parser("status", help=about, description=about)
+    states.set_defaults(command="status")
+    states.add_argument(
+        "folder",
+        type=_path,
+        nargs="*",
+        help="a server's or a hospital's folder (default: those of this user that run here)",
+    )
     arguments = parser.parse_args()
     try:
         _do(arguments)
@@ -138,6 +148,8 @@ def _do(given: argparse.Namespace) -> None:
             start_supernode(Hospital(**{k: v for k, v in vars(given).items() if k != "command"}))
         case "run":
             run(folder, given.run_config)
+        case "status":
+            sys.exit(not status(folder))
 
 
 if __name__ == "__main__":

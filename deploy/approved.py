@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
-from strategies.protocol.files import replacing
+from strategies.protocol.files import make_private, replacing
 
 DIGITS = 16  # of a hash, in the name of a folder
 
@@ -31,7 +31,8 @@ def approve(folder: Path, checkout: Path) -> str:
     files, approved = files_of(checkout), folder / "approved"
     if not files:
         raise DeployError(f"{checkout} has no code: give a checkout of this repository.")
-    approved.mkdir(mode=0o755, parents=True, exist_ok=True)
+    make_private(folder)
+    approved.mkdir(mode=0o755, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=approved))
     for file in files:
         copy = draft / file.relative_to(checkout)

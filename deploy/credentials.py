@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from deploy.errors import DeployError
+from strategies.protocol.files import make_private
 from strategies.protocol.names import check_name as check_rule
 
 YEARS = 10  # of validity of a certificate
@@ -78,6 +79,29 @@ def check_name(hospital: str) -> None:
         check_rule(hospital)
     except ValueError as error:
         raise DeployError(str(error)) from error
+
+
+def end_of(certificate: Path) -> datetime:
+    """When a certificate ends.
+
+    Raises:
+        DeployError: It cannot be read, has ended, or is not valid yet.
+    """
+    try:
+        read = x509.load_pem_x509_certificate(certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DeployError(
+            f"{certificate} cannot be read as a certificate ({error}): get or make it again."
+        ) from error
+    now, first, last = datetime.now(UTC), read.not_valid_before_utc, read.not_valid_after_utc
+    if not first <= now <= last:
+        when = f"is not valid before {first:%Y-%m-%d %H:%M}" if now < first else "has expired"
+        raise DeployError(
+            f"The certificate {certificate} {when}; it is valid until {last:%Y-%m-%d %H:%M} UTC, "
+            f"and by this machine's clock it is {now:%Y-%m-%d %H:%M} now. Set the clock if that is "
+            "wrong; else the operator makes a new one (docs/deployment.md, step 1)."
+        )
+    return last
 
 
 def _alternative(name: str) -> x509.GeneralName:
@@ -169,6 +193,6 @@ def _must_be_new(*paths: Path) -> None:
 
 def _write(path: Path, content: bytes, mode: int) -> None:
     """Write a new file, which has its mode from the first moment."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

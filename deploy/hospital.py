@@ -9,15 +9,19 @@ import ssl
 import sys
 import tomllib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from deploy import forkserver
 from deploy.approved import approved_code
-from deploy.credentials import check_name
+from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
+from deploy.running import only_one
 from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
+from deploy.voice import SuperNodeVoice
+from strategies.protocol.files import STORES, make_private
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
@@ -25,6 +29,7 @@ PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
 # line, and what Flower is told it tells whoever takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.node_config reads it
+OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or not any more
 
 
 @dataclass(frozen=True)
@@ -62,11 +67,14 @@ def start_supernode(hospital: Hospital) -> None:
     """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
     Raises:
-        DeployError: A file is missing, no code is approved or it was changed, the server's
-            certificate is not from the consortium's authority, or the SuperNode does not stay up.
+        DeployError: A file is missing, the folder or the store cannot be written to, a SuperNode
+            runs from the folder already, no code is approved or it was changed, the server's
+            certificate is not valid or not from the consortium's authority, or the SuperNode does
+            not stay up.
     """
     check_name(hospital.name)
     folder = hospital.folder.absolute()
+    store = (hospital.store_dir or STORES).absolute()
     authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
     for path, source in (
         (authority, "get it from the server's operator"),
@@ -75,6 +83,8 @@ def start_supernode(hospital: Hospital) -> None:
     ):
         if not path.exists():
             raise DeployError(f"{path} does not exist: {source}.")
+    end_of(authority)
+    check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch
         raise DeployError("The command ps is missing: install it (on Linux the package procps).")
     code = "any" if hospital.any_code else str(approved_code(folder))
@@ -82,19 +92,25 @@ def start_supernode(hospital: Hospital) -> None:
     check_server(hospital.server, authority)
     hint = (
         "If the log above shows [code: 2004], the server does not know this hospital's key: ask "
-        f"its operator to register {hospital.name}.pub. After a crash the server also answers so "
-        "for a minute. Status 0: the key is no longer registered, or this machine's clock is wrong."
+        f"its operator to register {hospital.name}.pub. It also answers so for a minute after a "
+        "crash, and if a SuperNode with this key is connected from elsewhere. Status 0: the key is "
+        "no longer registered, or this machine's clock is wrong."
     )
-    forget_apps(folder / "flwr")
-    # Not in the user's own TMPDIR: the path of a socket has at most about a hundred characters.
-    with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
+    facts = {"name": hospital.name, "server": hospital.server, "store": str(store)}
+    with (
+        only_one(folder, f"{hospital.name}'s SuperNode", **facts) as running,
+        # Not in the user's own TMPDIR: the path of a socket has at most about a hundred characters.
+        TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
+    ):
+        forget_apps(folder / "flwr")
         secret = write_secret(Path(private))
         port = hospital.runtime_port or _free_port()
         program = command(hospital.server, authority, key, secret, port)
         work, environment = folder / "work", flower(folder / "flwr")
         environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: config}
         environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
-        programs = [Program(program, work, environment, hint, watched=True)]
+        voice = SuperNodeVoice(hospital.name, hospital.server, running.note)
+        programs = [Program(program, work, environment, hint, voice=voice, watched=True)]
         if hospital.warm:
             environment[forkserver.ADDRESS] = f"{private}/forkserver"
             begin = [sys.executable, "-I", forkserver.__file__]
@@ -102,6 +118,24 @@ def start_supernode(hospital: Hospital) -> None:
                 begin[2:2] = [str(HERE / "confined.py"), code]
             programs.insert(0, Program(begin, work, environment))
         keep_running(*programs)
+
+
+def check_writable(hospital: str, store: Path) -> None:
+    """Check that a hospital's store can be written to, before a run finds that out.
+
+    Raises:
+        DeployError: It cannot.
+    """
+    folder = store / hospital
+    try:
+        make_private(folder)
+        with TemporaryFile(dir=folder) as file:
+            file.write(b"0")
+    except OSError as error:
+        raise DeployError(
+            f"{hospital}'s store {folder} cannot be written to ({error.strerror}): give this user "
+            "the right to, free space on that disk, or choose another folder with --store-dir."
+        ) from error
 
 
 def command(server: str, authority: Path, key: Path, secret: Path, port: int) -> list[str]:
@@ -189,6 +223,13 @@ def check_server(server: str, authority: Path) -> None:
         ):
             pass
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in OUT_OF_TIME:
+            raise DeployError(
+                f"The certificate of {server} is out of its time ({error.verify_message}), and by "
+                f"this machine's clock it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock "
+                "if that is wrong; else the server's operator makes a new certificate (`python -m "
+                "deploy authority`)."
+            ) from error
         raise DeployError(
             f"The certificate of {server} cannot be verified with {authority} "
             f"({error.verify_message}). Get ca.crt from the server's operator again, or ask for a "

@@ -8,13 +8,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from deploy.credentials import check_name
+from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
+from deploy.running import only_one
 from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
+from deploy.voice import SuperLinkVoice, Voice
+from strategies.protocol.files import replacing
 
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
+HOSPITALS = "hospitals.json"  # in the server's folder: names of those registered, by their nodes
 
 
 class NoSuperLinkError(DeployError):
@@ -34,7 +38,8 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         control_port: Port for commands.
 
     Raises:
-        DeployError: A certificate is missing, or the SuperLink does not stay up.
+        DeployError: A certificate is missing or not valid, the folder cannot be written to, a
+            SuperLink runs from it already, or it does not stay up.
     """
     folder = folder.absolute()
     for file in ("ca.crt", "server.crt", "server.key"):
@@ -42,6 +47,14 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             raise DeployError(
                 f"{folder / file} does not exist: make it with `python -m deploy authority`."
             )
+    for file in ("ca.crt", "server.crt"):
+        end_of(folder / file)
+    address = f"127.0.0.1:{control_port}"
+    with only_one(folder, "The server's SuperLink", fleet=fleet_address, control=address):
+        _keep_superlink_running(folder, fleet_address, control_port)
+
+
+def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int) -> None:
     address = f"127.0.0.1:{control_port}"
     (folder / "config.toml").write_text(
         f"[superlink.{NAME}]\n"
@@ -55,8 +68,10 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
+        voice = SuperLinkVoice(lambda: names_of(folder))
         keep_running(
-            Program(superlink, work, environment, hint), Program(superexec, work, environment)
+            Program(superlink, work, environment, hint, voice=voice),
+            Program(superexec, work, environment, voice=Voice()),
         )
 
 
@@ -104,7 +119,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             "give the .pub file that the hospital made with `python -m deploy key`."
         )
     try:
-        _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
+        answer = _flwr(folder, "supernode", "register", str(public_key), NAME, "--name", hospital)
     except DeployError as error:
         if "already in use" not in str(error):
             raise
@@ -112,7 +127,46 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
             f"The key in {public_key} is already registered: each hospital needs a key of its own "
             "(`python -m deploy key`)."
         ) from None
+    with replacing(folder / HOSPITALS) as draft:
+        draft.write_text(json.dumps({**names_of(folder), str(answer["node-id"]): hospital}))
     print(f"{hospital} is registered and can start its SuperNode.")
+
+
+def names_of(folder: Path) -> dict[str, str]:
+    """The names of a server's hospitals, by their nodes, which Flower does not tell."""
+    try:
+        names: dict[str, str] = json.loads((folder / HOSPITALS).read_text())
+    except FileNotFoundError:
+        return {}
+    return names
+
+
+def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
+    """A server's hospitals: name, whether it is connected (Flower's word), and since when.
+
+    Raises:
+        DeployError: No SuperLink answers.
+    """
+    names, nodes = names_of(folder), _flwr(folder, "supernode", "list", NAME)["nodes"]
+    return [
+        (
+            names.get(node["node-id"], f"node {node['node-id']}"),
+            node["status"],
+            node["online-at"] if node["status"] == "online" else node["offline-at"],
+        )
+        for node in nodes
+        if node["status"] != "unregistered"
+    ]
+
+
+def last_run_of(folder: Path) -> dict[str, str] | None:
+    """What `flwr ls` says of a server's newest run; None if it has had none.
+
+    Raises:
+        DeployError: No SuperLink answers.
+    """
+    runs: list[dict[str, str]] = _flwr(folder, "ls", NAME)["runs"]
+    return runs[0] if runs else None
 
 
 def run(folder: Path, run_config: str | None) -> None:

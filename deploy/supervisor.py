@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from deploy.errors import DeployError
+from deploy.voice import Voice, say
 from deploy.watch import Watch
 
 STEADY = 30.0  # seconds of running after which a program counts as up
@@ -63,6 +64,7 @@ class Program:
         environment: Mapping[str, str],
         hint: str = "",
         *,
+        voice: Voice | None = None,
         watched: bool = False,
     ) -> None:
         """Starts nothing yet.
@@ -72,11 +74,12 @@ class Program:
             folder: The working directory; made if it does not exist.
             environment: The environment of the process.
             hint: What a person should look at if the program does not stay up.
+            voice: Passes its output on; None = it prints by itself.
             watched: Whether it is a SuperNode, which is also restarted when it is wedged.
         """
         self.name = command[0]
         self._command, self._folder, self._environment = command, folder, environment
-        self._hint, self._watched = hint, watched
+        self._hint, self._voice, self._watched = hint, voice, watched
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
         self._started = 0.0
@@ -103,13 +106,13 @@ class Program:
                     f"{self.name} has kept ending for {PATIENCE:.0f} seconds and is given up. "
                     f"{self._hint}"
                 )
-            _say(
+            say(
                 f"{self.name} ended after {now - self._started:.0f} s (status {status}); it is "
                 f"restarted in {self._pause:.0f} s. {self._hint}"
             )
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
-        elif self._watch and self._watch.wedged():
-            _say(
+        elif self._watched and self._watch and self._watch.wedged():
+            say(
                 f"{self.name} waits for an answer that no process works on, or would send the "
                 "answer to an ignored message; it is restarted."
             )
@@ -137,10 +140,10 @@ class Program:
             env=self._environment,
             start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
             umask=0o077,  # other users of the machine must not read images and models
-            stdout=subprocess.PIPE if self._watched else None,
-            stderr=subprocess.STDOUT if self._watched else None,
+            stdout=subprocess.PIPE if self._voice else None,
+            stderr=subprocess.STDOUT if self._voice else None,
         )
-        self._watch = Watch(self._process) if self._watched else None
+        self._watch = Watch(self._process, self._voice) if self._voice else None
         self._started = time.monotonic()
 
     def _end_group(self) -> None:
@@ -173,13 +176,9 @@ def keep_running(*programs: Program) -> None:
             for program in programs:
                 program.look_after()
             time.sleep(0.2)
-        _say("Ending.")
+        say("Ending.")
     finally:
         for program in reversed(programs):
             program.end()
         for program in reversed(programs):
             program.wait()
-
-
-def _say(text: str) -> None:
-    print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text.strip()}", flush=True)

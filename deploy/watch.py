@@ -10,12 +10,12 @@ that answer in place of the next one, and every later answer one message late.
 """
 
 import subprocess
-import sys
 import time
-from contextlib import suppress
 from math import inf
 from threading import Thread
 from typing import IO
+
+from deploy.voice import Voice
 
 # Seconds that a SuperNode may be without a flwr-clientapp after it has written this.
 PATIENCE = {
@@ -32,12 +32,14 @@ LOOK = 5.0  # seconds between two lists of processes
 class Watch:
     """Passes on the output of a SuperNode, and remembers whether the SuperNode owes an answer."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], voice: Voice) -> None:
         """Starts to read the output.
 
         Args:
             process: The SuperNode. It leads a process group; its output goes to a pipe.
+            voice: Passes the output on.
         """
+        self._voice = voice
         self._group = process.pid
         self._patience = inf
         self._since = self._next_look = 0.0
@@ -62,10 +64,7 @@ class Watch:
     def _read(self, output: IO[bytes]) -> None:
         with output:
             for line in output:
-                # Read on even if the output cannot be passed on: a full pipe stops the SuperNode.
-                with suppress(OSError):
-                    sys.stdout.buffer.write(line)
-                    sys.stdout.buffer.flush()
+                self._voice.hear(line)
                 for text, patience in PATIENCE.items():
                     if text in line:
                         self._since, self._patience = time.monotonic(), patience

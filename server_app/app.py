@@ -1,6 +1,5 @@
 """The post office: runs the strategy that the settings name, and has the results written."""
 
-import os
 import warnings
 from logging import INFO
 
@@ -16,8 +15,6 @@ from strategies.protocol.console import Console
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
-# Ray passes on what simulated hospitals log; read when it does. Hospitals are told apart by name.
-os.environ.setdefault("RAY_COLOR_PREFIX", "0")
 # Ray's, about a default of its own that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 

@@ -196,9 +196,7 @@ class Results:
         if awaited and silent >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
             now = monotonic()
-            self._say(
-                INFO, wording.of_wait([(a.hospital, a.verb, now - a.since) for a in awaited])
-            )
+            self._say(INFO, wording.of_wait([(a.hospital, a.verb, now - a.since) for a in awaited]))
             self._silence = longer
 
     def _tell_under_way(self) -> None:

@@ -1,4 +1,4 @@
-"""Follows a run while it goes, from what it has written so far: one that runs here or in a deployment.
+"""Follows a run while it goes, simulated or deployed, from what its server has written so far.
 
     uv run python -m server_app watch ~/fedhandoff/runs
 
@@ -13,6 +13,7 @@ import time
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from logging import WARNING
 from math import isfinite, nan
 from pathlib import Path
@@ -153,7 +154,7 @@ class Followed:
         """What there is to say when the run has ended; its directory last."""
         if self.state() == "interrupted":
             resume = self.path / "checkpoint" / "resume.toml"
-            yield "The run has ended without its results: its server was stopped, or runs elsewhere."
+            yield "The run has stopped without its results, or goes on on another machine."
             if resume.exists():
                 yield f"Resume it with --run-config '{resume}'"
         elif error := self.summary["error"]:
@@ -282,10 +283,7 @@ def curve(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     """
     columns = min(width, len(values))
     cuts = [round(k * len(values) / columns) for k in range(columns + 1)]
-    means = [
-        sum(values[start:end]) / (end - start)
-        for start, end in zip(cuts, cuts[1:], strict=False)
-    ]
+    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(cuts)]
     top = len(blocks) - 1
     return f"|{''.join(blocks[round(min(max(mean, 0.0), 1.0) * top)] for mean in means)}|"
 

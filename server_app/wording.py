@@ -90,7 +90,9 @@ def of_event(event: Event) -> tuple[int, str] | None:
     took = duration(event.seconds)
     if event.verb == "query.prepare":
         train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
-        images = f": {train:.0f} images to train on, {test:.0f} to test on" if train == train else ""
+        images = (
+            f": {train:.0f} images to train on, {test:.0f} to test on" if train == train else ""
+        )
         return INFO, f"{event.hospital} is ready{images} ({took})"
     if event.seconds >= LONG_ANSWER:
         return INFO, f"{when}{event.hospital} took {took} to {what}"

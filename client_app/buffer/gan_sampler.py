@@ -86,12 +86,12 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     """Train the GAN, or restore it from the job's folder."""
     hospital, preset = job.hospital, job.preset
 
-    # A phase ends when it gets no better, mostly long before its last iteration.
-    paces = {phase: Pace(f"{hospital.name}: GAN phase {phase}", "at most") for phase in (1, 2)}
+    # A phase mostly ends long before its last iteration, when it gets no better.
+    paces = {k: Pace(f"{hospital.name}: GAN {k}/2", bound="at most") for k in (1, 2)}
 
     def report(standing: Standing, limit: int) -> None:
         last = standing.progress[-1] if standing.progress else None
-        figure = f"{distance_to_real.name} {last.frechet:.1f}" if last else ""
+        figure = f"Fréchet {last.frechet:.1f}" if last else ""
         paces[standing.phase](standing.iteration, limit, figure)
 
     gan = hospital.settings.gan

@@ -92,11 +92,13 @@ class Pace:
 
     Args:
         what: The work, such as "graz trains".
-        unit: What is counted, such as "images".
+        unit: What is counted, such as "images"; empty if that is plain.
+        bound: What stands before the time left, such as "at most".
     """
 
-    def __init__(self, what: str, unit: str) -> None:
-        self.what, self.unit = what, unit
+    def __init__(self, what: str, unit: str = "", bound: str = "") -> None:
+        self.what = what
+        self.unit, self.bound = unit and f" {unit}", bound and f"{bound} "
         self.began = self.said = monotonic()
         self.first: int | None = None  # done before, by a process that was ended for instance
 
@@ -115,9 +117,10 @@ class Pace:
             self.said = now
             rate = (done - self.first) / (now - self.began)
             logging.getLogger("flwr").info(
-                "%s: %d of %d %s, %s/s, %s left%s",
-                *(self.what, done, total, self.unit, f"{rate:.3g}"),
-                *(duration((total - done) / rate), more and f", {more}"),
+                "%s: %d of %d%s, %s/s, %s%s left%s",
+                *(self.what, done, total, self.unit),
+                f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}",
+                *(self.bound, duration((total - done) / rate), more and f", {more}"),
             )
 
 

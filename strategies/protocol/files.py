@@ -5,6 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+# Where hospitals have their stores unless they say otherwise.
+STORES = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -19,3 +22,16 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder for keys, and those above it that are missing, for this user alone.
+
+    The topmost one that is made tells git to leave it alone: ~/fedhandoff, where the documentation
+    has servers and hospitals, is where somebody may have cloned this repository to.
+    """
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(new):
+        each.mkdir(mode=0o700, exist_ok=True)
+    if new:
+        (new[-1] / ".gitignore").write_text("*\n", encoding="utf-8")

@@ -22,6 +22,7 @@ from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import PROGRAMS, Hospital, check_server, node_config, start_supernode
+from deploy.voice import Voice
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +58,7 @@ def test_the_server_has_a_certificate_of_the_authority_for_its_names(folder):
 def test_private_keys_are_private(folder):
     make_key(folder, "graz")
     assert {path.name: mode(path) for path in folder.iterdir()} == {
-        **dict.fromkeys(["ca.crt", "server.crt", "graz.pub"], 0o644),
+        **dict.fromkeys(["ca.crt", "server.crt", "graz.pub", ".gitignore"], 0o644),
         **dict.fromkeys(["ca.key", "server.key", "graz.key"], 0o600),
     }
 
@@ -77,7 +78,7 @@ def test_half_an_authority_is_not_replaced(folder):
         (folder / name).unlink()
     with pytest.raises(DeployError, match=r"ca\.crt already exists"):
         make_authority(folder, ["fl.example.org"])
-    assert [path.name for path in folder.iterdir()] == ["ca.crt"]
+    assert [path.name for path in folder.glob("*.*t")] == ["ca.crt"]
 
 
 def test_a_server_gets_a_new_certificate_of_the_same_authority(folder):
@@ -387,8 +388,9 @@ def script(tmp_path):
         path = tmp_path / "program"
         path.write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/starts\n{body}\n")
         path.chmod(0o755)
+        voice = Voice() if watched else None
         program = supervisor.Program(
-            [str(path)], tmp_path / "work", dict(os.environ), hint, watched=watched
+            [str(path)], tmp_path / "work", dict(os.environ), hint, voice=voice, watched=watched
         )
         programs.append(program)
         return program
@@ -486,15 +488,15 @@ def test_a_wedged_supernode_is_ended_and_started_again(
 def test_what_holds_its_output_open_does_not_hold_up_the_supervisor(script, tmp_path):
     script(f"setsid sleep 60 & echo $! > {tmp_path}/child; echo hello; wait")
     code = (
-        "import os; from pathlib import Path; from deploy import supervisor as s; "
-        f"program = s.Program(['{tmp_path}/program'], Path('{tmp_path}'), os.environ, watched=True)"
-        "; s.keep_running(program)"
+        "import os; from pathlib import Path; from deploy import supervisor as s, voice as v; "
+        f"program = s.Program(['{tmp_path}/program'], Path('{tmp_path}'), os.environ, "
+        "voice=v.Voice(), watched=True); s.keep_running(program)"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
-        assert process.stdout.readline() == b"hello\n"
+        assert process.stdout.readline().endswith(b"] hello\n")
         process.terminate()
         assert process.wait(timeout=10) == 0
     os.kill(int((tmp_path / "child").read_text()), signal.SIGKILL)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from deploy import demo, watch
+from deploy.voice import Voice
 from deploy.watch import Watch
 from tests.deploy.test_deploy import ROOT, wait_until
 
@@ -32,7 +33,7 @@ class SuperNode:
     def __init__(self):
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, process_group=0)
-        self.watch = Watch(self.process)
+        self.watch = Watch(self.process, Voice())
 
     def write(self, *lines):
         assert self.process.stdin
@@ -144,11 +145,24 @@ def test_an_answer_may_be_long_on_its_way(supernode):
     assert supernode.seconds_until_wedged() > 1.5
 
 
-def test_output_is_passed_on_as_it_is(capsysbinary):
+def test_output_is_passed_on_as_it_is_where_that_is_wanted(capsysbinary, monkeypatch):
     """Bytes that are no text, what has no end of a line, and lines of a megabyte."""
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "debug")
     written = b"\xff\xfe gr\xfcn\r\n\n" + b"x" * 2**20 + b"\n\rhalf a line"
     SuperNode().end(written)
     assert capsysbinary.readouterr().out == written
+
+
+def test_what_is_not_known_is_passed_on_as_plain_text_with_the_time(capsys):
+    """Bytes that are no text, what moves a terminal's cursor, an empty line, half a line."""
+    lines = b"\xff gr\xfcn\n\n\033[93mWARNING \033[0m:   the disk is \033[2Jfull\n"
+    SuperNode().end(lines + b"    raise ValueError\n" + b"x" * 2**20 + b"\nhalf")
+    stamp = "[2026-11-22 14:24:51] "
+    printed = [line[len(stamp) :] for line in capsys.readouterr().out.splitlines()]
+    assert printed == [
+        *("\ufffd gr\ufffdn", "warning: the disk is [2Jfull", "    raise ValueError"),
+        *("x" * 2**20, "half"),
+    ]
 
 
 def clientapps(hospital):

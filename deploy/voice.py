@@ -1,0 +1,130 @@
+"""What Flower's programs print, as a log for people: a line when something happens, with the time.
+
+Flower's SuperNode prints seven lines for every message and its SuperLink one for every question
+that is asked several times a second. Here lines that are known are translated or left out, and all
+others are passed on. With FLWR_LOG_LEVEL=DEBUG everything is passed on as it is.
+"""
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+# Flower's colours, and what its lines begin with when they are no warnings.
+_COLOURS = re.compile(r"\x1b\[\d+m")
+_INFO = re.compile(r"^(INFO +:|\S+Z INFO \[uvicorn\.\w+\]|INFO:) +|^(INFO +:)$")
+_LEVEL = re.compile(r"^(WARNING|ERROR) +: +")
+# Known lines that say nothing to people.
+_CHATTER = re.compile(
+    r"Starting Flower|Starting the SuperLink|EXPERIMENTAL: SuperExec|Successfully installed "
+    r"|(Started|Finished) server process|Waiting for application|Application (startup|shutdown)"
+    r"|Uvicorn running|Shutting down|FastAPI lifespan|SuperLinkLifespan|Start `flwr-"
+    r"|\[RUN |Received successfully|Sending: |ControlServicer|\[ControlServicer|\[Fleet\."
+    r"|Started task |All logs for run|Connection (attempt failed|successful)"
+    r'|\S+ - "\w+ \S+ HTTP/[\d.]+" [23]\d\d'
+)
+MISSED = 6  # failed attempts to connect after which the other end counts as away
+
+
+class Voice:
+    """Prints what a program says, one line after the other.
+
+    Args:
+        note: Is handed every line that is printed.
+    """
+
+    def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
+        self.note = note
+        self._raw = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
+
+    def hear(self, line: bytes) -> None:
+        """Take in one line of output, and print what is to be said about it."""
+        if self._raw:
+            # Read on even if nobody takes it: a full pipe stops the program.
+            with suppress(OSError):
+                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.flush()
+            return
+        text = _COLOURS.sub("", line.decode(errors="replace")).replace("\t", "    ").rstrip()
+        # No other program moves the cursor of whoever reads this.
+        plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
+        said = self.translate(_LEVEL.sub("", plain))
+        if said is None:
+            said = "" if _CHATTER.match(_LEVEL.sub("", plain)) else plain
+        if said.strip():
+            say(_LEVEL.sub(lambda found: f"{found[1].lower()}: ", said))
+            self.note(said)
+
+    def translate(self, text: str) -> str | None:
+        """What to say instead of a line; empty = nothing, None = it is not known here."""
+        return None
+
+
+class SuperNodeVoice(Voice):
+    """What a hospital's SuperNode says.
+
+    Args:
+        hospital: Its name.
+        server: The address of the server.
+        note: Is handed every line that is printed.
+    """
+
+    def __init__(
+        self, hospital: str, server: str, note: Callable[[str], None] = lambda text: None
+    ) -> None:
+        super().__init__(note)
+        self.hospital, self.server = hospital, server
+        self._verb, self._since, self._missed = "", 0.0, 0
+
+    def translate(self, text: str) -> str | None:
+        """See `Voice`."""
+        if text.startswith("SuperNode ID: "):
+            self._missed = 0
+            return f"{self.hospital} is connected to {self.server} and waits for a run."
+        if text.startswith("Connection attempt failed"):
+            self._missed += 1
+            away = f"{self.server} does not answer; {self.hospital} tries again and again."
+            return away if self._missed == MISSED else ""
+        if text.startswith("Connection successful"):
+            back = self._missed >= MISSED
+            self._missed = 0
+            return f"{self.server} answers again." if back else ""
+        if found := re.match(r"Receiving: (\S+) message", text):
+            self._verb, self._since = found[1], time.monotonic()
+            return "" if self._verb == "query.live" else f"{self._verb}: at work"
+        if text.startswith("Sent successfully"):
+            took = time.monotonic() - self._since
+            answered = f"{self._verb}: answered after {took:.0f} s; waits for the next message"
+            return "" if self._verb == "query.live" else answered
+        return None
+
+
+class SuperLinkVoice(Voice):
+    """What the server's SuperLink says.
+
+    Args:
+        names: Those of the hospitals, by their nodes.
+    """
+
+    def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:
+        super().__init__()
+        self.names = names
+
+    def translate(self, text: str) -> str | None:
+        """See `Voice`."""
+        if found := re.match(r"\[Fleet\.(A|Dea)ctivateNode\] \w+ node_id=(\d+)", text):
+            hospital = self.names().get(found[2], f"node {found[2]}")
+            return f"{hospital} {'is connected' if found[1] == 'A' else 'has disconnected'}"
+        if found := re.match(r"(Created run|Finished task \d+ of run) (\d+)", text):
+            return f"run {found[2]} {'begins' if found[1] == 'Created run' else 'has ended'}"
+        if found := re.search(r"Starting Fleet API \(gRPC-rere\) on (\S+)", text):
+            return f"Hospitals can connect on {found[1]}."
+        return None
+
+
+def say(text: str) -> None:
+    """Print a line with the time."""
+    with suppress(OSError):
+        print(f"[{time.strftime('%Y-%m-%d %H:%M:%S')}] {text.rstrip()}", flush=True)
