@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,6 +19,7 @@ from strategies.protocol.files import replacing
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
+QUIET = {"FLWR_LOG_LEVEL": "WARNING"}  # so that a run's log has the run's own lines
 HOSPITALS = "hospitals.json"  # in the server's folder: names of those registered, by their nodes
 
 
@@ -69,9 +71,10 @@ def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int)
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
         voice = SuperLinkVoice(lambda: names_of(folder))
+        quiet = QUIET | environment
         keep_running(
             Program(superlink, work, environment, hint, voice=voice),
-            Program(superexec, work, environment, voice=Voice()),
+            Program(superexec, work, quiet, voice=Voice()),
         )
 
 
@@ -152,11 +155,19 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
         (
             names.get(node["node-id"], f"node {node['node-id']}"),
             node["status"],
-            node["online-at"] if node["status"] == "online" else node["offline-at"],
+            _local(node["online-at"] if node["status"] == "online" else node["offline-at"]),
         )
         for node in nodes
         if node["status"] != "unregistered"
     ]
+
+
+def _local(when: str) -> str:
+    """A time as Flower writes it, such as 2026-11-22 14:49:19Z, by this machine's clock."""
+    try:
+        return f"{datetime.fromisoformat(when).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:  # of a hospital that has never been connected
+        return when
 
 
 def last_run_of(folder: Path) -> dict[str, str] | None:
@@ -212,7 +223,8 @@ def _end_of(folder: Path, number: str) -> dict[str, str]:
     seen = time.monotonic()
     while True:
         # It ends with the run, or with the SuperLink.
-        subprocess.run(["flwr", "log", number, NAME], env=flower(folder.absolute()), check=False)
+        environment = QUIET | flower(folder.absolute())
+        subprocess.run(["flwr", "log", number, NAME], env=environment, check=False)
         try:
             state: dict[str, str] = _flwr(folder, "ls", NAME, "--run-id", number)["runs"][0]
         except NoSuperLinkError:

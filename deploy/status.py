@@ -62,8 +62,7 @@ def _server(folder: Path) -> tuple[list[Line], bool]:
             for name, state, since in sorted(hospitals)
         ]
         if runs_from(folder) and (run := last_run_of(folder)):
-            details = f", {run['status-details']}" if run["status-details"] else ""
-            lines.append(("last run", f"{run['run-id']}: {run['status']}{details}"))
+            lines.append(("last run", f"{run['run-id']}: {run['status']}"))
     except DeployError as error:
         lines.append(("hospitals", str(error)))
     return [*lines, *certificates, *_disk(folder)], _fine(folder, certificates)

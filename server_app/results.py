@@ -192,11 +192,12 @@ class Results:
         if awaited != self._awaited:
             self._awaited = awaited
             self._tell_under_way()
-        silent = monotonic() - self._spoke
-        if awaited and silent >= self._silence:
+        now = monotonic()
+        quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
+        if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
-            now = monotonic()
-            self._say(INFO, wording.of_wait([(a.hospital, a.verb, now - a.since) for a in awaited]))
+            waits = [(each.hospital, each.verb, now - each.since) for each in awaited]
+            self._say(INFO, wording.of_wait(waits))
             self._silence = longer
 
     def _tell_under_way(self) -> None:

@@ -140,8 +140,7 @@ class Followed:
 
     def headline(self) -> Iterator[str]:
         """What the run is, and where it stands."""
-        dataset, strategy = self.settings["dataset"], self.settings["strategy"]
-        yield f"{strategy} on {dataset}, {self.path}"
+        yield f"{self.settings['strategy']}, {self.path}"
         hospitals = took_part(self.events)
         where = f"{len(self.done)} of {self.rounds} rounds"
         if hospitals:
@@ -243,7 +242,7 @@ def _ages(waits: Sequence[tuple[str, str, float]], now: float) -> list[tuple[str
 def picture(run: Followed, console: Console) -> Group:
     """The run as a picture of the terminal's width."""
     title, where = run.headline()
-    parts: list[Any] = [Text(title, overflow="fold"), Text(where, style="bold")]
+    parts: list[Any] = [Text(title, no_wrap=True, overflow="ellipsis"), Text(where, style="bold")]
     figures = Table.grid(padding=(0, 2))
     for label, values in _curves(run.done).items():
         room = max(10, min(console.width, WIDTH + 20) - 54)

@@ -96,6 +96,24 @@ def read_file(file: Path) -> bytes:
         return stream.read(MAX_BYTES)
 
 
+def is_image(file: Path) -> bool:
+    """Whether to look for an image in a file: by its name or, as a PACS exports it, by its start.
+
+    DICOMDIR is the table of contents of a CD, and begins as an image does.
+    """
+    if file.name.startswith(".") or file.name == "DICOMDIR":
+        return False
+    if file.name.lower().endswith(tuple(SUFFIXES)):
+        return True
+    try:
+        with _regular(file) as stream:
+            return stream.read(132)[128:] == b"DICM"
+    except UnusableImage:
+        return False
+    except OSError:
+        return True  # it is named when it cannot be read
+
+
 @contextmanager
 def _regular(file: Path) -> Iterator[IO[bytes]]:
     """Open a file that has an end: to open a pipe waits for a writer, to read a device for ever."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from client_app.datasets.files import SUFFIXES
+from client_app.datasets.files import is_image
 from client_app.errors import DataError
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
@@ -74,7 +74,7 @@ class Listing:
         source: The manifest, or the folder of folders.
         entries: The images that are where they should be.
         unusable: Those that are not.
-        ignored: Files that are not images by their names.
+        ignored: Files that are no images, by their names or first bytes.
     """
 
     source: Path
@@ -91,11 +91,18 @@ def list_folder(path: str) -> Listing:
     """List the images in a folder of folders.
 
     Raises:
-        DataError: There is no such folder, it holds no folders, or one cannot be read.
+        DataError: There is no such folder, it holds no folders, or one cannot be read; or its
+            folders are those of hospitals.
     """
     source = _absolute(path)
     if not source.is_dir():
         raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
+    if hospitals := len(list(source.glob("*/manifest.csv"))):
+        raise DataError(
+            f"The folder of images ('data-dir' or 'dataset') holds {hospitals} with a manifest.csv "
+            "each: these are hospitals, not classes. Name one of them; or in a simulation all, as "
+            "dataset='manifest:<absolute folder>,<absolute folder>' partition='site'."
+        )
     listing, ignored = Listing(source), 0
     # Without `onerror`, os.walk passes over a folder that it cannot read.
     for folder, folders, names in os.walk(source, onerror=_refuse):
@@ -107,7 +114,7 @@ def list_folder(path: str) -> Listing:
             label, *between = place.parts[:-1] or ("",)
             if name in links:
                 listing.unusable.append(Unusable(where, "is a link to a folder"))
-            elif name.startswith(".") or not name.lower().endswith(tuple(SUFFIXES)):
+            elif not is_image(source / place):
                 ignored += 1
             elif not label:
                 listing.unusable.append(Unusable(where, "is in no class's folder"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.datasets.files import SUFFIXES, UnusableImage, read_file
+from client_app.datasets.files import UnusableImage, is_image, read_file
 from client_app.datasets.library import prepared
 from client_app.datasets.listing import Entry, Listing, Unusable, list_manifest
 from client_app.datasets.resize import Form
@@ -57,7 +57,7 @@ def list_images(path: Path) -> Listing:
         listing.unusable.extend(Unusable(str(link), "is a link to a folder") for link in links)
         for name in sorted(names):
             file = Path(folder, name)
-            if _is_image(file):
+            if is_image(file):
                 where = str(file.relative_to(path)).encode(errors="replace").decode()
                 listing.entries.append(Entry(where, file, label=""))
             else:
@@ -71,19 +71,6 @@ def _note(listing: Listing, error: OSError) -> None:
     listing.unusable.append(
         Unusable(str(error.filename), f"cannot be read ({type(error).__name__})")
     )
-
-
-def _is_image(file: Path) -> bool:
-    """Whether to look for an image in a file; DICOMDIR is the table of contents of a CD."""
-    if file.name.startswith(".") or file.name == "DICOMDIR" or not file.is_file():
-        return False
-    if file.name.lower().endswith(tuple(SUFFIXES)):
-        return True
-    try:
-        with file.open("rb") as stream:
-            return stream.read(132)[128:] == b"DICM"
-    except OSError:
-        return True  # it is named when it cannot be read
 
 
 def read_images(

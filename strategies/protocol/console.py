@@ -100,7 +100,7 @@ class Pace:
         self.what = what
         self.unit, self.bound = unit and f" {unit}", bound and f"{bound} "
         self.began = self.said = monotonic()
-        self.first: int | None = None  # done before, by a process that was ended for instance
+        self.first = self.done = -1  # -1 = unknown; a process that was ended may have begun it
 
     def __call__(self, done: int, total: int, more: str = "") -> None:
         """Log a line, unless the last one was a moment ago.
@@ -111,7 +111,7 @@ class Pace:
             more: What else there is to say.
         """
         now = monotonic()
-        if self.first is None or done < self.first:
+        if self.first < 0 or done < self.done:
             self.first, self.began = done, now
         elif done > self.first and now - self.said >= PAUSE:
             self.said = now
@@ -122,6 +122,7 @@ class Pace:
                 f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}",
                 *(self.bound, duration((total - done) / rate), more and f", {more}"),
             )
+        self.done = done
 
 
 def duration(seconds: float) -> str:

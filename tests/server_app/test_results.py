@@ -10,6 +10,7 @@ from flwr.common.config import parse_config_args
 
 from server_app import results as module
 from server_app.results import Results
+from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
@@ -169,28 +170,28 @@ def test_no_name_is_a_formula_for_a_spreadsheet(results, events):
         assert next(csv.reader(file)) == ["model", "'=A", "'=B"]
 
 
-def test_a_round_is_one_line_in_the_log(results, events, monkeypatch):
+@pytest.fixture
+def said(monkeypatch):
     lines = []
     monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+    return lines
+
+
+def test_a_round_is_one_line_in_the_log(results, events, said):
     run(results, events[:10])
     results.record(Event("train", 2, 1, "A", "B", metrics={"train-loss": 0.25}))
     results.round_finished(2)
-    assert [line.rpartition(" | ")[0] for line in lines if " | " in line] == [
-        "round 1/10 | federation 0.700 | disagreement 0.212 | personalised 0.550"
-        " | after visit 0.850 | loss 0.400"
-        " | 2 of 2 hospitals",
-        "round 2/10 | loss 0.250 | 1 of 2 hospitals",
+    assert said[:2] == ["A is ready (5 s)", "B is ready (5 s)"]
+    assert [line.rpartition("  ")[0] for line in said[2:]] == [
+        "round  1/10  accuracy 0.700  held (accuracy) 0.550",
+        "round  2/10  loss 0.250  1 of 2 hospitals",
     ]
 
 
-def test_the_line_of_a_serial_round_tells_how_far_the_visits_differ(results, serial, monkeypatch):
-    lines = []
-    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+def test_the_line_of_a_serial_round_tells_how_far_the_visits_differ(results, serial, said):
     run(results, serial[:11])
-    [line] = lines
-    assert line.startswith(
-        "round 1/10 | federation 0.700 | personalised 0.500 | after visit 0.900"
-        " | visits 0.600 to 0.800 | 2 of 2 hospitals"
+    assert said[0].startswith(
+        "round  1/10  accuracy 0.700  held (accuracy) 0.500  visits 0.600 to 0.800"
     )
 
 
@@ -211,13 +212,50 @@ def test_visits_are_in_the_summary_without_nan(results, serial):
     assert summary["last_rounds"]["balanced_mean"] is None
 
 
-def test_failures_and_long_answers_are_logged_at_once(results, monkeypatch):
-    lines = []
-    monkeypatch.setattr(module, "log", lambda _, text, *values: lines.append(text % values))
+def test_failures_and_long_answers_are_logged_at_once(results, said):
     results.record(Event("train", 2, 1, "A", "B", seconds=1.0))
     results.record(Event("train", 2, 1, "B", "A", seconds=75.2))
     results.record(Event("train", 2, 1, "C", "C", "gone", "The hospital is not connected."))
-    assert lines == [
-        "round 2, hop 1: B answered train after 75 s",
-        "round 2, hop 1: C failed at train (gone): The hospital is not connected.",
+    assert said == [
+        "round 2: B took 75 s to train",
+        "round 2: C failed to train (gone): The hospital is not connected.",
     ]
+
+
+def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, said, monkeypatch):
+    """After 30 s, then after 60 more and 120 more; what else is said begins the silence anew."""
+    began = module.monotonic()
+    clock = [began]
+    monkeypatch.setattr(module, "monotonic", lambda: clock[0])
+    awaited = [Awaited("A", "query.prepare", began), Awaited("", "train", began)]
+
+    def told_until(seconds):
+        said.clear()
+        while clock[0] < began + seconds:
+            clock[0] += 1
+            results.waits_for(awaited)
+        return said.copy()
+
+    assert told_until(29) == []
+    assert told_until(80) == ["waits for A to prepare (30 s); 1 hospital to train (30 s)"]
+    assert len(told_until(89)) == 0
+    assert len(told_until(200)) == 1
+    results.record(Event("train", 2, 1, "C", "C", "gone", "It is away."))
+    assert len(told_until(229)) == 0
+    assert len(told_until(232)) == 1
+
+
+def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events):
+    awaited = [Awaited("A", "train", module.monotonic() - 60)]
+    results.waits_for(awaited)
+    under_way = json.loads((results.path / "under-way.json").read_text())
+    assert under_way["rounds"] == 0
+    [wait] = under_way["waits"]
+    assert (wait["hospital"], wait["verb"]) == ("A", "train")
+    assert wait["since"] == pytest.approx(module.time() - 60, abs=5)
+    run(results, events[:10])
+    assert json.loads((results.path / "under-way.json").read_text())["rounds"] == 1
+    results.waits_for([])
+    assert json.loads((results.path / "under-way.json").read_text())["waits"] == []
+    results.finish(at(results))
+    assert not (results.path / "under-way.json").exists()

@@ -1,0 +1,178 @@
+"""Following a run: one that ends, fails, is killed, is about to begin; in a pipe and a terminal."""
+
+import io
+import json
+import re
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+from rich.console import Console
+
+from server_app import __main__ as command
+from server_app import watch
+from server_app.results import Results
+from server_app.watch import BLOCKS, PLAIN, Followed, curve, follow, picture
+from strategies.engine.courier import Awaited
+from strategies.engine.events import Event
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import State
+from tests.fakes import settings
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(watch, "LOOK", 0.01)
+    monkeypatch.setattr(watch, "START_UP", 0.0)
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """Begin a run of two rounds in a folder."""
+
+    def begun(folder="runs"):
+        chosen = settings(output_dir=str(tmp_path / folder), num_server_rounds=2)
+        return Results.open(chosen)[0]
+
+    return begun
+
+
+def do(results, events, last=2):
+    for number in range(last + 1):
+        for event in events:
+            if event.round == number:
+                results.record(event)
+        if number:
+            results.round_finished(number)
+
+
+def balanced(events):
+    """The same events with balanced accuracies."""
+    for event in events:
+        figures = dict(event.metrics)
+        if "accuracy" in figures:
+            figures["balanced-accuracy"] = figures["accuracy"] / 2
+        yield replace(event, metrics=figures)
+
+
+def end(results, error=None):
+    state = State(Shelf(results.path / "checkpoint"), "run")
+    if error:
+        results.fail(error, state)
+    else:
+        results.finish(state)
+
+
+def shown(place, terminal=False):
+    output = io.StringIO()
+    console = Console(file=output, width=80, force_terminal=terminal, highlight=False)
+    return follow(place, console), output.getvalue().splitlines()
+
+
+def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events):
+    results = begin()
+    do(results, [*balanced(events)])
+    end(results)
+    status, lines = shown(results.path)
+    assert status == 0
+    assert lines[:2] == [f"feder, {results.path}", "under way: 0 of 2 rounds"]
+    assert [re.sub(r"  \d+ s left", "", line) for line in lines[2:-2]] == [
+        *("A is ready (5 s)", "B is ready (5 s)"),
+        "round 2: B failed to train (timeout): No answer.",
+        "round 1/2  balanced accuracy 0.350  held 0.275",
+        "round 2/2  balanced accuracy 0.300  held 0.325  1 of 2 hospitals",
+    ]
+    assert re.fullmatch(r"The run has completed with failures, after \d+ s\.", lines[-2])
+    assert lines[-1] == str(results.path)
+
+
+def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_path, monkeypatch):
+    """An older one in the folder, which has ended, is passed over. Locks end with a process."""
+    monkeypatch.setattr(watch, "is_under_way", lambda path: not (path / "summary.json").exists())
+    older = begin()
+    end(older)
+    told = []
+    follower = Thread(target=lambda: told.append(shown(tmp_path / "runs")), daemon=True)
+    follower.start()
+    follower.join(0.1)
+    newer = begin()
+    do(newer, events, last=1)
+    follower.join(0.1)
+    assert follower.is_alive()
+    do(newer, [event for event in events if event.round == 2])
+    end(newer)
+    follower.join(20)
+    [(status, lines)] = told
+    assert (status, lines[-1]) == (0, str(newer.path))
+    assert lines[0] == f"No run goes in {tmp_path}/runs yet: waits for one."
+    assert [line[:9] for line in lines if line.startswith("round ") and "/" in line] == [
+        *("round 1/2", "round 2/2")
+    ]
+
+
+def test_a_failed_run_says_why_and_has_another_exit_status(begin, events):
+    results = begin()
+    do(results, events, last=1)
+    end(results, RuntimeError("the power went"))
+    status, lines = shown(results.path)
+    assert status == 1
+    assert lines[-2:] == ["The run failed: RuntimeError: the power went", str(results.path)]
+
+
+def test_a_run_whose_server_was_killed_says_how_to_go_on(begin, events, monkeypatch):
+    monkeypatch.setattr(Results, "_claim", lambda results: None)  # the lock goes with the process
+    results = begin()
+    do(results, events, last=1)
+    status, lines = shown(results.path)
+    assert status == 1
+    assert lines[-3:] == [
+        "The run has stopped without its results, or goes on on another machine.",
+        f"Resume it with --run-config '{results.path}/checkpoint/resume.toml'",
+        str(results.path),
+    ]
+
+
+def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, events):
+    results = begin()
+    do(results, [*balanced(events)], last=1)
+    results.record(Event("train", 2, 1, "B", "A", "timeout", "No answer."))
+    results.waits_for([Awaited("A", "train", watch.time.monotonic() - 90)])
+    run = Followed.open(results.path)
+    run.look()
+    output = io.StringIO()
+    console = Console(file=output, width=80, highlight=False)
+    console.print(picture(run, console))
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert re.fullmatch(r"under way: 1 of 2 rounds, 2 hospitals, \d+ s left *", lines[-5])
+    assert lines[-4].startswith("balanced accuracy  0.350  |▃|")
+    assert re.fullmatch(r"since \S+  waits for A to train \(90 s\)", lines[-2].rstrip())
+    assert lines[-1].rstrip() == "round 2: B failed to train (timeout): No answer."
+
+
+def test_a_line_that_is_being_written_is_read_when_it_is_whole(begin):
+    results = begin()
+    run = Followed.open(results.path)
+    results.record(Event("query.enrol", 0, 0, "A"))
+    with (results.path / "metrics.jsonl").open("a") as file:
+        file.write('{"verb": "train", "rou')
+    assert [event.verb for event in run.look()] == ["query.enrol"]
+    assert run.look() == []
+    rest = {"round": 1, "hop": 1, "hospital": "A", "metrics": {}, "time": 1.0}
+    with (results.path / "metrics.jsonl").open("a") as file:
+        file.write('nd": 1, ' + json.dumps(rest)[1:].replace('"round": 1, ', "") + "\n")
+    assert [event.verb for event in run.look()] == ["train"]
+
+
+def test_a_curve_is_on_one_scale_and_as_wide_as_there_is_room():
+    assert curve([0.0, 0.5, 1.0], 10) == "| ▄█|"
+    assert curve([0.0, 1.0, 0.5, 0.5], 2, PLAIN) == "|==|"
+    assert len(curve([0.5] * 1000, 30)) == 32
+    assert len(BLOCKS) == len(PLAIN)
+
+
+def test_what_is_no_result_directory_is_named(tmp_path, monkeypatch, capsys):
+    (tmp_path / "metrics.jsonl").touch()
+    monkeypatch.setattr("sys.argv", ["server_app", "watch", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"cannot be read as a result directory: FileNotFound"):
+        command.main()
