@@ -314,6 +314,32 @@ def test_what_is_no_image_by_its_name_is_counted(tree):
     assert (listing.unusable, listing.ignored) == ([], 5)
 
 
+def test_dicom_without_a_suffix_is_found_as_a_pacs_exports_it(tree):
+    """By 128 bytes of any kind and DICM; a CD's table of contents begins so, too."""
+    folder = tree("a/IM000001", "a/1.2.840.4711", "a/short", "a/DICOMDIR", "a/.IM2", "a/text")
+    for name in ("IM000001", "1.2.840.4711", "DICOMDIR", ".IM2"):
+        (folder / "a" / name).write_bytes(bytes(128) + b"DICM and more")
+    (folder / "a" / "short").write_bytes(bytes(128) + b"DIC")
+    (folder / "a" / "text").write_bytes(b"DICM" + bytes(200))
+    listing = list_folder(str(folder))
+    assert [entry.where for entry in listing.entries] == ["a/1.2.840.4711", "a/IM000001"]
+    assert (listing.unusable, listing.ignored) == ([], 4)
+
+
+def test_a_pipe_without_a_suffix_is_no_image_and_holds_nobody_up(tree):
+    folder = tree("a/0.png")
+    os.mkfifo(folder / "a" / "pipe")
+    listing = list_folder(str(folder))
+    assert ([entry.where for entry in listing.entries], listing.ignored) == (["a/0.png"], 1)
+
+
+def test_a_folder_of_hospitals_is_recognised_and_none_is_named(tree):
+    folder = tree("graz/manifest.csv", "linz/manifest.csv", "linz/images/0.png", "c/0.png")
+    with pytest.raises(DataError, match=r"holds 2 with a manifest\.csv each: these are") as info:
+        list_folder(str(folder))
+    assert not any(name in str(info.value) for name in ("graz", "linz", str(folder)))
+
+
 def test_what_is_in_no_class_is_unusable(tree):
     folder = tree("a/0.png", "1.png")
 

@@ -60,6 +60,16 @@ def assert_same(one, other):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_progress_is_told_after_every_step_over_all_epochs():
+    """20 images in batches of 8, twice: after 8, 16 and 20, and after 28, 36 and 40."""
+    told = []
+    chosen = settings(train__batch_size=8).train
+    learner = learner_of(LEARNERS["plain"], network())
+    rng, deadline = np.random.default_rng(0), time.monotonic() + 60
+    train(learner, chosen, 2, rng, deadline, progress=lambda *done: told.append(done))
+    assert told == [(done, 40) for done in (8, 16, 20, 28, 36, 40)]
+
+
 @pytest.mark.parametrize("learner", LEARNERS)
 def test_every_learner_trains(learner):
     _, first = visit(learner, network("cnn"), epochs=1)

@@ -2,6 +2,7 @@ import csv
 import json
 from dataclasses import replace
 from math import nan
+from time import monotonic, time
 
 import numpy as np
 import pytest
@@ -224,7 +225,7 @@ def test_failures_and_long_answers_are_logged_at_once(results, said):
 
 def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, said, monkeypatch):
     """After 30 s, then after 60 more and 120 more; what else is said begins the silence anew."""
-    began = module.monotonic()
+    began = monotonic()
     clock = [began]
     monkeypatch.setattr(module, "monotonic", lambda: clock[0])
     awaited = [Awaited("A", "query.prepare", began), Awaited("", "train", began)]
@@ -246,13 +247,13 @@ def test_a_wait_is_logged_after_a_silence_and_then_ever_more_seldom(results, sai
 
 
 def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events):
-    awaited = [Awaited("A", "train", module.monotonic() - 60)]
+    awaited = [Awaited("A", "train", monotonic() - 60)]
     results.waits_for(awaited)
     under_way = json.loads((results.path / "under-way.json").read_text())
     assert under_way["rounds"] == 0
     [wait] = under_way["waits"]
     assert (wait["hospital"], wait["verb"]) == ("A", "train")
-    assert wait["since"] == pytest.approx(module.time() - 60, abs=5)
+    assert wait["since"] == pytest.approx(time() - 60, abs=5)
     run(results, events[:10])
     assert json.loads((results.path / "under-way.json").read_text())["rounds"] == 1
     results.waits_for([])

@@ -1,11 +1,12 @@
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from strategies.engine import courier
-from strategies.engine.courier import Courier, Exchange, Letter, SimulationBroken
+from strategies.engine.courier import Awaited, Courier, Exchange, Letter, SimulationBroken
 from strategies.protocol.may_leave import Failure
 from tests.fakes import FakeGrid, failing
 
@@ -168,3 +169,26 @@ def test_what_is_posted_when_nothing_is_under_way_any_more_is_sent_too():
         if delivery.failure:
             exchange.post([letter(1)])
     assert seen == [(9, Failure.GONE), (1, None)]
+
+
+def test_whoever_asks_is_told_which_answers_have_not_come_yet(monkeypatch):
+    """Nothing is there at the first two looks, later everything is."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    looks: list[object] = []
+    told: list[Sequence[Awaited]] = []
+
+    class Slow(FakeGrid):
+        def pull_messages(self, message_ids):
+            looks.append(message_ids)
+            return super().pull_messages(message_ids) if len(looks) > 2 else []
+
+    exchange: Exchange[None] = Exchange(Courier(Slow({1: answer, 2: answer}), told.append))
+    exchange.post(
+        Letter(node, "train", None, RecordDict, 60.0, "hop-timeout", name)
+        for node, name in ((1, "graz"), (2, ""))
+    )
+    assert len(list(exchange.deliveries())) == 2
+    assert [[(each.hospital, each.verb) for each in awaited] for awaited in told[:2]] == [
+        [("graz", "train"), ("", "train")]
+    ] * 2
+    assert told[-1] == []

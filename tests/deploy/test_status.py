@@ -1,0 +1,217 @@
+"""What an operator reads: what runs from which folder, what it says, what is wrong at the start."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from deploy import credentials, hospital, running, server, status
+from deploy.credentials import end_of, make_authority, make_key
+from deploy.errors import DeployError
+from deploy.hospital import Hospital, check_writable, start_supernode
+from deploy.running import only_one, runs_from
+from deploy.voice import MISSED, SuperLinkVoice, SuperNodeVoice
+from tests.deploy.test_deploy import ROOT
+
+INFO = "\033[92mINFO \033[0m:      "
+
+
+def heard(voice, capsys, *lines):
+    """What is printed when a program prints these lines, without the time."""
+    capsys.readouterr()
+    for line in lines:
+        voice.hear(f"{INFO}{line}\n".encode())
+    return [line.partition("] ")[2] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_supernode_says_when_it_is_connected_what_it_does_and_what_it_waits_for(capsys):
+    noted = []
+    voice = SuperNodeVoice("graz", "fl.example.org:9092", noted.append)
+    lines = heard(
+        voice,
+        capsys,
+        *("Starting Flower SuperNode", "", "SuperNode ID: 539163", "", "[RUN 107474]"),
+        *("Receiving: query.live message (ID: 3c0a)", "Received successfully", "Sent successfully"),
+        *("Receiving: train message (ID: 3c0b)", "Received successfully"),
+        *("Start `flwr-clientapp` process", "graz trains: 50 of 100 images, 9.0/s, 6 s left"),
+        *("", "Sending: train message (ID: 9686)", "Sent successfully"),
+    )
+    assert lines == [
+        "graz is connected to fl.example.org:9092 and waits for a run.",
+        "train: at work",
+        "graz trains: 50 of 100 images, 9.0/s, 6 s left",
+        "train: answered after 0 s; waits for the next message",
+    ]
+    assert noted == lines
+
+
+def test_a_server_that_is_away_is_named_once_until_it_answers_again(capsys):
+    voice = SuperNodeVoice("graz", "fl.example.org:9092")
+    failed = ["Connection attempt failed, retrying in 0.74 seconds"]
+    # Its own parts find each other after one or two attempts.
+    assert heard(voice, capsys, *failed, "Connection successful after 0.75 seconds") == []
+    away = "fl.example.org:9092 does not answer; graz tries again and again."
+    assert heard(voice, capsys, *failed * (2 * MISSED)) == [away]
+    back = "Connection successful after 81.3 seconds and 12 tries."
+    assert heard(voice, capsys, back, back) == ["fl.example.org:9092 answers again."]
+
+
+def test_a_server_s_log_has_who_comes_and_goes_and_no_line_for_each_look(capsys):
+    voice = SuperLinkVoice(lambda: {"17": "graz"})
+    access = '10.0.0.7:49594 - "POST /v1/runtime/pull-messages HTTP/1.1" {}'
+    lines = [
+        *("[Fleet.ActivateNode] Activated node_id=17", "ControlServicer.StartRun", ""),
+        *("[Fleet.ActivateNode] Activated node_id=18", "Created run 5 in federation @none/default"),
+        *("Finished task 3 of run 5", "[Fleet.DeactivateNode] Deactivated node_id=17"),
+    ]
+    assert heard(voice, capsys, *lines) == [
+        *("graz is connected", "node 18 is connected"),
+        *("run 5 begins", "run 5 has ended", "graz has disconnected"),
+    ]
+    voice.hear(f"2026-11-22T14:23:30.016Z INFO [uvicorn.access] {access.format(200)}\n".encode())
+    assert capsys.readouterr().out == ""
+    voice.hear(f"2026-11-22T14:23:30.016Z INFO [uvicorn.access] {access.format(503)}\n".encode())
+    assert capsys.readouterr().out.endswith(access.format(503) + "\n")
+
+
+@pytest.fixture
+def graz(tmp_path, monkeypatch):
+    """A hospital that could be started, were it not for what a test does to it."""
+    make_authority(tmp_path / "server", ["localhost"])
+    make_key(tmp_path / "graz", "graz")
+    (tmp_path / "graz" / "ca.crt").write_bytes((tmp_path / "server" / "ca.crt").read_bytes())
+    monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
+    monkeypatch.setattr(hospital, "check_server", lambda *_: None)
+    folder = tmp_path / "graz"
+    return Hospital(
+        folder, "localhost:9", "graz", tmp_path, store_dir=folder / "store", any_code=True
+    )
+
+
+def test_a_supernode_is_started_once(graz):
+    with only_one(graz.folder, "graz's SuperNode"):
+        assert runs_from(graz.folder)
+        with pytest.raises(DeployError, match=rf"graz's SuperNode runs .* process {os.getpid()},"):
+            start_supernode(graz)
+    assert not runs_from(graz.folder)
+    start_supernode(graz)
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(graz):
+    code = (
+        "import os, sys; from pathlib import Path; from deploy.running import only_one\n"
+        f"with only_one(Path({str(graz.folder)!r}), 'it', name='graz') as running:\n"
+        "    running.note('waits'); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        process.stdout.readline()
+        assert runs_from(graz.folder)
+        assert graz.folder in running.folders()
+        facts = running.facts_of(graz.folder)
+        assert (facts["pid"], facts["name"], facts["said"]) == (process.pid, "graz", "waits")
+        process.kill()
+    assert not runs_from(graz.folder)
+    assert graz.folder not in running.folders()
+
+
+def test_a_store_that_cannot_be_written_to_is_named_with_hospital_and_path(graz):
+    (graz.folder / "store").touch()
+    with pytest.raises(DeployError, match=rf"graz's store {graz.folder}/store/graz cannot be writ"):
+        start_supernode(graz)
+
+
+def test_a_full_disk_is_named(tmp_path):
+    class Full:
+        def __enter__(self):
+            raise OSError(28, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hospital, "TemporaryFile", lambda **_: Full())
+        patch.setattr(Full, "__exit__", lambda *_: None, raising=False)
+        with pytest.raises(DeployError, match=r"\(No space left on device\): .*--store-dir"):
+            check_writable("graz", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("days", "words"), [(-5000, "has expired; it is valid until"), (5000, "is not valid before 20")]
+)
+def test_a_certificate_out_of_its_time_is_named_with_its_path_and_the_clock(
+    days, words, tmp_path, monkeypatch, graz
+):
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.now(zone) + timedelta(days=days)
+
+    for name in ("ca.crt", "ca.key", "server.crt", "server.key"):
+        (tmp_path / "server" / name).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(credentials, "datetime", Clock)
+        make_authority(tmp_path / "server", ["localhost"])
+    bad = (tmp_path / "server" / "ca.crt").read_bytes()
+    (graz.folder / "ca.crt").write_bytes(bad)
+    now = f"{datetime.now(UTC):%Y-%m-%d}"
+    with pytest.raises(DeployError, match=rf"{graz.folder}/ca\.crt {words}.*clock it is {now}"):
+        start_supernode(graz)
+    with pytest.raises(DeployError, match=rf"{tmp_path}/server/ca\.crt {words}"):
+        server.start_superlink(tmp_path / "server", "127.0.0.1:1", 2)
+
+
+def test_what_is_no_certificate_is_named(graz):
+    (graz.folder / "ca.crt").write_text("hello")
+    with pytest.raises(DeployError, match=r"ca\.crt cannot be read as a certificate"):
+        end_of(graz.folder / "ca.crt")
+
+
+def test_the_status_of_a_hospital_that_runs_and_of_one_that_does_not(graz, capsys):
+    facts = {"name": "graz", "server": "localhost:9", "store": str(graz.folder / "store")}
+    with only_one(graz.folder, "it", **facts) as process:
+        process.note("graz is connected to localhost:9 and waits for a run.")
+        assert status.status([graz.folder])
+    lines = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:])
+    assert lines["SuperNode"].strip().startswith("runs since 20")
+    assert lines["said last"].endswith("waits for a run.")
+    assert lines["ca.crt"].strip().startswith("valid until 20")
+    assert lines["disk"].endswith(f"GB left for {graz.folder}/store")
+    assert not status.status([graz.folder])
+    assert "does not run; it was last started 20" in capsys.readouterr().out
+
+
+def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkeypatch, capsys):
+    """Flower lists nodes; the names are those that were registered here."""
+    folder = tmp_path / "server"
+    (folder / "hospitals.json").write_text(json.dumps({"17": "graz"}))
+    node = {"status": "online", "online-at": "2026-11-22 14:49:19Z", "offline-at": "N/A"}
+    away = {"status": "registered", "online-at": "N/A", "offline-at": "N/A"}
+    answers = {
+        "supernode": {"nodes": [{"node-id": "17", **node}, {"node-id": "18", **away}]},
+        "ls": {"runs": [{"run-id": "5", "status": "finished:completed"}]},
+    }
+    monkeypatch.setattr(server, "_flwr", lambda folder, command, *_: answers[command])
+    with only_one(folder, "it", fleet="0.0.0.0:9092", control="127.0.0.1:8000"):
+        assert status.status([folder])
+    out = capsys.readouterr().out
+    since = f"{datetime(2026, 11, 22, 14, 49, 19, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+    assert f"hospital     graz: connected since {since}\n" in out
+    assert "hospital     node 18: registered since N/A\n" in out
+    assert "last run     5: finished:completed\n" in out
+    assert "listens      0.0.0.0:9092 for hospitals, 127.0.0.1:8000 for you\n" in out
+
+
+def test_keys_are_out_of_git_s_reach_where_their_folder_is_new(tmp_path):
+    """The documentation has them in ~/fedhandoff, where somebody may have cloned this to."""
+    clone = tmp_path / "fedhandoff"
+    subprocess.run(["git", "init", "-q", clone], check=True)
+    make_authority(clone / "centre", ["localhost"])
+    make_key(clone / "graz", "graz")
+    make_key(clone / "graz", "linz")
+    command = ["git", "-C", clone, "status", "--porcelain", "--untracked-files=all"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == ""
+    make_key(tmp_path, "wien")
+    assert not (tmp_path / ".gitignore").exists()
