@@ -10,9 +10,9 @@ from flwr.serverapp import Grid, ServerApp
 from server_app.results import Results
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
-from strategies.engine.run import Run
+from strategies.engine.run import Run, RunError
 from strategies.protocol.console import Console
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import strategy_of
 
 # Ray's, about a default of its own that Flower relies on.
@@ -33,6 +33,7 @@ def main(grid: Grid, context: Context) -> None:
         Engine(Run(settings, strategy, state, courier, results), results.keep).go()
     except Exception as error:
         results.fail(error, state)
+        console.told = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise
     results.finish(state)

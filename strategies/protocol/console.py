@@ -28,12 +28,14 @@ class Console(logging.Handler):
 
     Attributes:
         last: What is to be read last: repeated if Flower says something as its process ends.
+        told: An error that people have read about and can mend; Flower's record of it is left out.
     """
 
     def __init__(self, clock: str = CLOCK, width: int = WIDTH) -> None:
         super().__init__(INFO)
         self.clock, self.width = clock, width
         self.last = self._newest = ""
+        self.told: BaseException | None = None
 
     @classmethod
     def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
@@ -53,7 +55,8 @@ class Console(logging.Handler):
         """Print a record."""
         try:
             text = record.getMessage().strip()
-            if text and text != _FAREWELL:
+            known = record.exc_info and self.told and record.exc_info[1] is self.told
+            if text and text != _FAREWELL and not known:
                 print(self.format(record), flush=True)
                 self._newest = text
             if record.funcName == "flwr_exit" and self.last not in ("", self._newest):

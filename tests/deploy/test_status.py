@@ -28,7 +28,7 @@ def heard(voice, capsys, *lines):
 
 
 def test_a_supernode_says_when_it_is_connected_what_it_does_and_what_it_waits_for(capsys):
-    noted = []
+    noted: list[str] = []
     voice = SuperNodeVoice("graz", "fl.example.org:9092", noted.append)
     lines = heard(
         voice,

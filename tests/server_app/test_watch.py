@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from threading import Thread
+from time import monotonic
 
 import pytest
 from rich.console import Console
@@ -136,7 +137,7 @@ def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, even
     results = begin()
     do(results, [*balanced(events)], last=1)
     results.record(Event("train", 2, 1, "B", "A", "timeout", "No answer."))
-    results.waits_for([Awaited("A", "train", watch.time.monotonic() - 90)])
+    results.waits_for([Awaited("A", "train", monotonic() - 90)])
     run = Followed.open(results.path)
     run.look()
     output = io.StringIO()

@@ -55,6 +55,15 @@ def test_an_error_has_its_traceback(console, capsys):
     assert out.endswith("ValueError: the cause\n")
 
 
+def test_an_error_that_was_told_is_not_told_again_with_its_traceback(console, capsys):
+    console.told = ValueError("set it to 1")
+    log(ERROR, "ServerApp raised an exception", exc_info=console.told)
+    log(ERROR, "another one", exc_info=ValueError("set it to 1"))
+    assert capsys.readouterr().out.splitlines() == [
+        *("error: another one", "ValueError: set it to 1")
+    ]
+
+
 def flwr_exit(text):
     """Flower's function of this name ends its processes, and logs as it does."""
     logging.getLogger("flwr").log(INFO, text)
