@@ -154,12 +154,15 @@ def preflight(arguments: argparse.Namespace) -> int:
     store = arguments.store_dir.expanduser()
     rules = Policy.read(arguments.policy.expanduser()) if arguments.policy else None
     rulings = list(rules.judge(settings)) if rules else []
+    terminal = sys.stderr.isatty()  # elsewhere lines are logged
     try:
         machine = rules.machine if rules else None
-        examined = examine(arguments.site, settings, store, show, machine)
+        progress = show if terminal else None
+        examined = examine(arguments.site, settings, store, progress, machine)
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
-    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    if terminal:
+        print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     print(text(examined.card))
     folder = store / arguments.site / "preflight"
     card = {"verdict": examined.card.verdict, **asdict(examined.card)}

@@ -19,7 +19,7 @@ from strategies.protocol.files import replacing
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
-QUIET = {"FLWR_LOG_LEVEL": "WARNING"}  # so that a run's log has the run's own lines
+QUIET = "WARNING"  # what Flower logs of a run beside the run's own lines
 HOSPITALS = "hospitals.json"  # in the server's folder: names of those registered, by their nodes
 
 
@@ -51,8 +51,8 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
-    address = f"127.0.0.1:{control_port}"
-    with only_one(folder, "The server's SuperLink", fleet=fleet_address, control=address):
+    facts = {"fleet": fleet_address, "control": f"127.0.0.1:{control_port}"}
+    with only_one(folder, "The server's SuperLink", **facts):
         _keep_superlink_running(folder, fleet_address, control_port)
 
 
@@ -71,10 +71,9 @@ def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int)
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
         voice = SuperLinkVoice(lambda: names_of(folder))
-        quiet = QUIET | environment
         keep_running(
             Program(superlink, work, environment, hint, voice=voice),
-            Program(superexec, work, quiet, voice=Voice()),
+            Program(superexec, work, flower(folder, QUIET), voice=Voice()),
         )
 
 
@@ -223,7 +222,7 @@ def _end_of(folder: Path, number: str) -> dict[str, str]:
     seen = time.monotonic()
     while True:
         # It ends with the run, or with the SuperLink.
-        environment = QUIET | flower(folder.absolute())
+        environment = flower(folder.absolute(), QUIET)
         subprocess.run(["flwr", "log", number, NAME], env=environment, check=False)
         try:
             state: dict[str, str] = _flwr(folder, "ls", NAME, "--run-id", number)["runs"][0]

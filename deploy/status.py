@@ -19,7 +19,8 @@ def status(given: Sequence[Path]) -> bool:
         given: Their folders; none = those that run on this machine.
 
     Raises:
-        DeployError: None is given, and none of this user's is known to run here.
+        DeployError: What is given is no folder; or none is given, and none of this user's is known
+            to run here.
     """
     chosen = [each.absolute() for each in given] or folders()
     if not chosen:
@@ -27,6 +28,8 @@ def status(given: Sequence[Path]) -> bool:
             "No server and no hospital of this user runs on this machine: give the folder of one "
             "to see what is there."
         )
+    if strange := [str(each) for each in chosen if not each.is_dir()]:
+        raise DeployError(f"{strange[0]} is no folder: give that of a server or a hospital.")
     well = True
     for folder in chosen:
         is_server = (folder / "server.crt").exists()

@@ -38,12 +38,20 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
-def flower(home: Path) -> dict[str, str]:
-    """The environment of a Flower program of this installation, with its files in `home`."""
+def flower(home: Path, level: str = "INFO") -> dict[str, str]:
+    """The environment of a Flower program of this installation.
+
+    Args:
+        home: Where its files are.
+        level: What it logs; all, if this process was told so. Not less because of a user's
+            environment: `deploy.watch` relies on what a SuperNode says.
+    """
+    debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
+        "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",

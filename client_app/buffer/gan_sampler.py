@@ -91,7 +91,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
 
     def report(standing: Standing, limit: int) -> None:
         last = standing.progress[-1] if standing.progress else None
-        figure = f"Fréchet {last.frechet:.1f}" if last else ""
+        figure = f"Frechet {last.frechet:.1f}" if last else ""
         paces[standing.phase](standing.iteration, limit, figure)
 
     gan = hospital.settings.gan

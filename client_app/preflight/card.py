@@ -99,7 +99,7 @@ def examine(
     hospital: str,
     settings: Settings,
     store: Path,
-    progress: Progress,
+    progress: Progress | None,
     machine: MachineRules | None = None,
 ) -> Examined:
     """Check all images of a hospital, and try again those that could not be used before.
@@ -108,7 +108,7 @@ def examine(
         hospital: Its name.
         settings: Of the run, with the hospital's own `dataset`.
         store: Its store, for the decoded images.
-        progress: Called while images are imported.
+        progress: Called while images are imported; None = it is logged now and then.
         machine: The memory and the disk that may be used; None = all there is.
 
     Raises:

@@ -226,6 +226,17 @@ def test_flower_is_told_to_keep_to_itself(tmp_path):
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("given", "level", "told"),
+    [("ERROR", "INFO", "INFO"), ("", "WARNING", "WARNING"), ("debug", "WARNING", "DEBUG")],
+)
+def test_flower_logs_what_the_supervisor_needs_whatever_a_user_s_shell_says(
+    given, level, told, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("FLWR_LOG_LEVEL", given)
+    assert supervisor.flower(tmp_path, level)["FLWR_LOG_LEVEL"] == told
+
+
 def test_apps_are_unpacked_anew(tmp_path):
     (tmp_path / "apps" / "fedhandoff").mkdir(parents=True)
     supervisor.forget_apps(tmp_path)

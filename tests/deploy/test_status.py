@@ -204,6 +204,14 @@ def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkey
     assert "listens      0.0.0.0:9092 for hospitals, 127.0.0.1:8000 for you\n" in out
 
 
+def test_what_is_no_folder_is_named(tmp_path, monkeypatch):
+    with pytest.raises(DeployError, match=r"nowhere is no folder"):
+        status.status([tmp_path / "nowhere"])
+    monkeypatch.setattr(status, "folders", list)
+    with pytest.raises(DeployError, match="No server and no hospital of this user runs"):
+        status.status([])
+
+
 def test_keys_are_out_of_git_s_reach_where_their_folder_is_new(tmp_path):
     """The documentation has them in ~/fedhandoff, where somebody may have cloned this to."""
     clone = tmp_path / "fedhandoff"
