@@ -359,7 +359,7 @@ def _logged() -> Progress:
     paces: dict[str, Pace] = {}
 
     def progress(what: str, done: int, total: int) -> None:
-        paces.setdefault(what, Pace(what, "images"))(done, total)
+        paces.setdefault(what, Pace(f"{what} images"))(done, total)
 
     return progress
 

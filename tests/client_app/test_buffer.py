@@ -22,6 +22,7 @@ from gan.presets import PRESETS
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
 from learning.samples import Samples
+from strategies.protocol import console
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -189,10 +190,14 @@ def test_a_buffer_in_which_the_privacy_loss_had_no_part_stays(hospital, caplog):
     assert "hospital-00: The privacy loss had no part in its GAN" in caplog.text
 
 
-def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital):
+def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital, monkeypatch, caplog):
+    monkeypatch.setattr(console, "PAUSE", 0.0)
+    caplog.set_level("INFO")
     assert make_buffer(hospital(), 20, soon()).figures["gan-private"] == 1
     without = make_buffer(hospital(gan__privacy_weight=0.0), 20, soon())
     assert without.figures["gan-private"] == 0
+    told = r"hospital-00: GAN 2/2: \d+ of \d+, [\d.]+/s, at most \d+ \w+ left, Frechet \d+"
+    assert re.search(told, caplog.text)
 
 
 def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):

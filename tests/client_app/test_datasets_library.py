@@ -1,7 +1,9 @@
 """Libraries of images of a few pixels, changed and killed in every way."""
 
 import hashlib
+import logging
 import os
+import re
 import shutil
 import signal
 import sqlite3
@@ -26,6 +28,7 @@ from client_app.datasets.library import Opened, open_library
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, formed
 from client_app.errors import DataError
+from strategies.protocol import console
 
 ROOT = Path(__file__).parents[2]
 TIMES = count(10**18, 10**9)  # no two files are as old, whatever the clock says
@@ -495,6 +498,16 @@ def test_progress_is_told(folder, monkeypatch):
         *(("looking at", 0, 4), ("looking at", 2, 4)),
         *(("importing", 0, 3), ("importing", 2, 3)),
     ]
+
+
+def test_progress_is_logged_where_nobody_asks_for_it(folder, monkeypatch, caplog):
+    monkeypatch.setattr(library, "CHUNK", 1)
+    monkeypatch.setattr(console, "PAUSE", 0.0)
+    for number in range(4):
+        folder.draw(f"{number}.png", number)
+    with caplog.at_level(logging.INFO):
+        open_library(folder.library, folder.entries, Form())
+    assert re.search(r"importing images: 3 of 4, [\d.]+/s, \d+ s left", caplog.text)
 
 
 # What a kill or a person leaves behind.

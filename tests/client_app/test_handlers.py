@@ -1,5 +1,7 @@
 """The handlers, called as Flower calls them."""
 
+import logging
+import re
 from dataclasses import replace
 from typing import ClassVar
 
@@ -17,6 +19,7 @@ from learning.learners.plain import Plain
 from learning.models import Architecture
 from learning.packing import pack_buffer
 from learning.samples import Samples
+from strategies.protocol import console
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -123,6 +126,15 @@ def test_a_visit_writes_itself_into_the_label(tmp_path):
     assert label.visited == ["hospital-0"]
     assert label.parent == check_parcel(content).hash_of["model"]
     assert 0 < answer["metrics"]["accuracy-after-visit"] <= 1
+
+
+def test_a_visit_says_in_the_hospital_s_own_log_how_far_it_is(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(console, "PAUSE", 0.0)
+    with caplog.at_level(logging.INFO):
+        ask("train", tmp_path, parcel_of(prepared(tmp_path)), epochs=2)
+    told = r"hospital-0 trains the model of hospital-0: (\d+) of (\d+) images, [\d.]+/s, \d+ s left"
+    done, total = map(int, re.findall(told, caplog.text)[-1])
+    assert done == total > 1000
 
 
 def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_before(tmp_path):

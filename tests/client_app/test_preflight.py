@@ -204,6 +204,7 @@ def preflight(monkeypatch, *arguments):
 def test_the_command(folder, tmp_path, monkeypatch, capsys):
     store = tmp_path / "store"
     where = ["--data-dir", folder, "--store-dir", store, "--site", "Graz"]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert preflight(monkeypatch, *where) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[:2] == [
