@@ -217,7 +217,7 @@ def _runs(place: Path) -> list[Path]:
 def lines(run: Followed) -> Iterator[str]:
     """The run as lines, for a file or another program."""
     shown, said, silence = 0, time.time(), 60.0
-    yield from run.headline()
+    yield next(run.headline())
     for events in _looks(run):
         told = [text for event in events if (text := wording.of_event(event))]
         new = [text for _, text in told]
