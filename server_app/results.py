@@ -6,6 +6,7 @@
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     parcels/               the last good parcel of each model
     report.html            the summary as a page
+    tensorboard/           with the setting `tracking` (server_app/tracking)
     checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
                            has completed or its settings were refused; and resume.toml, the
                            settings to go on with
@@ -36,6 +37,8 @@ from flwr.common import log
 from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
+from server_app.tracking import feed
+from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.events import Event
@@ -46,7 +49,9 @@ from strategies.protocol.settings import Settings, SettingsError
 
 LONG_ANSWER = 10.0  # seconds after which an answer gets a line of its own in the log
 # Settings that may change on resume.
-MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
+MAY_CHANGE = {
+    *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
+}
 # What the log says about a round, as far as it was measured: labels, and names in `Summary`.
 PROGRESS = {
     "federation": "federation_accuracy",
@@ -71,6 +76,7 @@ class Results:
         self._config = ""
         self._events: list[Event] = []
         self._rounds: list[Round] = []
+        self._feed = Feed(settings)
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
@@ -81,24 +87,30 @@ class Results:
 
         Raises:
             SettingsError: Nothing can be written to `output-dir`; or there is no run to resume at
-                `resume`, or it has other settings.
+                `resume`, or it has other settings; or a tracker (`tracking`) is not there.
         """
+        feed.check(settings)
         try:
             if settings.resume:
                 key, allowed = "resume", "the result directory of a run that has not completed"
                 results = cls(Path(settings.resume).expanduser(), settings)
-                return results, results._go_on()
-            key, allowed = "output-dir", "a folder that the server can write to"
-            base = Path(settings.output_dir).expanduser()
-            base.mkdir(parents=True, exist_ok=True)
-            path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
-            results = cls(path, settings)
-            return results, results._begin()
+                state = results._go_on()
+            else:
+                key, allowed = "output-dir", "a folder that the server can write to"
+                base = Path(settings.output_dir).expanduser()
+                base.mkdir(parents=True, exist_ok=True)
+                path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
+                results = cls(path, settings)
+                state = results._begin()
         except (OSError, RuntimeError, CheckpointError) as error:  # RuntimeError: no such home
             raise SettingsError(
                 f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
                 f"({error})."
             ) from error
+        results._feed.begin(state.run, results.path, settings)
+        for measured in results._rounds:
+            results._track(measured)
+        return results, state
 
     def _begin(self) -> State:
         keys = unflatten_dict(self._settings.run_config)
@@ -200,6 +212,11 @@ class Results:
             len(took_part(self._events)),
             seconds,
         )
+        self._track(measured)
+
+    def _track(self, measured: Round) -> None:
+        events = [event for event in self._events if event.round == measured.number]
+        self._feed.round(measured, events, took_part(self._events))
 
     def _measure(self, server_round: int, seconds: float) -> Round:
         events = [event for event in self._events if event.round == server_round]
@@ -249,6 +266,7 @@ class Results:
 
         page = render(self.path.name, summary, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
+        self._feed.end(summary, self.path)
 
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
