@@ -209,22 +209,20 @@ def test_mlflow_has_a_resumed_run_once(events, tmp_path, monkeypatch):
 
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     experiment = client.get_experiment_by_name("fedhandoff")
+    assert experiment
     [run] = client.search_runs([experiment.experiment_id])
     assert (run.info.run_name, run.info.status) == (path.name, "FINISHED")
     tags = {"method": "rwt", "data": "digits", "seed": "3", "hospitals": "A, B"}
     assert tags.items() <= run.data.tags.items()
     assert run.data.params["train.learning-rate"] == "0.001"
     points = client.get_metric_history(run.info.run_id, "run/federation_accuracy")
-    assert sorted((each.step, each.value) for each in points) == [
-        (1, pytest.approx(0.7)),
-        (2, pytest.approx(0.6)),
-    ]
+    assert sorted((each.step, round(each.value, 6)) for each in points) == [(1, 0.7), (2, 0.6)]
     files = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"report.html", "summary.json", "config.toml"} <= files
 
 
 def test_an_mlflow_server_that_is_down_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with pytest.raises(SettingsError, match="mlflow cannot be used: .*127.0.0.1"):
+    with pytest.raises(SettingsError, match=r"mlflow cannot be used: .*127\.0\.0\.1"):
         opened(tmp_path, tracking="mlflow")
     assert not [*tmp_path.iterdir()]
