@@ -23,10 +23,9 @@ import os
 import shutil
 import tomllib
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict
 from logging import ERROR, INFO, WARNING
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from time import monotonic, strftime
 from typing import Any, Self
@@ -37,6 +36,7 @@ from flwr.common import log
 from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app.measures import Round, Summary, finished, measure_round, summarise, took_part
+from server_app.nan_json import to_json, with_nan
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
@@ -184,7 +184,7 @@ class Results:
         if not self._events or event.round != self._events[-1].round:
             self._round_began = now - event.seconds
         self._events.append(event)
-        line = _to_json({"time": round(now - self._began, 3), **vars(event)})
+        line = to_json({"time": round(now - self._began, 3), **vars(event)})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         _log_event(event)
@@ -253,7 +253,7 @@ class Results:
             self._resumed,
         )
         with replacing(self.path / "summary.json") as draft:
-            draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
+            draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for name, model in state.models.items():
@@ -312,24 +312,8 @@ def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None
             )
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_without_nan(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
 def _from_json(line: str) -> Event:
     """The event of a line of metrics.jsonl."""
     fields = json.loads(line)
     del fields["time"]
-    metrics = {key: nan if value is None else value for key, value in fields["metrics"].items()}
-    return Event(**{**fields, "metrics": metrics})
-
-
-def _without_nan(value: Any) -> Any:
-    """The same with null for NaN and the infinities, which JSON does not have."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return value
+    return Event(**{**fields, "metrics": with_nan(fields["metrics"])})

@@ -85,6 +85,9 @@ class Feed:
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
         files = [path / name for name in (*names, "report.html")]
         self._tell(lambda tracker: tracker.end(summary.status, files))
+        for name, line in self._lines.items():
+            if line.waiting:
+                log(WARNING, "%s has not been told all of this run", name)
 
     def _tell(self, what: Callable[[Tracker], None]) -> None:
         for name, line in self._lines.items():

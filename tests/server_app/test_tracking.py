@@ -113,7 +113,10 @@ def test_a_tracker_that_fails_does_not_end_the_run_and_is_told_later(
     assert list(memory.rounds) == [1, 2]
     memory.fails = {"end"}
     results.finish(state)
-    assert lines[-1] == "Tracking by json fails, the run goes on: no end"
+    assert lines[-2:] == [
+        "Tracking by json fails, the run goes on: no end",
+        "json has not been told all of this run",
+    ]
     assert (results.path / "report.html").exists()
 
 
