@@ -1,12 +1,21 @@
-"""The example of docs/adding-a-method.md, added to a copy of the app and run there."""
+"""What docs/ says is done: the example of a method, the notebooks, the site."""
 
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+
+from benchmarks.reproduce import checked, described_by, run_missing
+from strategies.engine.courier import Courier
+from strategies.protocol.settings import defaults
+from tests.fakes import context, run_here
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client_app", "deploy", "gan", "learning", "server_app", "strategies", "tests")
@@ -79,3 +88,80 @@ def test_the_example_of_a_method_is_two_files_a_table_and_two_lines(tmp_path):
     code = [sys.executable, "-W", "ignore", "-c", RUN]
     done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The runs that the notebooks ask for, done in this process."""
+    output = tmp_path_factory.mktemp("study")
+    source = (ROOT / "docs" / "notebooks" / "compare-methods.ipynb").read_text("utf-8")
+    command = re.search(r"benchmarks\.reproduce (.*?) --output", source)[1].split()
+    told = dict(zip(command[::2], command[1::2], strict=True))
+    pairs = [*zip(command[::2], command[1::2], strict=True)]
+    vary = [value for key, value in pairs if key == "--vary"]
+    seeds = [int(seed) for seed in told["--seeds"].split(",")]
+    hospitals = {"seeds": seeds, "hospitals": int(told["--hospitals"])}
+    table = checked({**described_by(None, vary), **hospitals}, None)
+
+    def start(output_dir, hospitals, settings):
+        config = defaults() | {"output-dir": str(output_dir)} | settings
+        store = {"store-dir": str(output / "store")}
+        result, _ = run_here([context(k, hospitals, config, **store) for k in range(hospitals)])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Courier, "simulates", True)  # as the command does
+        assert run_missing(table, table.rows, output, start)
+    return output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("compare-methods", ["completed before", "95 %", "kB per visit", "image/png"]),
+        ("use-a-model", ["not a medical device", "900 images predicted", "mean probability", "image/png"]),
+    ],
+)
+def test_a_notebook_runs(name, said, study, monkeypatch):
+    monkeypatch.setenv("STUDY", str(study))
+    folder = ROOT / "docs" / "notebooks"
+    notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
+    client.execute()
+    outputs = nbformat.writes(notebook)
+    for words in said:
+        assert words in outputs
+    assert "Traceback" not in outputs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+def test_the_site_can_be_made(tmp_path):
+    """Zensical ends with an error at a link or an anchor that leads nowhere."""
+    code = [sys.executable, "docs/site.py", str(tmp_path / "site")]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Privacy" in (tmp_path / "site" / "index.html").read_text("utf-8")
+    page = tmp_path / "site" / "source" / "strategies" / "protocol" / "may_leave.py" / "index.html"
+    assert "may leave" in page.read_text("utf-8")
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("site_of_docs", ROOT / "docs" / "site.py")
+    site = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(site)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("[x](../b.py)")
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"docs/a\.md links to \.\./b\.py, which is not there"):
+        site.page("docs/a.md")
+    (tmp_path / "b.py").write_text("pass")
+    assert site.page("docs/a.md") == ("[x](source/b.py.md)", {"b.py"})
