@@ -1,6 +1,6 @@
 """Makes a site of docs/, whose pages stay plain Markdown that reads on GitHub as well.
 
-    uv run --group docs python docs/site.py <folder>
+    uv run python docs/site.py <folder>
 
 A page may link to any file of the repository. The site has a page with its text, under source/,
 so that it is whole wherever it is read, also without a network.

@@ -123,7 +123,10 @@ def study(tmp_path_factory):
     ("name", "said"),
     [
         ("compare-methods", ["completed before", "95 %", "kB per visit", "image/png"]),
-        ("use-a-model", ["not a medical device", "900 images predicted", "mean probability", "image/png"]),
+        (
+            "use-a-model",
+            ["not a medical device", "900 images predicted", "mean probability", "image/png"],
+        ),
     ],
 )
 def test_a_notebook_runs(name, said, study, monkeypatch):
