@@ -18,6 +18,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 # What a link of Markdown points at, if that is a file.
 LINK = re.compile(r"(?<=\]\()(?!https?:|#|/)([^)#\s]+)(?=(?:#[^)\s]*)?\))")
+OWN = (".md", ".png", ".ipynb")  # what the site has of docs/; of other files, those linked to
 LANGUAGES = {".py": "python", ".toml": "toml", ".service": "ini"}
 
 
@@ -37,7 +38,7 @@ def write_pages(folder: Path) -> None:
     Raises:
         ValueError: A page links to what is not there.
     """
-    waiting = [path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*") if path.is_file()]
+    waiting = [path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*") if path.suffix in OWN]
     done = set(waiting)
     while waiting:
         source = waiting.pop()

@@ -19,4 +19,4 @@ def test_the_version_and_the_papers_are_those_of_the_code():
     }
     for method in ("feder", "fedrewind", "cwc"):
         text = (ROOT / "strategies" / f"{method}.py").read_text("utf-8")
-        assert re.search(r"arXiv:\d+\.\d+", text)[0] in cited
+        assert re.findall(r"arXiv:\d+\.\d+", text)[0] in cited

@@ -13,6 +13,7 @@ import pytest
 from nbclient import NotebookClient
 
 from benchmarks.reproduce import checked, described_by, run_missing
+from server_app.check import changes_of, check, merged
 from strategies.engine.courier import Courier
 from strategies.protocol.settings import defaults
 from tests.fakes import context, run_here
@@ -91,20 +92,24 @@ def test_the_example_of_a_method_is_two_files_a_table_and_two_lines(tmp_path):
 
 
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+# What is in their cells' outputs, once they have run.
+SAID = {
+    "compare-methods": ["completed before", "no difference shown", "kB per visit", "image/png"],
+    "use-a-model": ["not a medical device", "900 images predicted", "image/png"],
+}
 
 
-@pytest.fixture(scope="module")
-def study(tmp_path_factory):
-    """The runs that the notebooks ask for, done in this process."""
-    output = tmp_path_factory.mktemp("study")
+def do_the_runs_of_the_notebooks(output):
+    """Those of the first one's command, in this process."""
     source = (ROOT / "docs" / "notebooks" / "compare-methods.ipynb").read_text("utf-8")
-    command = re.search(r"benchmarks\.reproduce (.*?) --output", source)[1].split()
-    told = dict(zip(command[::2], command[1::2], strict=True))
-    pairs = [*zip(command[::2], command[1::2], strict=True)]
-    vary = [value for key, value in pairs if key == "--vary"]
-    seeds = [int(seed) for seed in told["--seeds"].split(",")]
-    hospitals = {"seeds": seeds, "hospitals": int(told["--hospitals"])}
-    table = checked({**described_by(None, vary), **hospitals}, None)
+    [command] = re.findall(r"benchmarks\.reproduce (.*?) --output", source)
+    words = command.split()
+    told = [*zip(words[::2], words[1::2], strict=True)]
+    vary = [value for key, value in told if key == "--vary"]
+    [seeds] = [value for key, value in told if key == "--seeds"]
+    [hospitals] = [int(value) for key, value in told if key == "--hospitals"]
+    changes = {"seeds": [int(seed) for seed in seeds.split(",")], "hospitals": hospitals}
+    table = checked({**described_by(None, vary), **changes}, None)
 
     def start(output_dir, hospitals, settings):
         config = defaults() | {"output-dir": str(output_dir)} | settings
@@ -115,30 +120,21 @@ def study(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Courier, "simulates", True)  # as the command does
         assert run_missing(table, table.rows, output, start)
-    return output
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("compare-methods", ["completed before", "95 %", "kB per visit", "image/png"]),
-        (
-            "use-a-model",
-            ["not a medical device", "900 images predicted", "mean probability", "image/png"],
-        ),
-    ],
-)
-def test_a_notebook_runs(name, said, study, monkeypatch):
-    monkeypatch.setenv("STUDY", str(study))
-    folder = ROOT / "docs" / "notebooks"
-    notebook = nbformat.read(folder / f"{name}.ipynb", as_version=4)
-    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
-    client.execute()
-    outputs = nbformat.writes(notebook)
-    for words in said:
-        assert words in outputs
-    assert "Traceback" not in outputs
+def test_the_notebooks_run(tmp_path, monkeypatch):
+    """One after the other: the second uses the models of the first one's runs."""
+    do_the_runs_of_the_notebooks(tmp_path)
+    monkeypatch.setenv("STUDY", str(tmp_path))
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        place = {"metadata": {"path": str(path.parent)}}
+        NotebookClient(notebook, timeout=300, resources=place).execute()
+        outputs = nbformat.writes(notebook)
+        for words in SAID[path.stem]:
+            assert words in outputs
+        assert "Traceback" not in outputs
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -157,10 +153,30 @@ def test_the_site_can_be_made(tmp_path):
     assert "may leave" in page.read_text("utf-8")
 
 
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_images_and_the_settings_of_the_tutorial_fit_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    images = tmp_path / "tutorial" / "images"
+    module_of("digits").main(images)
+    assert len([*(images / "graz").rglob("*.png")]) == 897
+    assert len([*(images / "linz").rglob("*.png")]) == 900
+    assert (images / "overview.png").is_file()
+    page = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+    first, more = re.findall(r'^SETTINGS="(.*)"$', page, re.MULTILINE)
+    text = more.replace("$SETTINGS", first)
+    for method in ("", " strategy='standalone'"):
+        assert check(merged(changes_of([text + method])), hospitals=2).num_server_rounds == 5
+
+
 def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
-    spec = importlib.util.spec_from_file_location("site_of_docs", ROOT / "docs" / "site.py")
-    site = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(site)
+    site = module_of("site")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "a.md").write_text("[x](../b.py)")
     monkeypatch.setattr(site, "ROOT", tmp_path)
