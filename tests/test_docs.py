@@ -13,9 +13,9 @@ import pytest
 from nbclient import NotebookClient
 
 from benchmarks.reproduce import checked, described_by, run_missing
-from server_app.check import changes_of, check, merged
+from server_app.check import changes_of, check
 from strategies.engine.courier import Courier
-from strategies.protocol.settings import defaults
+from strategies.protocol.settings import defaults, merged
 from tests.fakes import context, run_here
 
 ROOT = Path(__file__).parents[1]
