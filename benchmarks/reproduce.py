@@ -35,8 +35,10 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import cache
 from itertools import product
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -163,14 +165,17 @@ def main() -> None:
         parser.error(str(error))
 
     output.mkdir(parents=True, exist_ok=True)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        superlink(Path(folder) / "superlink", XDG_DATA_HOME=str(output / "store")) as flower,
-    ):
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
+
+        @cache
+        def flower() -> dict[str, str]:
+            """The SuperLink of all runs, from the first on; none if all were done before."""
+            place = Path(folder) / "superlink"
+            return running.enter_context(superlink(place, XDG_DATA_HOME=str(output / "store")))
 
         def start(output_dir: Path, hospitals: int, settings: dict[str, Any]) -> Path:
             gpus = min(1.0, len(gpu_names()) / hospitals)
-            return run(flower, output_dir, hospitals, gpus=gpus, **settings)
+            return run(flower(), output_dir, hospitals, gpus=gpus, **settings)
 
         complete = run_missing(table, rows, output, start)
     command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])

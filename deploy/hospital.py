@@ -25,6 +25,10 @@ from strategies.protocol.files import STORES, make_private
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
+REPLACED = (
+    *("flower-supernode", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model"),
+    *("flwr-serverapp", "flwr-simulation"),
+)
 # Environment variables of the hospital's processes. Other users of the machine can read a command
 # line, and what Flower is told it tells whoever takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
@@ -87,6 +91,13 @@ def start_supernode(hospital: Hospital) -> None:
     check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch
         raise DeployError("The command ps is missing: install it (on Linux the package procps).")
+    for name in REPLACED:
+        if not shutil.which(name, path=str(PROGRAMS)):
+            raise DeployError(
+                f"{PROGRAMS / name} is not there, or cannot be executed, and Flower's own would "
+                "run whatever code comes with a run: start the hospital in a clone of the "
+                "repository, not in a download from Flower's Hub (docs/hub.md)."
+            )
     code = "any" if hospital.any_code else str(approved_code(folder))
     config = json.dumps(node_config(hospital))
     check_server(hospital.server, authority)

@@ -20,6 +20,7 @@ from flwr.common.config import flatten_dict
 from client_app.presets import fitted_preset
 from learning.settings import TABLES
 from server_app.results import check_same
+from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import Settings, SettingsError, merged, require
@@ -122,6 +123,7 @@ def check(
         _check_data(settings, hospitals)
         _check_files(settings)
         _check_folders(settings)
+    feed.check(settings)
     return settings
 
 

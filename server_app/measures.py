@@ -25,9 +25,11 @@ round their figures, with noise, and may tell none (client_app/disclosure.py).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
+from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+from server_app.nan_json import from_json
 from strategies.engine.events import Event
 
 Metrics = Mapping[str, float]
@@ -164,6 +166,17 @@ class Summary:
     participation: dict[str, dict[str, Any]]
     failures: list[dict[str, Any]]
     synthetic: dict[str, dict[str, float]]
+
+    @classmethod
+    def read(cls, directory: str | Path) -> Self:
+        """The summary of a run that has ended, from its result directory.
+
+        Raises:
+            OSError: There is no summary.json.
+            ValueError: Another version of this app wrote it.
+        """
+        path = Path(directory).expanduser() / "summary.json"
+        return from_json(path.read_text("utf-8"), cls)
 
 
 def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:

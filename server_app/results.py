@@ -7,6 +7,7 @@
     under-way.json         while it goes: how many rounds are done, and whom the server waits for
     parcels/               the last good parcel of each model
     report.html            the summary as a page
+    tensorboard/           with the setting `tracking` (server_app/tracking)
     checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
                            has completed or its settings were refused; and resume.toml, the
                            settings to go on with
@@ -23,10 +24,10 @@ import os
 import shutil
 import tomllib
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from logging import ERROR, INFO
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
 from time import monotonic, strftime, time
 from typing import Any, Self
@@ -38,6 +39,9 @@ from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app import wording
 from server_app.measures import Round, Summary, measure_round, summarise, took_part
+from server_app.nan_json import to_json, with_nan
+from server_app.tracking import feed
+from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
@@ -51,7 +55,9 @@ from strategies.protocol.settings import Settings, SettingsError
 # long, up to the second.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 # Settings that may change on resume.
-MAY_CHANGE = {"resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir"}
+MAY_CHANGE = {
+    *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
+}
 
 
 class Results:
@@ -67,6 +73,7 @@ class Results:
         self._config = ""
         self._events: list[Event] = []
         self._rounds: list[Round] = []
+        self._feed = Feed(settings)
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
@@ -79,24 +86,30 @@ class Results:
 
         Raises:
             SettingsError: Nothing can be written to `output-dir`; or there is no run to resume at
-                `resume`, or it has other settings.
+                `resume`, or it has other settings; or a tracker (`tracking`) is not there.
         """
+        feed.check(settings)
         try:
             if settings.resume:
                 key, allowed = "resume", "the result directory of a run that has not completed"
                 results = cls(Path(settings.resume).expanduser(), settings)
-                return results, results._go_on()
-            key, allowed = "output-dir", "a folder that the server can write to"
-            base = Path(settings.output_dir).expanduser()
-            base.mkdir(parents=True, exist_ok=True)
-            path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
-            results = cls(path, settings)
-            return results, results._begin()
+                state = results._go_on()
+            else:
+                key, allowed = "output-dir", "a folder that the server can write to"
+                base = Path(settings.output_dir).expanduser()
+                base.mkdir(parents=True, exist_ok=True)
+                path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
+                results = cls(path, settings)
+                state = results._begin()
         except (OSError, RuntimeError, CheckpointError) as error:  # RuntimeError: no such home
             raise SettingsError(
                 f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
                 f"({error})."
             ) from error
+        results._feed.begin(state.run, results.path, settings)
+        for measured in results._rounds:
+            results._track(measured)
+        return results, state
 
     def _begin(self) -> State:
         keys = unflatten_dict(self._settings.run_config)
@@ -172,7 +185,7 @@ class Results:
         if not self._events or event.round != self._events[-1].round:
             self._round_began = now - event.seconds
         self._events.append(event)
-        line = _to_json({"time": round(now - self._began, 3), **vars(event)})
+        line = to_json({"time": round(now - self._began, 3), **vars(event)})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if said := wording.of_event(event):
@@ -186,6 +199,11 @@ class Results:
         left = wording.time_left([each.seconds for each in self._rounds], rounds)
         self._say(INFO, wording.of_round(measured, rounds, len(took_part(self._events)), left))
         self._tell_under_way()
+        self._track(measured)
+
+    def _track(self, measured: Round) -> None:
+        events = [event for event in self._events if event.round == measured.number]
+        self._feed.round(measured, events, took_part(self._events))
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
         """Take note of the answers that have not come yet; log them after a long silence."""
@@ -205,7 +223,7 @@ class Results:
         clock = time() - monotonic()
         waits = [{**vars(each), "since": round(clock + each.since)} for each in self._awaited]
         with replacing(self.path / "under-way.json") as draft:
-            draft.write_text(_to_json({"rounds": len(self._rounds), "waits": waits}), "utf-8")
+            draft.write_text(to_json({"rounds": len(self._rounds), "waits": waits}), "utf-8")
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -246,7 +264,7 @@ class Results:
             self._resumed,
         )
         with replacing(self.path / "summary.json") as draft:
-            draft.write_text(_to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
+            draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         (self.path / "under-way.json").unlink(missing_ok=True)
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
@@ -260,6 +278,7 @@ class Results:
 
         page = render(self.path.name, summary, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
+        self._feed.end(summary, self.path)
 
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
@@ -297,24 +316,8 @@ def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None
             )
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(_without_nan(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
 def event_of(line: str) -> Event:
     """The event of a line of metrics.jsonl."""
     fields = json.loads(line)
     del fields["time"]
-    metrics = {key: nan if value is None else value for key, value in fields["metrics"].items()}
-    return Event(**{**fields, "metrics": metrics})
-
-
-def _without_nan(value: Any) -> Any:
-    """The same with null for NaN and the infinities, which JSON does not have."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_nan(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(item) for item in value]
-    return value
+    return Event(**{**fields, "metrics": with_nan(fields["metrics"])})

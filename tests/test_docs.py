@@ -1,12 +1,22 @@
-"""The example of docs/adding-a-method.md, added to a copy of the app and run there."""
+"""What docs/ says is done: the example of a method, the notebooks, the site."""
 
+import importlib.util
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
+
+from benchmarks.reproduce import checked, described_by, run_missing
+from server_app.check import changes_of, check
+from strategies.engine.courier import Courier
+from strategies.protocol.settings import defaults, merged
+from tests.fakes import context, run_here
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("client_app", "deploy", "gan", "learning", "server_app", "strategies", "tests")
@@ -79,3 +89,99 @@ def test_the_example_of_a_method_is_two_files_a_table_and_two_lines(tmp_path):
     code = [sys.executable, "-W", "ignore", "-c", RUN]
     done = subprocess.run(code, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+# What is in their cells' outputs, once they have run.
+SAID = {
+    "compare-methods": ["completed before", "no difference shown", "kB per visit", "image/png"],
+    "use-a-model": ["not a medical device", "900 images predicted", "image/png"],
+}
+
+
+def do_the_runs_of_the_notebooks(output):
+    """Those of the first one's command, in this process."""
+    source = (ROOT / "docs" / "notebooks" / "compare-methods.ipynb").read_text("utf-8")
+    [command] = re.findall(r"benchmarks\.reproduce (.*?) --output", source)
+    words = command.split()
+    told = [*zip(words[::2], words[1::2], strict=True)]
+    vary = [value for key, value in told if key == "--vary"]
+    [seeds] = [value for key, value in told if key == "--seeds"]
+    [hospitals] = [int(value) for key, value in told if key == "--hospitals"]
+    changes = {"seeds": [int(seed) for seed in seeds.split(",")], "hospitals": hospitals}
+    table = checked({**described_by(None, vary), **changes}, None)
+
+    def start(output_dir, hospitals, settings):
+        config = defaults() | {"output-dir": str(output_dir)} | settings
+        store = {"store-dir": str(output / "store")}
+        result, _ = run_here([context(k, hospitals, config, **store) for k in range(hospitals)])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Courier, "simulates", True)  # as the command does
+        assert run_missing(table, table.rows, output, start)
+
+
+@pytest.mark.slow
+def test_the_notebooks_run(tmp_path, monkeypatch):
+    """One after the other: the second uses the models of the first one's runs."""
+    do_the_runs_of_the_notebooks(tmp_path)
+    monkeypatch.setenv("STUDY", str(tmp_path))
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        place = {"metadata": {"path": str(path.parent)}}
+        NotebookClient(notebook, timeout=300, resources=place).execute()
+        outputs = nbformat.writes(notebook)
+        for words in SAID[path.stem]:
+            assert words in outputs
+        assert "Traceback" not in outputs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_without_outputs(path):
+    cells = json.loads(path.read_text("utf-8"))["cells"]
+    assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
+
+
+def test_the_site_can_be_made(tmp_path):
+    """Zensical ends with an error at a link or an anchor that leads nowhere."""
+    code = [sys.executable, "docs/site.py", str(tmp_path / "site")]
+    done = subprocess.run(code, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Privacy" in (tmp_path / "site" / "index.html").read_text("utf-8")
+    page = tmp_path / "site" / "source" / "strategies" / "protocol" / "may_leave.py" / "index.html"
+    assert "may leave" in page.read_text("utf-8")
+
+
+def module_of(name):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / "docs" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_images_and_the_settings_of_the_tutorial_fit_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    images = tmp_path / "tutorial" / "images"
+    module_of("digits").main(images)
+    assert len([*(images / "graz").rglob("*.png")]) == 897
+    assert len([*(images / "linz").rglob("*.png")]) == 900
+    assert (images / "overview.png").is_file()
+    page = (ROOT / "docs" / "tutorial.md").read_text("utf-8")
+    first, more = re.findall(r'^SETTINGS="(.*)"$', page, re.MULTILINE)
+    text = more.replace("$SETTINGS", first)
+    for method in ("", " strategy='standalone'"):
+        assert check(merged(changes_of([text + method])), hospitals=2).num_server_rounds == 5
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
+    site = module_of("site")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a.md").write_text("[x](../b.py)")
+    monkeypatch.setattr(site, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"docs/a\.md links to \.\./b\.py, which is not there"):
+        site.page("docs/a.md")
+    (tmp_path / "b.py").write_text("pass")
+    assert site.page("docs/a.md") == ("[x](source/b.py.md)", {"b.py"})

@@ -157,6 +157,7 @@ class Settings:
     seed: int
     cpu_threads: int
     output_dir: str
+    tracking: str
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     resume: str

@@ -252,6 +252,10 @@ def test_a_hospital_is_told_what_is_missing(folder, monkeypatch):
         start_supernode(of(folder, data_dir=folder / "gone"))
     with pytest.raises(DeployError, match="--server is 'localhost': give host:port"):
         start_supernode(Hospital(folder, "localhost", "graz", folder, any_code=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(hospital, "PROGRAMS", folder)  # as in a download from Flower's Hub
+        with pytest.raises(DeployError, match="a clone of the repo"):
+            start_supernode(of(folder))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(DeployError, match="The command ps is missing"):
         start_supernode(of(folder))

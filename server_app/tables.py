@@ -1,0 +1,53 @@
+"""What a run left, as tables of pandas.
+
+    from server_app.tables import events, rounds
+    table = events("~/fedhandoff/runs/2026-11-22_14-37-39-cwt")
+
+No run needs this file.
+"""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+
+from server_app.measures import Summary
+from server_app.nan_json import with_nan
+
+
+def events(directory: str | Path) -> pd.DataFrame:
+    """metrics.jsonl, also of a run that goes on: a row for each event.
+
+    Args:
+        directory: The result directory.
+
+    Returns:
+        The columns of `strategies.engine.events.Event`, `time` in seconds since the run began, and
+        for each metric that a hospital told `metrics.<name>`, NaN where it did not.
+
+    Raises:
+        OSError: There is no such file.
+    """
+    text = (Path(directory).expanduser() / "metrics.jsonl").read_text("utf-8")
+    whole, _, _ = text.rpartition("\n")  # a killed run may leave half a line
+    return pd.json_normalize([with_nan(json.loads(line)) for line in whole.splitlines()])
+
+
+def rounds(directory: str | Path) -> pd.DataFrame:
+    """The history of a run that has ended: a row for each round that was evaluated.
+
+    Args:
+        directory: The result directory.
+
+    Returns:
+        The figures of `Summary` as columns, and for each hospital `held.<name>`, its personalised
+        accuracy; the index is the round.
+
+    Raises:
+        OSError: There is no summary.json: the run has not ended.
+        ValueError: Another version of this app wrote it.
+    """
+    history = Summary.read(directory).history
+    held = {f"held.{hospital}": values for hospital, values in history["held"].items()}
+    figures = {name: values for name, values in history.items() if name != "held"}
+    return pd.DataFrame({**figures, **held}).set_index("round")

@@ -1,0 +1,124 @@
+"""MLflow: a run there for each run here, on the tracking server that the user names.
+
+That is the URI in the setting, or else `MLFLOW_TRACKING_URI` where the server's process has it.
+Without either it is a file of SQLite beside the results. `MLFLOW_EXPERIMENT_NAME` counts, too.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+from strategies.protocol.settings import Settings
+
+ItemT = TypeVar("ItemT")
+
+# Unless the user says otherwise: a server that is away holds up a round for seconds, not minutes;
+# and nobody is told that MLflow is used here.
+CAUTION = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+MOST_PARAMETERS, MOST_METRICS = 100, 1000  # of one request
+
+
+class MLflow:
+    """A client of an MLflow tracking server.
+
+    Args:
+        uri: Of the server; empty: see above.
+        output_dir: The folder of all results.
+    """
+
+    def __init__(self, uri: str, output_dir: Path) -> None:
+        self._uri = uri or os.environ.get("MLFLOW_TRACKING_URI", "")
+        self._output_dir = output_dir.expanduser()
+        self._client: Any = None
+        self._id = ""
+        self._rounds = 0  # that it has
+
+    def check(self) -> str:
+        """Ask the server for something small.
+
+        Raises:
+            ValueError: The URI holds a password.
+        """
+        if urlsplit(self._uri).password:
+            raise ValueError(
+                "its URI holds a password, which would stand in config.toml; use "
+                "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD."
+            )
+        if self._uri:
+            self._connect().search_experiments(max_results=1)
+        return f"MLflow at {self._uri or self._own_database}"
+
+    def begin(self, run: str, path: Path, settings: Settings) -> None:
+        """Find the run by its identity, or create it, with its settings as parameters."""
+        from mlflow.entities import Param
+
+        client = self._client = self._connect()
+        experiment = self._experiment()
+        [*found] = client.search_runs([experiment], f"tags.run = '{run}'", max_results=1)
+        tags = {"method": settings.strategy, "data": settings.dataset, "seed": str(settings.seed)}
+        tracked = (
+            found[0]
+            if found
+            else client.create_run(experiment, tags={"run": run, **tags}, run_name=path.name)
+        )
+        self._id = tracked.info.run_id
+        self._rounds = int(tracked.data.tags.get("rounds", 0))
+        client.update_run(self._id, status="RUNNING")
+        known = tracked.data.params
+        params = [
+            Param(key, str(value)) for key, value in settings.run_config.items() if key not in known
+        ]
+        for some in _batches(params, MOST_PARAMETERS):
+            client.log_batch(self._id, params=some)
+
+    def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
+        """Send a round's figures, unless the server has them."""
+        from mlflow.entities import Metric, RunTag
+
+        if number <= self._rounds:
+            return
+        now = int(time.time() * 1000)
+        metrics = [Metric(name, value, now, number) for name, value in figures.items()]
+        for some in _batches(metrics, MOST_METRICS):
+            self._client.log_batch(self._id, metrics=some)
+        tags = {"rounds": str(number), "hospitals": ", ".join(hospitals)}
+        self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
+        self._rounds = number
+
+    def end(self, status: str, files: Sequence[Path]) -> None:
+        """Send the files, and how the run ended."""
+        self._client.set_tag(self._id, "status", status)
+        for file in files:
+            self._client.log_artifact(self._id, str(file))
+        self._client.set_terminated(self._id, "FAILED" if status == "failed" else "FINISHED")
+
+    @property
+    def _own_database(self) -> str:
+        return f"sqlite:///{self._output_dir}/mlflow.db"
+
+    def _connect(self) -> Any:
+        for name, value in CAUTION.items():
+            os.environ.setdefault(name, value)
+        from mlflow.tracking import MlflowClient  # takes seconds
+
+        return MlflowClient(self._uri or self._own_database)
+
+    def _experiment(self) -> str:
+        """The identity of the experiment that runs belong to."""
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhandoff")
+        if known := self._client.get_experiment_by_name(name):
+            return str(known.experiment_id)
+        # Of its own database the client would put files into its working directory.
+        place = None if self._uri else (self._output_dir / "mlflow").as_uri()
+        return str(self._client.create_experiment(name, artifact_location=place))
+
+
+def _batches(items: Sequence[ItemT], size: int) -> Iterator[Sequence[ItemT]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

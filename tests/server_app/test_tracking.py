@@ -1,0 +1,231 @@
+"""What trackers are told of a run, and that none of them can end it."""
+
+import pytest
+
+from server_app import results as results_module
+from server_app.results import Results
+from server_app.tracking import feed
+from strategies.protocol.settings import SettingsError
+from tests.fakes import settings
+
+
+class Memory:
+    """A tracker that remembers, and fails at what it is told to."""
+
+    def __init__(self):
+        self.begun, self.rounds, self.ended = [], {}, None
+        self.fails = set()
+
+    def _may_fail(self, what):
+        if what in self.fails:
+            raise OSError(f"no {what}")
+
+    def check(self):
+        self._may_fail("check")
+        return "memory"
+
+    def begin(self, run, path, settings):
+        self._may_fail("begin")
+        self.begun.append((run, path.name, settings.seed))
+
+    def round(self, number, hospitals, figures):
+        self._may_fail("round")
+        self.rounds[number] = (list(hospitals), dict(figures))
+
+    def end(self, status, files):
+        self._may_fail("end")
+        self.ended = (status, [file.name for file in files if file.exists()])
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    tracker = Memory()
+    monkeypatch.setattr(feed, "TRACKERS", {"json": None})  # a package that is installed
+    monkeypatch.setattr(feed, "trackers_of", lambda chosen: {"json": tracker})
+    return tracker
+
+
+@pytest.fixture
+def lines(monkeypatch):
+    said = []
+    for module in (feed, results_module):
+        monkeypatch.setattr(module, "log", lambda _, text, *values: said.append(text % values))
+    return said
+
+
+@pytest.fixture(autouse=True)
+def _killed(monkeypatch):
+    """A directory is not held: here the server that is to go on is the one that was killed."""
+    monkeypatch.setattr(Results, "_claim", lambda results: None)
+
+
+def opened(tmp_path, **changes):
+    return Results.open(settings(output_dir=str(tmp_path), **changes))
+
+
+def first_round(results, events):
+    for event in events[:10]:
+        results.record(event)
+    results.round_finished(1)
+
+
+def second_round(results, events):
+    for event in events[10:]:
+        results.record(event)
+    results.round_finished(2)
+
+
+def test_figures_of_the_run_and_of_each_hospital_are_those_of_the_summary(memory, events, tmp_path):
+    """The table is that of the fixture `events`: A tests 0.9 and 0.6 in round 1, and holds 0.6."""
+    results, state = opened(tmp_path, seed=7)
+    assert memory.begun == [(state.run, results.path.name, 7)]
+    first_round(results, events)
+    hospitals, figures = memory.rounds[1]
+    assert hospitals == ["A", "B"]
+    assert figures["run/federation_accuracy"] == pytest.approx((0.9 + 0.5 + 0.6 + 0.8) / 4)
+    assert figures["federation_accuracy/A"] == pytest.approx(0.75)
+    assert figures["personalized_accuracy/A"] == pytest.approx(0.6)
+    assert figures["personalized_accuracy/B"] == pytest.approx(0.5)
+    assert figures["train_loss/B"] == pytest.approx(0.4)
+    assert figures["seconds/A"] == pytest.approx(10 + 2 * 0.5)
+    assert figures["megabytes/A"] == pytest.approx(220e-6)
+    assert not [name for name in figures if "auroc" in name]  # not measured
+    second_round(results, events)
+    assert memory.rounds[2][1]["failures/B"] == 1
+    assert memory.rounds[2][1]["failures/A"] == 0
+    results.finish(state)
+    names = ["config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv", "report.html"]
+    assert memory.ended == ("completed with failures", names)
+
+
+def test_a_tracker_that_fails_does_not_end_the_run_and_is_told_later(
+    memory, lines, events, tmp_path
+):
+    memory.fails = {"begin"}
+    results, state = opened(tmp_path)
+    first_round(results, events)
+    assert [line for line in lines if "json" in line] == [
+        "Tracking by json fails, the run goes on: no begin"
+    ]
+    memory.fails = set()
+    second_round(results, events)
+    assert lines[-1] == "Tracking by json works again, and has all rounds"
+    assert list(memory.rounds) == [1, 2]
+    memory.fails = {"end"}
+    results.finish(state)
+    assert lines[-2:] == [
+        "Tracking by json fails, the run goes on: no end",
+        "json has not been told all of this run",
+    ]
+    assert (results.path / "report.html").exists()
+
+
+def test_a_run_that_failed_is_tracked_as_failed(memory, tmp_path):
+    results, state = opened(tmp_path)
+    results.fail(RuntimeError("the power went"), state)
+    assert memory.ended[0] == "failed"
+
+
+def test_a_resumed_run_tells_its_rounds_once_more_under_its_identity(memory, events, tmp_path):
+    results, state = opened(tmp_path)
+    first_round(results, events)
+    results.keep(state)
+    name = results.path.name
+    del results
+    again, found = Results.open(settings(output_dir=str(tmp_path), resume=str(tmp_path / name)))
+    assert memory.begun == [(state.run, name, 0), (state.run, name, 0)]
+    assert found.run == state.run
+    assert list(memory.rounds) == [1]
+    second_round(again, events)
+    assert list(memory.rounds) == [1, 2]
+
+
+@pytest.mark.parametrize("tracking", ["tensorbord", "tensorboard:/tmp", "mlflow:", "mlflow,wandb"])
+def test_an_unknown_tracker_is_named_before_there_is_a_directory(tracking, tmp_path):
+    with pytest.raises(SettingsError, match=r"'tracking' is .* empty, tensorboard, mlflow or"):
+        opened(tmp_path, tracking=tracking)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(feed, "find_spec", lambda name: None)
+    with pytest.raises(SettingsError, match="uv sync --extra tensorboard"):
+        opened(tmp_path, tracking="tensorboard")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_tracker_that_is_not_there_is_named_before_there_is_a_directory(memory, tmp_path):
+    memory.fails = {"check"}
+    with pytest.raises(SettingsError, match="and json cannot be used: no check"):
+        opened(tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_no_password_gets_into_config_toml(tmp_path):
+    with pytest.raises(SettingsError, match="MLFLOW_TRACKING_PASSWORD"):
+        opened(tmp_path, tracking="mlflow:http://me:secret@localhost:5000")
+
+
+def test_tensorboard_shows_a_resumed_run_as_one(events, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    chosen = {"output_dir": str(tmp_path), "tracking": "tensorboard", "strategy": "rwt", "seed": 3}
+    results, state = Results.open(settings(**chosen))
+    first_round(results, events)
+    results.keep(state)
+    second_round(results, events)  # is lost: the checkpoint is older
+    path = results.path
+    del results
+    again, state = Results.open(settings(**chosen, resume=str(path)))
+    second_round(again, events)
+    again.finish(state)
+    shown = EventAccumulator(str(path / "tensorboard"))
+    shown.Reload()
+    points = [(each.step, each.value) for each in shown.Scalars("run/federation_accuracy")]
+    assert points == [(1, pytest.approx(0.7)), (2, pytest.approx(0.6))]
+    assert [each.step for each in shown.Scalars("personalized_accuracy/A")] == [1, 2]
+    content = shown.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    described = HParamsPluginData.FromString(content).session_start_info.hparams
+    assert described["strategy"].string_value == "rwt"
+    assert described["seed"].number_value == 3
+    assert described["hospitals"].string_value == "A, B"
+
+
+@pytest.mark.slow
+# MLflow loads SQLAlchemy's mappers in a way that is about to go.
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+def test_mlflow_has_a_resumed_run_once(events, tmp_path, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    chosen = {"output_dir": str(tmp_path), "tracking": "mlflow", "strategy": "rwt", "seed": 3}
+    results, state = Results.open(settings(**chosen))
+    first_round(results, events)
+    results.keep(state)
+    second_round(results, events)
+    path = results.path
+    del results
+    again, state = Results.open(settings(**chosen, resume=str(path)))
+    second_round(again, events)
+    again.finish(state)
+
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("fedhandoff")
+    assert experiment
+    [run] = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == (path.name, "FINISHED")
+    tags = {"method": "rwt", "data": "digits", "seed": "3", "hospitals": "A, B"}
+    assert tags.items() <= run.data.tags.items()
+    assert run.data.params["train.learning-rate"] == "0.001"
+    points = client.get_metric_history(run.info.run_id, "run/federation_accuracy")
+    assert sorted((each.step, round(each.value, 6)) for each in points) == [(1, 0.7), (2, 0.6)]
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert {"report.html", "summary.json", "config.toml"} <= files
+
+
+def test_an_mlflow_server_that_is_down_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(SettingsError, match=r"mlflow cannot be used: .*127\.0\.0\.1"):
+        opened(tmp_path, tracking="mlflow")
+    assert not [*tmp_path.iterdir()]

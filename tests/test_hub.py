@@ -1,0 +1,67 @@
+"""What Flower's Hub asks of an app, and what travels from there."""
+
+import subprocess
+import tomllib
+import zipfile
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_files
+from flwr.cli.utils import filter_paths_for_publish, validate_project_name
+from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BYTES
+
+# Flower 1.39 reads .gitignore by a name that pathspec is about to drop.
+pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("client_app", "gan", "learning", "server_app", "strategies")
+
+
+@pytest.fixture(scope="module")
+def tracked():
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    paths = {name: ROOT / name for name in listed.stdout.split("\0") if name}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def test_a_bundle_is_what_a_run_needs_and_no_more(tracked):
+    bundle, metadata = build_fab_from_files(tracked)
+    assert metadata.fab_format_version == 1
+    assert metadata.flwr_version_min == metadata.flwr_version_target == "1.39.0"
+    with zipfile.ZipFile(BytesIO(bundle)) as archive:
+        names = set(archive.namelist())
+    code = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+    }
+    others = {".info/CONTENT", "pyproject.toml", "LICENSE", "client_app/policy.toml"}
+    assert names == code | others
+
+
+def test_what_is_published_is_within_the_limits_of_the_hub(tracked):
+    """And is what docs/hub.md says: programs without a suffix do not travel."""
+    published = filter_paths_for_publish(tracked)
+    sizes = [path.stat().st_size for path in published.values() if isinstance(path, Path)]
+    assert len(published) == len(sizes) <= MAX_FILE_COUNT
+    assert max(sizes) <= MAX_FILE_BYTES
+    assert sum(sizes) <= MAX_TOTAL_BYTES
+    for path in published.values():
+        assert isinstance(path, Path)
+        path.read_text(encoding="utf-8")
+    assert {"deploy/server.py", "docs/hub.md", "README.md", "LICENSE"} <= published.keys()
+    assert "deploy/programs/flwr-clientapp" not in published
+
+
+def test_the_hub_can_show_the_app():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    validate_project_name(project["name"], "name")
+    assert 0 < len(project["description"]) <= 200
+    front = (ROOT / "README.md").read_text("utf-8").split("---\n")[1]
+    assert [line.partition(":")[0] for line in front.splitlines()] == [
+        "tags",
+        "dataset",
+        "framework",
+    ]
