@@ -46,6 +46,8 @@ def train_here(message: Message, context: Context) -> Message:
     order, hospital, clock = request.order, request.hospital, request.clock
     label = before.after(order)
     place = (*request.visit, hospital.name)
+    if hospital.settings.asynchronous:  # so that it does not matter in which round it comes
+        place = (0, order.hop, label.lineage)
     snapshots: dict[str, RecordDict] = {}
 
     def keep_snapshot(epoch: int) -> None:

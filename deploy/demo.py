@@ -1,19 +1,23 @@
 """A consortium on one machine, in a new temporary folder: a server, three hospitals, a short run.
 
+With --asynchronous nobody waits for the slowest of them, which takes a dozen times as many steps.
+
 Its commands are those that people would give (docs/deployment.md). The last line printed is the
 folder of the results; the exit status is that of the run. All processes are ended, also after
 Ctrl-C.
 """
 
+import argparse
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -26,19 +30,30 @@ SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=2 train.epochs=1 min-hospitals=3 seed=1 "
     "hop-timeout=300"
 )
+# The slow one goes through its images two by two.
+ASYNCHRONOUS = (
+    "strategy='rwt' asynchronous=true model='mlp' num-server-rounds=6 train.epochs=50 "
+    "min-hospitals=3 seed=1 hop-timeout=300"
+)
+SLOW = {HOSPITALS[-1]: ("--node-config", "train.batch-size=2")}
 START_UP = 60.0  # seconds to wait until the server is ready
 DEPLOY = [sys.executable, "-m", "deploy"]
 
 
-def main() -> None:
+def main(arguments: Sequence[str] = ()) -> None:
     """Start server and hospitals, do a run, end them."""
+    parser = argparse.ArgumentParser(prog="deploy/demo", description=__doc__)
+    about = f"with queues in the place of rounds, and {HOSPITALS[-1]} made slow"
+    parser.add_argument("--asynchronous", action="store_true", help=about)
+    asynchronous = parser.parse_args(arguments).asynchronous
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="fedhandoff-"))
     print(f"All files are below {folder}; the server's log is superlink.log there.", flush=True)
     try:
         write_images(folder / "images")
-        with server(folder) as address, hospitals(folder, address):
-            result = run(folder, SETTINGS)
+        slow = SLOW if asynchronous else {}
+        with server(folder) as address, hospitals(folder, address, own=slow):
+            result = run(folder, ASYNCHRONOUS if asynchronous else SETTINGS)
     except KeyboardInterrupt:
         sys.exit(130)
     except (DeployError, subprocess.CalledProcessError) as error:
@@ -60,7 +75,11 @@ def server(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def hospitals(
-    folder: Path, address: str, sealed: bool = True, more: Sequence[str] = ()
+    folder: Path,
+    address: str,
+    sealed: bool = True,
+    more: Sequence[str] = (),
+    own: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Run the hospitals of the server in `folder`, each with its files in `folder`/<name>.
 
@@ -68,7 +87,8 @@ def hospitals(
         folder: That of `server`.
         address: host:port of the server.
         sealed: Whether they take part in sealed runs, or in open ones.
-        more: Further arguments of `python -m deploy supernode`.
+        more: Further arguments of `python -m deploy supernode`,
+        own: and those of one hospital, by its name.
     """
     lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
     (folder / "members").write_text("".join(lines), encoding="utf-8")
@@ -84,6 +104,7 @@ def hospitals(
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
             given = ("--server", address, "--name", name, "--members", members, *paths, *more)
+            given += tuple(own.get(name, ()))
             running.enter_context(started(folder, "supernode", hospital, *given, log=name))
         yield
 
@@ -149,4 +170,4 @@ def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

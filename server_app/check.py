@@ -22,6 +22,7 @@ from learning.settings import TABLES
 from server_app.results import check_same
 from server_app.tracking import feed
 from strategies.engine import checkpoint
+from strategies.engine.in_order import read_turns
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
@@ -115,6 +116,11 @@ def check(
         settings.section(*TABLES[strategy.learner])
     _check_buffers(settings, strategy)
     _check_models(settings)
+    times = settings.asynchrony
+    if times.replay:
+        read_turns(Path(times.replay))
+    allowed = "empty where hospitals are not simulated: a visit takes the time that it takes"
+    require(simulated or not times.seconds, "async.seconds", times.seconds, allowed)
     if hospitals is not None:
         allowed = f"at most the number of hospitals, which is {hospitals}"
         fewest = settings.min_hospitals

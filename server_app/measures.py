@@ -30,6 +30,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple, Self
 
 from server_app.nan_json import from_json
+from server_app.over_time import measure as measure_over_time
 from strategies.engine.events import Event
 
 Metrics = Mapping[str, float]
@@ -126,6 +127,7 @@ class Summary:
             model, and the rounds in which it `missed` a visit that was asked of it.
         failures: Which hospitals failed, when, at what and why.
         synthetic: Per hospital that made synthetic images, what it measured of them.
+        over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
     """
 
     strategy: str
@@ -166,6 +168,7 @@ class Summary:
     participation: dict[str, dict[str, Any]]
     failures: list[dict[str, Any]]
     synthetic: dict[str, dict[str, float]]
+    over_time: dict[str, Any]
 
     @classmethod
     def read(cls, directory: str | Path) -> Self:
@@ -233,8 +236,10 @@ def summarise(
     wall_seconds: float,
     error: str,
     resumed: int = 0,
+    *,
+    timed: bool = False,
 ) -> Summary:
-    """The figures of a run, from all its events and its finished rounds."""
+    """The figures of a run, from all its events and its finished rounds; `timed`: over time too."""
     evaluated = [each for each in rounds if each.matrix]
     last = evaluated[-1] if evaluated else measure_round(0, [], cross=False)
     hospitals = took_part(events)
@@ -294,6 +299,7 @@ def summarise(
             for event in events
             if event.verb == "query.prepare" and "release-passed" in event.metrics
         },
+        over_time=measure_over_time(events, [each.number for each in evaluated]) if timed else {},
     )
 
 

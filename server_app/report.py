@@ -7,7 +7,7 @@ what it writes into an SVG.
 
 from math import isfinite, nan
 
-from server_app import plots
+from server_app import over_time_page, plots
 from server_app.measures import LAST_ROUNDS, METRICS, Summary, finished
 from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
 
@@ -32,6 +32,8 @@ def render(name: str, summary: Summary, config: str) -> str:
         parts.append(_visits(summary))
     if any(each["visited"] or each["missed"] for each in summary.participation.values()):
         parts.append(_participation(summary))
+    if summary.over_time:
+        parts.append(over_time_page.render(summary))
     if summary.synthetic:
         parts.append(_synthetic(summary))
     parts += [_costs(summary), heading("Settings"), verbatim(config)]

@@ -25,9 +25,9 @@ import shutil
 import tomllib
 import uuid
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from logging import ERROR, INFO
-from math import isfinite
+from math import isfinite, isnan
 from pathlib import Path
 from time import monotonic, strftime, time
 from typing import Any, Self
@@ -79,6 +79,7 @@ class Results:
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
         self._spoke, self._silence = self._began, SILENCE
+        self._newest_round = -1
 
     @classmethod
     def open(cls, settings: Settings) -> tuple[Self, State]:
@@ -151,6 +152,7 @@ class Results:
         self._events = [
             event_of(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
         ]
+        self._newest_round = max((event.round for event in self._events), default=-1)
         for number, seconds in enumerate(notes["seconds_of_rounds"], 1):
             self._measure(number, seconds)
         self._resumed = notes["resumed"] + 1
@@ -182,10 +184,14 @@ class Results:
     def record(self, event: Event) -> None:
         """Write down one event at once; log a failure or a slow answer."""
         now = monotonic()
-        if not self._events or event.round != self._events[-1].round:
-            self._round_began = now - event.seconds
+        if event.round > self._newest_round:
+            self._newest_round, self._round_began = event.round, now - event.seconds
+        if isnan(event.time):
+            event = replace(event, time=round(now - self._began, 3))
+        if isnan(event.began):
+            event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
-        line = to_json({"time": round(now - self._began, 3), **vars(event)})
+        line = to_json({"time": event.time, **vars(event)})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if said := wording.of_event(event):
@@ -262,6 +268,7 @@ class Results:
             wall_seconds,
             error,
             self._resumed,
+            timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
         )
         with replacing(self.path / "summary.json") as draft:
             draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
@@ -319,5 +326,4 @@ def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None
 def event_of(line: str) -> Event:
     """The event of a line of metrics.jsonl."""
     fields = json.loads(line)
-    del fields["time"]
     return Event(**{**fields, "metrics": with_nan(fields["metrics"])})

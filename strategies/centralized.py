@@ -34,6 +34,7 @@ class Centralized(CWTSerial):
 
     learner = "centralized"
     tests_every_visit = False
+    needs_rounds = "one hospital trains its one model"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -19,6 +19,8 @@ from strategies.engine.visit import Visit
 class CWT(Strategy):
     """A fixed ring in order of the hospitals' names."""
 
+    needs_rounds = "on its fixed ring all models would queue up before the slowest hospital"
+
     def plan(self, state: State) -> list[Visit]:
         """Train at home first, then pass on along the ring."""
         if state.hop:

@@ -22,6 +22,7 @@ class CWTSerial(Strategy):
     """One lineage; it starts with the model of the first hospital."""
 
     tests_every_visit = True
+    needs_rounds = "it has one model, and all other hospitals wait for the one that trains it"
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in one model alone."""

@@ -46,6 +46,7 @@ class FedAvg(Strategy):
     """One global model; during a round every hospital has a copy, known by the hospital's name."""
 
     reads_models = True
+    needs_rounds = "it averages the models of all hospitals, and so waits for each of them"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from strategies.engine.state import State
-from strategies.engine.strategy import Strategy
+from strategies.engine.strategy import HandsOn
 from strategies.engine.topology import random_ring, stay
 from strategies.engine.visit import Visit
 from strategies.protocol.settings import Settings, require, rng_for
@@ -46,7 +46,7 @@ class FedERSettings:
             require(size > 0, "feder.buffer-size", size, "1 or more with variant synthetic-only")
 
 
-class FedER(Strategy):
+class FedER(HandsOn):
     """A fresh ring every round, for models and buffers."""
 
     learner = "feder"
@@ -57,6 +57,7 @@ class FedER(Strategy):
         feder = settings.section("feder", FedERSettings)
         # Without buffers this is the bare hand-off of models, and nobody trains a GAN.
         self.variant, self.buffer_size = feder.variant, feder.buffer_size
+        self.stays = self.variant == "buffer-only"
         if self.variant == "synthetic-only":
             self.images = "none"
 
@@ -69,9 +70,13 @@ class FedER(Strategy):
             ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
         visits = []
         for receiver, source in ring.items():
-            replay = [source] if self.buffer_size and source != receiver else []
-            if self.variant == "synthetic-only":  # its own buffer in the place of its images
-                replay = [receiver, *replay]
-            model = state.at((home if self.variant == "buffer-only" else ring)[receiver])
-            visits.append(self.visit(receiver, model, replay=replay))
+            model = state.at((home if self.stays else ring)[receiver])
+            visits.append(self.hand_on(state, receiver, model, source))
         return visits
+
+    def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
+        """Train a model beside the buffer of the hospital that hands it on."""
+        replay = [source] if self.buffer_size and source != hospital else []
+        if self.variant == "synthetic-only":  # its own buffer in the place of its images
+            replay = [hospital, *replay]
+        return self.visit(hospital, model, replay=replay)

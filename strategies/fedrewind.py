@@ -60,6 +60,8 @@ class RewindSettings:
 class FedRewind(Strategy):
     """The base's one hop of a round, then back, and there again."""
 
+    needs_rounds = "on every visit a model also goes back, and would wait twice more"
+
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.rewind = settings.section("rewind", RewindSettings)

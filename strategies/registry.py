@@ -1,5 +1,6 @@
 """All strategies by name; each is one short file."""
 
+from strategies.asynchronous import Asynchronous
 from strategies.centralized import Centralized
 from strategies.cwc import CWC
 from strategies.cwt import CWT
@@ -33,11 +34,13 @@ def strategy_of(settings: Settings) -> Strategy:
     """The strategy that the settings name.
 
     Raises:
-        SettingsError: There is none of that name; or its own settings are wrong.
+        SettingsError: There is none of that name; its own settings are wrong; or it is to be
+            asynchronous, and cannot.
     """
     if settings.strategy not in STRATEGIES:
         raise SettingsError(
             f"The setting 'strategy' is '{settings.strategy}'; it must be one of "
             f"{', '.join(STRATEGIES)}."
         )
-    return STRATEGIES[settings.strategy](settings)
+    strategy = STRATEGIES[settings.strategy](settings)
+    return Asynchronous(strategy) if settings.asynchronous else strategy

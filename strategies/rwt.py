@@ -11,13 +11,13 @@ Deviations:
 """
 
 from strategies.engine.state import State
-from strategies.engine.strategy import Strategy
+from strategies.engine.strategy import HandsOn
 from strategies.engine.topology import derangement, stay
 from strategies.engine.visit import Visit
 from strategies.protocol.settings import rng_for
 
 
-class RWT(Strategy):
+class RWT(HandsOn):
     """A fresh derangement of the hospitals every round."""
 
     def plan(self, state: State) -> list[Visit]:
@@ -28,3 +28,7 @@ class RWT(Strategy):
             return self.along(stay(state.hospitals), state)
         rng = rng_for(self.settings.seed, "route", state.round)
         return self.along(derangement(state.hospitals, rng), state)
+
+    def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
+        """Train a model, wherever it comes from."""
+        return self.visit(hospital, model)

@@ -16,6 +16,8 @@ from strategies.engine.visit import Visit
 class Standalone(Strategy):
     """Models stay home."""
 
+    needs_rounds = "it hands nothing on, so that nobody waits for a model"
+
     def plan(self, state: State) -> list[Visit]:
         """Everybody keeps its own model."""
         return [] if state.hop else self.along(stay(state.hospitals), state)

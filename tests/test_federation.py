@@ -17,11 +17,21 @@ from learning.models import Architecture
 from learning.packing import unpack_network
 from strategies.engine.run import RunError
 from strategies.engine.topology import random_ring, stay
-from strategies.protocol.parcel import check_parcel, unbundle
+from strategies.protocol.parcel import Manifest, check_parcel, load, unbundle
 from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
-from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config, write_archive
+from tests.fakes import (
+    FakeGrid,
+    Ledger,
+    context,
+    go,
+    models_of,
+    parcels_of,
+    run_config,
+    run_here,
+    write_archive,
+)
 
 HOSPITALS = 3
 
@@ -456,3 +466,32 @@ def test_models_in_half_precision_take_half_the_bytes_and_do_as_well(strategy, t
 def test_methods_that_average_refuse_half_precision(tmp_path):
     with pytest.raises(SettingsError, match="'wire-dtype' is 'float16', in which 'fedavg'"):
         federate(tmp_path, "fedavg", wire_dtype="float16")
+
+
+def test_the_order_of_visits_decides_on_asynchronous_models_bit_for_bit(tmp_path):
+    """In virtual time, and then replayed in real time, in which hospitals are as fast as they are.
+
+    With `uniform` a lineage that has had as many visits is the same at other speeds too.
+    """
+
+    def run(name, **settings):
+        shared = {"strategy": "rwt", "model": "mlp", "mlp__hidden": "8", "train__epochs": 1}
+        config = run_config(
+            **{**shared, "num_server_rounds": 4, "output_dir": str(tmp_path / name)},
+            **{"asynchronous": True, "async__choose": "uniform", **settings},
+        )
+        store = {"store-dir": str(tmp_path / "store")}
+        result, _ = run_here([context(index, 3, config, **store) for index in range(3)])
+        labels = {path.stem: Manifest.of(load(path)) for path in (result / "parcels").iterdir()}
+        return result, models_of(result), {name: each.hop for name, each in labels.items()}
+
+    result, models, visits = run("virtual", async__seconds="1,2,9")
+    _, replayed, _ = run("replayed", async__replay=str(result))
+    assert replayed == models
+    _, others, their_visits = run("other", async__seconds="1,4,1")
+    assert others != models
+    same = {name for name, count in visits.items() if their_visits[name] == count}
+    for (lineage, array), content in models.items():
+        if lineage in same:
+            assert others[lineage, array] == content
+    assert same

@@ -173,6 +173,9 @@ CASES["fedrewind of fedavg"] = ("fedrewind", {"rewind__base": "fedavg"})
 CASES["centralized synthetic"] = ("centralized", {"centralized__data": "synthetic"})
 QUICK = ("cwc",)  # the other cases are slow
 CASES["without evaluation"] = ("cwc", {"evaluate__every": 2})
+IN_VIRTUAL_TIME = {"asynchronous": True, "async__seconds": "1,2,5"}
+CASES["rwt asynchronous"] = ("rwt", IN_VIRTUAL_TIME)
+CASES["feder asynchronous"] = ("feder", {**IN_VIRTUAL_TIME, "async__choose": "uniform"})
 
 
 def quick_or_slow(cases):
@@ -377,11 +380,15 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.withheld = {"h1": 8}
     state.keys = {"h0": "key"}
     parcel = state.shelf.put(a_parcel(1))
-    state.models = {"a": Model("a", "h0", parcel, "h1", 2, 5.0)}
+    state.models = {"a": Model("a", "h0", parcel, "h1", 2, 5.0, 3)}
     state.after_visits = {"hop-1-visit": parcel}
     state.buffers = {"h0": parcel}
     state.delivered = {("h0", "hash")}
     state.under_way = [Visit("h0", "a", "plain", 1)]
+    state.queues, state.resting = {"h0": ["a"]}, ["h1"]
+    state.ordered, state.clock = {"h0 a": (3, 7.5)}, 6.5
+    state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
+    state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
     loaded, _ = checkpoint.load(tmp_path)
@@ -547,6 +554,8 @@ REAL: dict[str, dict[str, object]] = {
     "fedbn": {"model": "cnn"},
     "fedavg": {},
     "feder, sealed": {"strategy": "feder", "sealed": True},
+    "feder asynchronous, sealed": {"strategy": "feder", "sealed": True, **IN_VIRTUAL_TIME},
+    "rwt asynchronous": {"strategy": "rwt", **IN_VIRTUAL_TIME},
 }
 
 

@@ -59,11 +59,18 @@ def opened(state, tmp_path, sealed):
     }
 
 
-@pytest.mark.parametrize("strategy", ["rwt", "cwc", "fedrewind"])
-def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, tmp_path):
+@pytest.mark.parametrize(
+    ("strategy", "settings"),
+    [
+        *(("rwt", {}), ("cwc", {}), ("fedrewind", {})),
+        ("rwt", {"asynchronous": True, "async__seconds": "1,2,7"}),
+    ],
+)
+def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, settings, tmp_path):
     models = []
     for sealed, members in ((True, None), (False, [""] * 3)):
-        state, ledger, grid = federate(tmp_path, strategy, members=members, sealed=sealed)
+        chosen = {"sealed": sealed, **settings}
+        state, ledger, grid = federate(tmp_path, strategy, members=members, **chosen)
         assert {event.outcome for event in ledger.events} == {"ok"}
         assert all(
             is_sealed(record) == sealed

@@ -13,7 +13,7 @@ except `SimulationBroken`: Flower's simulation cannot go on after the loss of on
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Generic, TypeVar
 
@@ -31,6 +31,7 @@ PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
 # Seconds that a hospital may take to say that it is there: one that has not said so before may
 # still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
+LOOK_ROUND = 3.0  # seconds between two looks at who has come or is back
 GRACE = 5.0  # seconds after a message's time to live in which Flower itself may say that it is over
 
 # Codes of Flower's own errors (its enum ErrorCode is not public).
@@ -149,6 +150,7 @@ class Courier:
         self.waits_for = waits_for
         self.answering: set[int] = set()  # nodes whose last message was answered in time
         self._heard: set[int] = set()  # nodes that have answered at any time
+        self.at_work: set[int] = set()  # nodes that have a message
 
     @property
     def simulates(self) -> bool:
@@ -168,28 +170,34 @@ class Courier:
         connected = set(self.grid.get_node_ids())
         if self.simulates:
             return connected
-        asked = connected - self.answering
+        asked = connected - self.answering - self.at_work
         names = self.connected() if asked else {}
-        letters = [
-            Letter(
-                *(node, "query.live", None, RecordDict),
-                LIVE_TIMEOUT if node in self._heard else FIRST_LIVE_TIMEOUT,
-                "time to say that it takes messages",
-                names.get(node, ""),
-            )
-            for node in sorted(asked)
-        ]
-        list(self.exchange(letters))
+        list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
             named = ", ".join(names.get(node, f"node {node}") for node in sorted(silent))
             log(WARNING, "Connected, but busy or stuck, and passed over: %s", named)
         return connected & self.answering
+
+    def live(self, node: int, about: AboutT, hospital: str) -> Letter[AboutT]:
+        """A message that asks a node whether it takes messages."""
+        limit = LIVE_TIMEOUT if node in self._heard else FIRST_LIVE_TIMEOUT
+        setting = "time to say that it takes messages"
+        return Letter(node, "query.live", about, RecordDict, limit, setting, hospital)
+
+    def answering_now(self) -> set[int]:
+        """Nodes that are connected and have answered their last message: nobody is asked."""
+        connected = set(self.grid.get_node_ids())
+        return connected if self.simulates else connected & self.answering
 
     def exchange(self, letters: Iterable[Letter[AboutT]]) -> Iterator[Delivery[AboutT]]:
         """Send messages, and yield what becomes of each."""
         exchange: Exchange[AboutT] = Exchange(self)
         exchange.post(letters)
         yield from exchange.deliveries()
+
+    def missed(self, node: int) -> None:
+        """Take note that a node could not be reached: it is asked before it is sent anything."""
+        self.answering.discard(node)
 
     def heard(self, delivery: Delivery[AboutT]) -> None:
         """Take note of who answers."""
@@ -201,48 +209,73 @@ class Courier:
             self._heard.add(node)
 
 
-@dataclass
 class Exchange(Generic[AboutT]):
-    """Messages that are under way together, to each hospital one at a time."""
+    """Messages that are under way together, to each hospital one at a time.
 
-    courier: Courier
-    queues: dict[int, deque[Letter[AboutT]]] = field(default_factory=dict)
-    outstanding: dict[str, _Outstanding[AboutT]] = field(default_factory=dict)
+    Args:
+        courier: Carries them.
+        meanwhile: Is called every `LOOK_ROUND` seconds while an answer is waited for.
+    """
+
+    def __init__(self, courier: Courier, meanwhile: Callable[[], None] = lambda: None) -> None:
+        self.courier = courier
+        self.meanwhile = meanwhile
+        self._queues: dict[int, deque[Letter[AboutT]]] = {}
+        self._outstanding: dict[str, _Outstanding[AboutT]] = {}
+        self._finished: deque[Delivery[AboutT]] = deque()
+        self._looked = time.monotonic()
 
     def post(self, letters: Iterable[Letter[AboutT]]) -> None:
         """Hand messages over; also while deliveries are taken."""
         for letter in letters:
-            self.queues.setdefault(letter.node, deque()).append(letter)
+            self._queues.setdefault(letter.node, deque()).append(letter)
+
+    def withdraw(self, verb: str) -> list[Letter[AboutT]]:
+        """Take back the messages of a verb that were not sent yet."""
+        unsent = [each for queue in self._queues.values() for each in queue if each.verb == verb]
+        left = {
+            node: deque(each for each in queue if each.verb != verb)
+            for node, queue in self._queues.items()
+        }
+        self._queues = {node: queue for node, queue in left.items() if queue}
+        return unsent
 
     def deliveries(self) -> Iterator[Delivery[AboutT]]:
         """What becomes of each message, as soon as it is known, until none is under way."""
-        last_answer = time.monotonic()
-        while self.queues or self.outstanding:
-            busy = {each.letter.node for each in self.outstanding.values()}
-            for node in [node for node in self.queues if node not in busy]:
-                yield from self._send(node)
-            if not self.outstanding:
-                continue  # perhaps somebody has posted more meanwhile
-            finished = list(self._collect())
-            for delivery in finished:
-                self.courier.heard(delivery)
-            yield from finished
-            if finished:
-                last_answer = time.monotonic()
-            else:
-                self.courier.waits_for(
-                    [
-                        Awaited(each.letter.hospital, each.letter.verb, each.since)
-                        for each in self.outstanding.values()
-                    ]
-                )
-                waited = time.monotonic() - last_answer
-                time.sleep(min(max(PAUSE_SHARE * waited, SHORTEST_PAUSE), LONGEST_PAUSE))
-        self.courier.waits_for([])
+        while self._queues or self._outstanding or self._finished:
+            yield self.take()
 
-    def _send(self, node: int) -> Iterator[Delivery[AboutT]]:
+    def take(self) -> Delivery[AboutT]:
+        """Wait for what becomes of the next message; there must be one."""
+        last_answer = time.monotonic()
+        while not self._finished:
+            busy = {each.letter.node for each in self._outstanding.values()}
+            for node in [node for node in self._queues if node not in busy]:
+                self._send(node)
+            if not self._finished:
+                self._finished.extend(self._collect())
+            now = time.monotonic()
+            if now - self._looked >= LOOK_ROUND:
+                self._looked = now
+                self.meanwhile()
+            if self._finished:
+                break
+            self.courier.waits_for(
+                [
+                    Awaited(each.letter.hospital, each.letter.verb, each.since)
+                    for each in self._outstanding.values()
+                ]
+            )
+            time.sleep(min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE))
+        delivery = self._finished.popleft()
+        if not (self._finished or self._outstanding or self._queues):
+            self.courier.waits_for([])
+        self.courier.heard(delivery)
+        return delivery
+
+    def _send(self, node: int) -> None:
         """Send the first message for a hospital that can be sent."""
-        queue = self.queues[node]
+        queue = self._queues[node]
         while queue:
             letter = queue.popleft()
             # The time to live counts from when a message is made.
@@ -251,23 +284,29 @@ class Exchange(Generic[AboutT]):
             # Flower gives no id, or an empty one, for a node that it does not know.
             message_ids = [text for text in self.courier.grid.push_messages([message]) if text]
             if message_ids:
-                self.outstanding[message_ids[0]] = sent
+                self._outstanding[message_ids[0]] = sent
+                self.courier.at_work.add(node)
                 break
-            yield sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
+            gone = sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
+            self._finished.append(gone)
         if not queue:
-            del self.queues[node]
+            del self._queues[node]
 
     def _collect(self) -> Iterator[Delivery[AboutT]]:
         """Take from the mailbox what has come, and give up what will not come any more."""
-        for reply in self.courier.grid.pull_messages(list(self.outstanding)):
-            sent = self.outstanding.pop(reply.metadata.reply_to_message_id, None)
+        if not self._outstanding:
+            return
+        for reply in self.courier.grid.pull_messages(list(self._outstanding)):
+            sent = self._outstanding.pop(reply.metadata.reply_to_message_id, None)
             if sent is not None:
+                self.courier.at_work.discard(sent.letter.node)
                 seconds = time.monotonic() - sent.since
                 yield sent.delivery(reply, seconds, self.courier.simulates)
-        for message_id, sent in list(self.outstanding.items()):
+        for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
-                del self.outstanding[message_id]
+                del self._outstanding[message_id]
+                self.courier.at_work.discard(sent.letter.node)
                 reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
 

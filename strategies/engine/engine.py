@@ -3,33 +3,39 @@
 A round of a paper has one or more hops; the visits of a hop are under way together. A hospital that
 is away, fails, or answers with something undeclared does not hold the others up: the model that was
 meant for it stays as it was, counts as being there, and moves on at the next hop.
+
+A method that does not wait (`Strategy.waits`) plans again after each delivery, and says when its
+round is `over`, while visits go on. Then nothing is waited for: hospitals test when they have
+ended what they are at, and those that come, or come back, are asked between two deliveries.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from logging import INFO
+from pathlib import Path
+from typing import Any
 
 from flwr.common import log
 
 from strategies.engine.admission import admit, admit_trained
 from strategies.engine.courier import Delivery, Exchange
-from strategies.engine.enrolment import check_ready, enrol
+from strategies.engine.enrolment import (
+    check_ready,
+    enrol,
+    introduced,
+    introductions,
+    preparations,
+    prepared,
+    strangers,
+)
 from strategies.engine.events import Event
-from strategies.engine.run import Content, Run, RunError
+from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
+from strategies.engine.run import Content, Ordered, Run, RunError
 from strategies.engine.state import State
-from strategies.engine.testing import test_models
+from strategies.engine.testing import Batch, begin_tests, letters, record_tests
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
-
-
-@dataclass(frozen=True)
-class Ordered:
-    """A visit, and the order that asks for it."""
-
-    visit: Visit
-    order: Order
-    sent: str  # the parcel that goes there, on the shelf
 
 
 class Engine:
@@ -38,12 +44,24 @@ class Engine:
     Args:
         run: What the run is made of.
         keep: Is handed the state whenever a run could go on from it; writes the checkpoint.
+
+    Raises:
+        SettingsError: The order that is to be replayed cannot be read.
     """
 
     def __init__(self, run: Run, keep: Callable[[State], None]) -> None:
-        self.run = run
         self.keep = keep
         self.state, self.strategy = run.state, run.strategy
+        self.times = run.settings.asynchrony
+        self.exchange: Exchange[Any] = Exchange(run.courier, self._look_round)
+        if self.times.seconds:
+            run = replace(run, journal=VirtualJournal(run.journal, run.state))
+            self.exchange = InVirtualTime(run.courier, run.settings.seed)
+        if self.times.replay:
+            turns = read_turns(Path(self.times.replay))
+            self.exchange = Replayed(run.courier, run.state, turns)
+        self.run = run
+        self.asked: set[int] = set()  # nodes that are asked who they are, or whether they are back
 
     def go(self) -> None:
         """Do all that is left of the run.
@@ -59,63 +77,141 @@ class Engine:
         self.keep(state)
         check_ready(self.run, enrol(self.run))
         log(INFO, "%d rounds at %s", rounds, ", ".join(state.hospitals))
+        state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
+        self._ask_for_tests()
         while state.round <= rounds:
             self._hops()
             strategy.finish_round(state)
-            if self.run.evaluates:
-                test_models(self.run)
-            self.run.journal.round_finished(state.round)
+            self._test()
             state.round, state.hop, state.after_visits = state.round + 1, 0, {}
             self.keep(state)
-            if state.round <= rounds:
+            if state.round <= rounds and not state.under_way:
                 enrol(self.run)
+            self.asked.clear()
         if not any(model.round for model in state.models.values()):
             raise RunError("No hospital has trained any model; see the failures above.")
 
     def _hops(self) -> None:
         """All hops of a round that are left."""
-        exchange: Exchange[Ordered] = Exchange(self.run.courier)
-        while visits := self.strategy.plan(self.state):
-            self.state.hop += 1
-            self._send(visits, exchange)
-            for delivery in exchange.deliveries():
-                self._receive(delivery)
-                if not self.strategy.waits:
-                    self.keep(self.state)
-                    self._send(self.strategy.plan(self.state), exchange)
-            self.keep(self.state)
+        state, strategy = self.state, self.strategy
+        while self._hand_out() or state.under_way:
+            while state.under_way:
+                self._take()
+                if not strategy.waits:
+                    self.keep(state)
+                    if strategy.over(state):
+                        return
+                    self._hand_out()
+            self.keep(state)
 
-    def _send(self, visits: Sequence[Visit], exchange: Exchange[Ordered]) -> None:
+    def _hand_out(self) -> bool:
+        """Send what is planned; whether there was anything."""
+        state, planned = self.state, False
+        while visits := self.strategy.plan(state):
+            state.hop = state.hop + 1 if self.strategy.waits else 1
+            self._send(visits)
+            planned = True
+            if self.strategy.waits:
+                break
+        self._ask_for_tests()
+        return planned
+
+    def _test(self) -> None:
+        """Have the models tested as they are after the round, and have its figures taken.
+
+        They are taken when all tests are in, at the latest when the next round is over: then those
+        that were not asked for yet are no longer wanted.
+        """
+        state, run = self.state, self.run
+        self._close_tests()
+        if not run.evaluates:
+            run.journal.round_finished(state.round)
+            return
+        begin_tests(run)
+        self._ask_for_tests()
+        while state.owing and (self.strategy.waits or run.is_last_round):
+            self._take()
+        if not state.owing:
+            self._close_tests()
+
+    def _ask_for_tests(self) -> None:
+        """Ask hospitals for the tests that they owe, if it is time."""
+        state = self.state
+        due = [
+            hospital
+            for hospital, asked in state.owing.items()
+            if not asked and (self.run.is_last_round or self.strategy.tests_now(state, hospital))
+        ]
+        reachable = self._reachable() if due else set()
+        for hospital in due:
+            del state.owing[hospital]
+            if state.nodes[hospital] not in reachable:
+                place = {"round": state.tested_round, "hop": state.hop}
+                self.run.journal.record(Event.absence("evaluate", hospital, **place))
+            elif batches := letters(self.run, hospital):
+                state.owing[hospital] = len(batches)
+                self.exchange.post(batches)
+
+    def _close_tests(self) -> None:
+        """Have the figures of a round taken, whatever has been tested of it."""
+        state = self.state
+        if state.tested_round:
+            self.exchange.withdraw("evaluate")
+            self.run.journal.round_finished(state.tested_round)
+            state.tested, state.tested_round, state.owing = {}, 0, {}
+
+    def _send(self, visits: Sequence[Visit]) -> None:
         """Send models on their way to the hospitals that can be reached."""
         state = self.state
-        reachable = self.run.courier.reachable() if visits else set()
+        reachable = self._reachable() if visits else set()
         for visit in visits:
             model = state.models[visit.model]
             if (node := state.nodes[visit.hospital]) in reachable:
-                ordered = Ordered(visit, self._order(visit), model.parcel)
+                ordered = self._ordered(visit)
                 state.under_way.append(visit)
                 letter = self.run.letter(
                     visit.verb, node, ordered.order, ordered, partial(self._content, ordered)
                 )
-                exchange.post([letter])
+                self.exchange.post([letter])
             else:
-                place = {"round": state.round, "hop": state.hop, "lineage": model.lineage}
+                self.run.courier.missed(node)
+                hop = visit.number or state.hop
+                place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
                 self.strategy.arrived(state, visit, None)
 
-    def _order(self, visit: Visit) -> Order:
-        return self.run.order(
+    def _reachable(self) -> set[int]:
+        """The nodes that take messages, as far as can be told without holding anybody up."""
+        courier = self.run.courier
+        return courier.reachable() if self.strategy.waits else courier.answering_now()
+
+    def _ordered(self, visit: Visit) -> Ordered:
+        """The order for a visit; the same as before if it was ordered before a kill."""
+        state = self.state
+        if visit.key not in state.ordered:
+            here = f"{visit.hospital} "  # a hospital has one visit at a time
+            ends = [end for key, (_, end) in state.ordered.items() if key.startswith(here)]
+            begins = max([state.clock, *ends])
+            state.ordered[visit.key] = state.round, begins + self._seconds(visit.hospital)
+        round_, end = state.ordered[visit.key]
+        order = self.run.order(
             visit.hospital,
-            round=self.state.round,
-            hop=self.state.hop,
+            round=round_,
+            hop=visit.number or state.hop,
             learner=visit.learner,
             epochs=visit.epochs,
             leg=visit.leg,
             images=visit.images,
-            replay=[f"{whose}={self.state.buffer_hash(whose)}" for whose in visit.replay],
+            replay=[f"{whose}={state.buffer_hash(whose)}" for whose in visit.replay],
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
         )
+        return Ordered(visit, order, state.models[visit.model].parcel, end)
+
+    def _seconds(self, hospital: str) -> float:
+        """How long a visit takes there in virtual time."""
+        seconds = self.times.of_visits
+        return seconds[self.state.hospitals.index(hospital) % len(seconds)] if seconds else 0.0
 
     def _content(self, ordered: Ordered) -> Content:
         """The model, and the buffers that its hospital does not hold yet."""
@@ -127,6 +223,33 @@ class Engine:
         }
         return {**state.shelf.get(ordered.sent), **buffers}
 
+    def _take(self) -> None:
+        """Wait for what becomes of a message, and take it in."""
+        delivery = self.exchange.take()
+        match delivery.letter.about:
+            case Ordered():
+                self._receive(delivery)
+            case Batch(hospital=hospital, round=round_):
+                record_tests(self.run, delivery)
+                if round_ == self.state.tested_round and self.state.owing.get(hospital):
+                    self._pay(hospital)
+            case Order():
+                self._welcome(delivery)
+            case str(hospital):
+                self.asked.discard(delivery.letter.node)
+                if delivery.failure is None:
+                    self.run.journal.record(Event.of(delivery, hospital, round=0, hop=0))
+                    self.strategy.returned(self.state, hospital)
+
+    def _pay(self, hospital: str) -> None:
+        """Note that a hospital owes one answer less."""
+        owing = self.state.owing
+        owing[hospital] -= 1
+        if not owing[hospital]:
+            del owing[hospital]
+        if not owing:
+            self._close_tests()
+
     def _receive(self, delivery: Delivery[Ordered]) -> None:
         """Take in what a visit has come to."""
         state, about = self.state, delivery.letter.about
@@ -134,8 +257,11 @@ class Engine:
         sent, layout = state.shelf.label(about.sent), state.shelf.layout(about.sent)
         delivery, parcels = admit(delivery, admit_trained, order, sent, layout)
         model = state.models[visit.model]
-        place = {"round": order.round, "hop": order.hop, "epochs": order.epochs}
+        state.clock = max(state.clock, about.ends)
+        place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
         event = Event.of(delivery, visit.hospital, lineage=model.lineage, **place)
+        if self.times.seconds:
+            event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
         held = {(visit.hospital, hash_) for hash_ in order.hash_of.values()}
         trained = None
@@ -153,4 +279,30 @@ class Engine:
                 num_examples=event.metrics["num-examples"],
             )
         state.under_way.remove(visit)
+        del state.ordered[visit.key]
         self.strategy.arrived(state, visit, trained)
+
+    def _look_round(self) -> None:
+        """Ask those who have come who they are, and those who are back whether they are."""
+        run, state = self.run, self.state
+        if self.strategy.waits or run.courier.simulates:
+            return
+        connected = set(run.courier.grid.get_node_ids()) - self.asked
+        new = strangers(run, connected)
+        self.exchange.post(introductions(run, new))
+        away = {state.nodes[hospital]: hospital for hospital in state.resting}
+        back = sorted(connected & away.keys() - run.courier.answering)
+        self.exchange.post(run.courier.live(node, away[node], away[node]) for node in back)
+        self.asked |= {*new, *back}
+
+    def _welcome(self, delivery: Delivery[Order]) -> None:
+        """Take in what a hospital says that has come, or has come back, while visits go on."""
+        run, state, known = self.run, self.state, set(self.state.nodes)
+        if delivery.letter.verb == "query.enrol":
+            coming, _ = introduced(run, [delivery])
+            self.exchange.post(preparations(run, coming))
+            return
+        hospital = delivery.letter.about.hospital
+        self.strategy.start(state, prepared(run, delivery, []))
+        if hospital in known and state.nodes[hospital] == delivery.letter.node:
+            self.strategy.returned(state, hospital)

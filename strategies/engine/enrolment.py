@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flwr.common import log
 
 from strategies.engine.admission import admit, admit_first
-from strategies.engine.courier import Delivery
+from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import Event
 from strategies.engine.run import Run, RunError
 from strategies.engine.state import Model
@@ -40,9 +40,40 @@ def enrol(run: Run) -> Failed:
         RunError: There are too few hospitals, fewer than two classes, or no shape of images that
             most of them have.
     """
+    coming, failed = introduced(run, run.courier.exchange(introductions(run, _reached(run))))
+    newcomers: dict[str, Model] = {}
+    for delivery in run.courier.exchange(preparations(run, coming)):
+        newcomers |= prepared(run, delivery, failed)
+    run.strategy.start(run.state, dict(sorted(newcomers.items())))
+    return failed
+
+
+def strangers(run: Run, reachable: Iterable[int]) -> list[int]:
+    """Those of some nodes that nobody has enrolled yet, or is about to."""
+    known = {*run.state.nodes.values(), *run.state.withheld.values()}
+    return sorted({*reachable} - known - run.courier.at_work)
+
+
+def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
+    """The messages that ask the hospitals at some nodes who they are."""
+    registered = _registered(run)
+    for node in nodes:
+        order = run.order(registered.get(node, ""), code=code_hash())
+        yield run.letter("query.enrol", node, order, order)
+
+
+def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, int], Failed]:
+    """Take in who hospitals say that they are.
+
+    Returns:
+        The nodes of those that are to prepare, by name, and what became of those that do not take
+        part.
+
+    Raises:
+        RunError: They have fewer than two classes, or no shape of images that most of them have.
+    """
     state = run.state
-    known = {*state.nodes.values(), *state.withheld.values()}
-    cards, failed = _introduce(run, sorted(_wait_for_hospitals(run) - known))
+    cards, failed = _judge(run, list(answers))
     if cards and not state.classes:
         state.classes = run.settings.class_names or agreed(
             _classes(card) for _, card in cards.values()
@@ -52,10 +83,9 @@ def enrol(run: Run) -> Failed:
     for hospital, (node, _) in cards.items():
         if hospital in state.withheld:
             state.withheld[hospital] = node
-        elif not state.hop or hospital in state.nodes:
+        elif not (state.hop and run.strategy.waits) or hospital in state.nodes:
             coming[hospital] = node
-    run.strategy.start(state, _prepare(run, coming, failed))
-    return failed
+    return coming, failed
 
 
 def check_ready(run: Run, failed: Failed) -> None:
@@ -74,8 +104,8 @@ def check_ready(run: Run, failed: Failed) -> None:
         raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
 
 
-def _wait_for_hospitals(run: Run) -> set[int]:
-    """The nodes that can be reached, once there are enough of them."""
+def _reached(run: Run) -> list[int]:
+    """The nodes of hospitals that are not known yet, once enough of all can be reached."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
     while len(reachable := run.courier.reachable()) < wanted:
         if run.courier.simulates:
@@ -93,28 +123,29 @@ def _wait_for_hospitals(run: Run) -> set[int]:
             )
         log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
         time.sleep(PAUSE)
-    return reachable
+    return strangers(run, reachable)
 
 
-def _introduce(
-    run: Run, nodes: Sequence[int]
+def _registered(run: Run) -> dict[int, str]:
+    return {node.node_id: node.name for node in run.courier.grid.get_nodes()}
+
+
+def _judge(
+    run: Run, answers: Sequence[Delivery[Order]]
 ) -> tuple[dict[str, tuple[int, ConfigRecord]], Failed]:
-    """Ask the hospitals at some nodes who they are.
+    """Find out who says who they are, and may take part.
 
     Returns:
         The node and the card of each, by name, and what became of those that do not take part.
     """
-    state = run.state
-    registered = {node.node_id: node.name for node in run.courier.grid.get_nodes()}
-    orders = {node: run.order(registered.get(node, ""), code=code_hash()) for node in nodes}
-    answers = list(_ask(run, "query.enrol", orders))
+    state, registered = run.state, _registered(run)
     told = {
         each.letter.node: each.content.config_records.get("card", ConfigRecord())
         for each in answers
         if each.failure is None
     }
-    strangers = _strangers(run, told, registered)
-    known = {str(card["hospital"]): card for node, card in told.items() if node not in strangers}
+    refused = _impostors(run, told, registered)
+    known = {str(card["hospital"]): card for node, card in told.items() if node not in refused}
     state.shape = state.shape or _common_shape(known)
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
@@ -123,8 +154,8 @@ def _introduce(
         card = told.get(node, ConfigRecord())
         # One that failed, or is not who it says it is, may be registered under a name.
         hospital = registered.get(node) or f"node {node}"
-        if node in strangers:
-            delivery = replace(delivery, failure=Failure.SETTINGS, reason=strangers[node])
+        if node in refused:
+            delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
         elif node in told:
             hospital = str(card["hospital"])
             if (shape := _shape(card)) and state.shape and shape != state.shape:
@@ -139,7 +170,7 @@ def _introduce(
     return dict(sorted(cards.items())), failed
 
 
-def _strangers(
+def _impostors(
     run: Run, cards: Mapping[int, ConfigRecord], registered: Mapping[int, str]
 ) -> dict[int, str]:
     """The nodes that are not the hospital that their card names, as far as can be told, and why."""
@@ -170,40 +201,38 @@ def _strangers(
     return reasons
 
 
-def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Model]:
-    """Have hospitals prepare; the first models of those that are new, in order of their names."""
+def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
+    """The messages that have hospitals prepare."""
     if nodes:
         log(INFO, "%d hospitals prepare their models", len(nodes))
-    state, models = run.state, {}
-    own_start = run.strategy.own_start
-    orders = {node: run.order(name, own_start=own_start) for name, node in nodes.items()}
-    for delivery in _ask(run, "query.prepare", orders):
-        order, node = delivery.letter.about, delivery.letter.node
-        hospital = order.hospital
-        delivery, parcel = admit(delivery, admit_first, order)
-        run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital))
-        if parcel is None:
-            failed.append(delivery)
-            if delivery.failure == Failure.RELEASE:
-                state.withheld[hospital] = node
-            continue
-        if "buffer" in parcel:
-            buffer = RecordDict({name: parcel[name] for name in ("buffer", "manifest")})
-            state.buffers[hospital] = state.shelf.put(buffer)
-            state.delivered.add((hospital, state.buffer_hash(hospital)))
-            del parcel["buffer"]
-        if hospital not in state.nodes:
-            models[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
-        state.nodes[hospital] = node
-        if card := delivery.content.config_records.get("card"):
-            log(INFO, "%s: %s", hospital, card.get("release"))
-    return dict(sorted(models.items()))
+    for name, node in nodes.items():
+        order = run.order(name, own_start=run.strategy.own_start)
+        yield run.letter("query.prepare", node, order, order)
 
 
-def _ask(run: Run, verb: str, orders: Mapping[int, Order]) -> Iterator[Delivery[Order]]:
-    return run.courier.exchange(
-        run.letter(verb, node, order, order) for node, order in orders.items()
-    )
+def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, Model]:
+    """Take in a hospital that has prepared; the first model of one that is new, under its name."""
+    state, newcomer = run.state, dict[str, Model]()
+    order, node = delivery.letter.about, delivery.letter.node
+    hospital = order.hospital
+    delivery, parcel = admit(delivery, admit_first, order)
+    run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital))
+    if parcel is None:
+        failed.append(delivery)
+        if delivery.failure == Failure.RELEASE:
+            state.withheld[hospital] = node
+        return newcomer
+    if "buffer" in parcel:
+        buffer = RecordDict({name: parcel[name] for name in ("buffer", "manifest")})
+        state.buffers[hospital] = state.shelf.put(buffer)
+        state.delivered.add((hospital, state.buffer_hash(hospital)))
+        del parcel["buffer"]
+    if hospital not in state.nodes:
+        newcomer[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
+    state.nodes[hospital] = node
+    if card := delivery.content.config_records.get("card"):
+        log(INFO, "%s: %s", hospital, card.get("release"))
+    return newcomer
 
 
 def agreed(named: Iterable[Sequence[str]]) -> list[str]:

@@ -5,6 +5,7 @@ The engine describes what happened; server_app/results.py alone decides what is 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import nan
 from typing import Any, Protocol
 
 from flwr.app import MetricRecord, RecordDict
@@ -36,6 +37,8 @@ class Event:
         bytes_received: Size of what came back.
         epochs: Passes over the images that the model has had at its last visit; fewer than the
             visit has if it was tested in between (`evaluate.epochs`).
+        began: When it began, in seconds since the start of the run,
+        time: and when it was over; NaN until they are written down, unless in virtual time.
     """
 
     verb: str
@@ -50,6 +53,8 @@ class Event:
     bytes_sent: int = 0
     bytes_received: int = 0
     epochs: int = 0
+    began: float = nan
+    time: float = nan
 
     @classmethod
     def of(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":

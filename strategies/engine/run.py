@@ -10,12 +10,30 @@ from strategies.engine.courier import Courier, Letter
 from strategies.engine.events import Event, Journal
 from strategies.engine.state import AWAY, State
 from strategies.engine.strategy import Strategy
+from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
 
 AboutT = TypeVar("AboutT")
 Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A visit that is under way.
+
+    Attributes:
+        visit: The visit.
+        order: The order that asks for it.
+        sent: The parcel that goes there, on the shelf.
+        ends: When it ends in virtual time.
+    """
+
+    visit: Visit
+    order: Order
+    sent: str
+    ends: float
 
 
 class RunError(RuntimeError):

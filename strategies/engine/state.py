@@ -24,6 +24,7 @@ class Model:
         previous: Where it was before; empty before the first visit.
         round: Of the last good visit; 0 = none yet.
         num_examples: Training images at the last good visit.
+        turns: Visits that it was meant for, good or not, if it does not move in rounds.
     """
 
     lineage: str
@@ -32,6 +33,7 @@ class Model:
     previous: str = ""
     round: int = 0
     num_examples: float = 0.0
+    turns: int = 0
 
 
 @dataclass
@@ -55,6 +57,17 @@ class State:
         buffers: The parcel that holds each hospital's buffer.
         delivered: Which hospital holds which buffer, by its hash.
         under_way: The visits that are going on. A checkpoint has none: they are ordered once more.
+        queues: Of a method that does not wait: the models that each hospital is to train, first one
+            first. Every model is in exactly one.
+        ordered: Of each visit that is under way, by its key: the round in which it was ordered
+            first, and when it ends in virtual time.
+        resting: The hospitals that failed, and get no model until they are back.
+        finished: How many visits of this round have succeeded.
+        tested: The parcels of the models that are being tested, by name.
+        tested_round: The round that they are of; 0 = none.
+        owing: How many answers each hospital still owes about them; 0 = it is still to be asked.
+        clock: Seconds of virtual time since the run began.
+        replayed: How many turns of the run that is replayed are over.
     """
 
     shelf: Shelf
@@ -71,6 +84,15 @@ class State:
     buffers: dict[str, str] = field(default_factory=dict)
     delivered: set[tuple[str, str]] = field(default_factory=set)
     under_way: list[Visit] = field(default_factory=list)
+    queues: dict[str, list[str]] = field(default_factory=dict)
+    ordered: dict[str, tuple[int, float]] = field(default_factory=dict)
+    resting: list[str] = field(default_factory=list)
+    finished: int = 0
+    tested: dict[str, str] = field(default_factory=dict)
+    tested_round: int = 0
+    owing: dict[str, int] = field(default_factory=dict)
+    clock: float = 0.0
+    replayed: int = 0
 
     @property
     def hospitals(self) -> list[str]:
@@ -95,6 +117,7 @@ class State:
         """The names of all parcels that the run needs to go on."""
         yield from (model.parcel for model in self.models.values())
         yield from self.after_visits.values()
+        yield from self.tested.values()
         yield from self.buffers.values()
 
     def to_json(self) -> dict[str, Any]:
@@ -119,6 +142,9 @@ class State:
                 "withheld": dict.fromkeys(facts["withheld"], AWAY),
                 "models": {name: Model(**model) for name, model in facts["models"].items()},
                 "delivered": {(hospital, hash_) for hospital, hash_ in facts["delivered"]},
+                "ordered": {
+                    name: (round_, end) for name, (round_, end) in facts["ordered"].items()
+                },
             }
         )
         shelf.check(state.parcels)

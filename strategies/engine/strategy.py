@@ -27,8 +27,9 @@ class Strategy(ABC):
             for all.
         tests_every_visit: The one model is tested as it was after each visit of the round.
         waits: A hop ends when all its visits have. Without, the method plans again after each
-            delivery.
+            delivery, and says itself when a round is `over`.
         buffer_size: Synthetic images that each hospital renders before the first hop.
+        needs_rounds: Why its models have to move in rounds (`HandsOn` is for others).
     """
 
     learner = "plain"
@@ -38,6 +39,7 @@ class Strategy(ABC):
     tests_every_visit = False
     waits = True
     buffer_size = 0
+    needs_rounds = "its models move in rounds"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,6 +69,17 @@ class Strategy(ABC):
         """Take in the first models of hospitals that have joined, in order of their names."""
         state.models.update(newcomers)
 
+    def over(self, state: State) -> bool:
+        """Whether the round is over while visits go on: of a method that does not wait."""
+        return False
+
+    def tests_now(self, state: State, hospital: str) -> bool:
+        """Whether a hospital is asked now for the tests that it owes."""
+        return True
+
+    def returned(self, state: State, hospital: str) -> None:  # noqa: B027 - for those that wait
+        """A hospital that failed is back, while visits go on; a method that waits plans on."""
+
     @abstractmethod
     def plan(self, state: State) -> Sequence[Visit]:
         """The visits of the next hop; none: the round is over. A pure function of the state."""
@@ -93,3 +106,24 @@ class Strategy(ABC):
     def along(self, route: Route, state: State) -> list[Visit]:
         """Every model goes from its place to the one that a route hands it to."""
         return [self.visit(hospital, state.at(source)) for hospital, source in route.items()]
+
+
+class HandsOn(Strategy):
+    """A method whose models can also move one by one (strategies/asynchronous.py).
+
+    Attributes:
+        stays: Models stay where they are, and what is handed on is something else.
+    """
+
+    stays = False
+
+    @abstractmethod
+    def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
+        """The visit by which a hospital trains a model.
+
+        Args:
+            state: Of the run.
+            hospital: The hospital.
+            model: The model's name in the state.
+            source: The hospital that hands on: the one that had the model, unless models stay.
+        """

@@ -9,7 +9,7 @@ from strategies.engine.events import Event
 from strategies.engine.run import Content, Run
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import bundle
+from strategies.protocol.parcel import Manifest, bundle
 
 # Models are tested several at a time, but a message stays well below what Flower can carry.
 TEST_BYTES = 256 * 1024**2
@@ -17,69 +17,72 @@ TEST_BYTES = 256 * 1024**2
 
 @dataclass(frozen=True)
 class Batch:
-    """What one message asks of a hospital: to test these parcels, each under a name."""
+    """What one message asks of a hospital: to test these parcels, each under a name.
+
+    Attributes:
+        hospital: Who tests.
+        round: The round whose models they are.
+        parcels: Their names on the shelf.
+        labels: Their labels.
+        sizes: The bytes of their models.
+    """
 
     hospital: str
+    round: int
     parcels: Mapping[str, str]
+    labels: Mapping[str, Manifest]
+    sizes: Mapping[str, int]
 
 
-def test_models(run: Run) -> None:
-    """Have the models of a round tested, and record who uses which from now on."""
+def begin_tests(run: Run) -> None:
+    """Note which models are to be tested, as they are now, and who uses which from now on."""
     state = run.state
-    holders = run.strategy.holders(state)
-    for delivery in run.courier.exchange(_letters(run, holders)):
-        _record(run, delivery)
-    for hospital, model in holders.items():
+    everything = {name: model.parcel for name, model in state.models.items()}
+    chosen = state.after_visits if run.settings.evaluate.cross else {}
+    state.tested, state.tested_round = {**(chosen or everything)}, state.round
+    state.owing = dict.fromkeys(state.nodes, 0)
+    for hospital, model in run.strategy.holders(state).items():
         lineage = state.models[model].lineage
         run.journal.record(Event("hand-off", state.round, state.hop, hospital, lineage))
 
 
-def _letters(run: Run, holders: Mapping[str, str]) -> Iterator[Letter[Batch]]:
-    """The messages to all hospitals that can be reached."""
+def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
+    """The messages that ask a hospital for its tests."""
     state, settings = run.state, run.settings.evaluate
-    reachable = run.courier.reachable()
-    ensemble = settings.ensemble and settings.cross and run.is_last_round and len(state.models) > 1
-    for hospital, node in state.nodes.items():
-        if node not in reachable:
-            absence = Event.absence("evaluate", hospital, round=state.round, hop=state.hop)
-            run.journal.record(absence)
-            continue
-        batches = list(_batches(run, hospital, _tested_at(run, hospital, holders)))
-        order = run.order(
-            hospital,
-            round=state.round,
-            hop=state.hop,
-            # Hospitals keep nothing from one message to the next.
-            ensemble=ensemble and len(batches) == 1,
-            final=run.is_last_round,
-        )
-        for batch in batches:
-            yield _letter(run, node, order, batch)
+    last = state.tested_round == run.settings.num_server_rounds
+    ensemble = settings.ensemble and settings.cross and last and len(state.models) > 1
+    batches = list(_batches(run, hospital, _tested_at(run, hospital)))
+    order = run.order(
+        hospital,
+        round=state.round,
+        hop=state.hop,
+        # Hospitals keep nothing from one message to the next.
+        ensemble=ensemble and len(batches) == 1,
+        final=last,
+    )
+    return [_letter(run, state.nodes[hospital], order, batch) for batch in batches]
 
 
-def _tested_at(run: Run, hospital: str, holders: Mapping[str, str]) -> dict[str, str]:
+def _tested_at(run: Run, hospital: str) -> dict[str, str]:
     """The parcels that a hospital tests, by name."""
     state = run.state
     if run.settings.evaluate.cross:
-        everything = {name: model.parcel for name, model in state.models.items()}
-        return state.after_visits or everything
+        return state.tested
     here = {name for name, model in state.models.items() if model.place == hospital}
-    chosen = here | {holders.get(hospital, "")}
-    return {name: model.parcel for name, model in state.models.items() if name in chosen}
+    chosen = here | {run.strategy.holders(state).get(hospital, "")}
+    return {name: parcel for name, parcel in state.tested.items() if name in chosen}
 
 
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:
     """Cut models into batches that are not much larger than `TEST_BYTES`."""
-    batch: dict[str, str] = {}
-    size = 0
+    shelf, batch = run.state.shelf, dict[str, str]()
+    sizes = {name: shelf.model_bytes(parcel) for name, parcel in parcels.items()}
+    labels = {name: shelf.label(parcel) for name, parcel in parcels.items()}
     for name, parcel in parcels.items():
         batch[name] = parcel
-        size += run.state.shelf.model_bytes(parcel)
-        if size >= TEST_BYTES:
-            yield Batch(hospital, batch)
-            batch, size = {}, 0
-    if batch:
-        yield Batch(hospital, batch)
+        if sum(sizes[each] for each in batch) >= TEST_BYTES or name == [*parcels][-1]:
+            yield Batch(hospital, run.state.tested_round, batch, labels, sizes)
+            batch = {}
 
 
 def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
@@ -90,26 +93,26 @@ def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
     return run.letter("evaluate", node, order, batch, content)
 
 
-def _record(run: Run, delivery: Delivery[Batch]) -> None:
+def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     """Record what a hospital tells of each model; its seconds and bytes are shared out evenly."""
-    state, batch = run.state, delivery.letter.about
+    hop, batch = run.state.hop, delivery.letter.about
     delivery, told = admit(delivery, admit_tested, batch.parcels)
-    answer = Event.of(delivery, batch.hospital, round=state.round, hop=state.hop, metrics={})
+    answer = Event.of(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
     told = told or {}
     if ensemble := told.get("ensemble"):
-        hospital = batch.hospital
-        run.journal.record(Event("ensemble", state.round, state.hop, hospital, metrics=ensemble))
+        event = Event("ensemble", batch.round, hop, batch.hospital, metrics=ensemble)
+        run.journal.record(event)
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in told.get("", {}).items()}
-    for name, parcel in batch.parcels.items():
-        label = state.shelf.label(parcel)
+    for name in batch.parcels:
+        label = batch.labels[name]
         event = replace(
             answer,
             hop=label.hop,
             lineage=label.lineage,
             metrics=share | told.get(name, {}),
             seconds=delivery.seconds / tested,
-            bytes_sent=state.shelf.model_bytes(parcel),
+            bytes_sent=batch.sizes[name],
             epochs=label.epochs,
         )
         run.journal.record(_judged(event))

@@ -21,6 +21,8 @@ class Visit:
         replay: The hospitals whose buffers are trained on beside the images.
         images: Which images are trained on: the hospital's own, everyone's (in a simulation), none.
         test: Whether the hospital tests the model right after training it, in evaluated rounds.
+        number: Which visit of its lineage this is, from 1, if the method does not wait: it then
+            stands in the place of a hop. 0 = the hop that goes on.
     """
 
     hospital: str
@@ -32,3 +34,9 @@ class Visit:
     replay: Sequence[str] = ()
     images: Images = "own"
     test: bool = False
+    number: int = 0
+
+    @property
+    def key(self) -> str:
+        """Tells it from all others that are under way."""
+        return f"{self.hospital} {self.model}"

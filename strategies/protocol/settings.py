@@ -9,6 +9,7 @@ A seed is a setting too, so the one source of randomness, `rng_for`, stands here
 """
 
 import hashlib
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -131,6 +132,32 @@ class MLPSettings:
 
 
 @dataclass(frozen=True)
+class AsyncSettings:
+    """How models move that do not move in rounds, and in what time: the keys `async.*`."""
+
+    choose: Literal["shortest", "uniform"]
+    tests: Literal["next", "idle"]
+    seconds: str
+    replay: str
+
+    def __post_init__(self) -> None:
+        try:
+            usable = all(0 < seconds < math.inf for seconds in self.of_visits)
+        except ValueError:
+            usable = False
+        allowed = "numbers above 0, separated by commas, such as '1,1,20', or empty"
+        require(usable, "async.seconds", self.seconds, allowed)
+        usable = not self.replay or self.replay.startswith("~") or Path(self.replay).is_absolute()
+        allowed = "an absolute path, or one that starts with ~, or empty"
+        require(usable, "async.replay", self.replay, allowed)
+
+    @property
+    def of_visits(self) -> list[float]:
+        """Seconds of virtual time that a visit takes at simulated hospitals, in turn."""
+        return [float(each) for each in self.seconds.split(",")] if self.seconds else []
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of a run; a field's key is its name with dashes."""
 
@@ -160,6 +187,7 @@ class Settings:
     tracking: str
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
+    asynchronous: bool
     resume: str
     min_hospitals: int
     hop_timeout: float
@@ -211,6 +239,15 @@ class Settings:
     def class_names(self) -> list[str]:
         """The classes of the federation; empty if the hospitals are to name them."""
         return [name.strip() for name in self.classes.split(",") if name.strip()]
+
+    @property
+    def asynchrony(self) -> AsyncSettings:
+        """The table `async`, whose name no attribute can have.
+
+        Raises:
+            SettingsError: A value has the wrong type or range.
+        """
+        return self.section("async", AsyncSettings)
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> "Settings":

@@ -63,6 +63,13 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("train.epochs=0", "'train.epochs' is 0; it must be 1 or more"),
         ("train.epochs='many'", "'train.epochs' is 'many'; it must be a whole number"),
         ("train.augment='flap'", "'train.augment' is 'flap'; it must be one of none, flip"),
+        ("strategy='cwt' asynchronous=true", "must be false with the strategy 'cwt': on its fixed"),
+        ("async.choose='longest'", "'async.choose' is 'longest'; it must be one of shortest"),
+        ("async.seconds='1,0'", "'async.seconds' is '1,0'; it must be numbers above 0"),
+        (
+            "async.replay='/nowhere'",
+            "'async.replay' is '/nowhere'; it must be the result directory",
+        ),
         ("strategy='feddr'", "'strategy' is 'feddr'; it must be one of centralized"),
         ("strategy='cwc' cwc.decay=2", "'cwc.decay' is 2.0; it must be from 0 to 1"),
         ("feder.replay-weight=1", "'feder.replay-weight' is 1.0; it must be 0 or more, and below"),

@@ -1,0 +1,64 @@
+"""What a run measured over time: pure functions from its events to its figures.
+
+Of runs in which hospitals do not wait for one another, and of those in virtual time (`async.*`).
+Time is in seconds since the start of the run, virtual ones if the run has them.
+
+    busy of a hospital     share of the time in which it had a visit, up to when the last visit of
+                           all began: then there was no more to hand out
+    staleness of a model   visits that it has made since it was last at a hospital; if it was never
+                           there, since its first
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import nan
+from statistics import fmean
+from typing import Any
+
+from strategies.engine.events import Event
+
+
+def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
+    """The figures, for `Summary.over_time`.
+
+    Args:
+        events: All of the run.
+        rounds: The evaluated rounds.
+
+    Returns:
+        `time`: when the last visit of each of the rounds had ended; `busy`: by hospital;
+        `staleness`: by lineage, its `mean` over all its visits and all hospitals, and at the end of
+        the run that at each hospital, or None for one where it never was, under `at`.
+    """
+    visits = [event for event in events if event.verb.startswith("train")]
+    good = [event for event in visits if event.outcome == "ok"]
+    ends: dict[int, float] = {}
+    for event in visits:
+        ends[event.round] = max(event.time, ends.get(event.round, 0.0))
+    hospitals = sorted({event.hospital for event in visits})
+    paths: dict[str, list[str]] = {}
+    for event in good:
+        paths.setdefault(event.lineage, []).append(event.hospital)
+    return {
+        "time": [ends.get(each, nan) for each in rounds],
+        "busy": _busy(visits, hospitals),
+        "staleness": {name: _staleness(paths[name], hospitals) for name in sorted(paths)},
+    }
+
+
+def _busy(visits: Sequence[Event], hospitals: Sequence[str]) -> dict[str, float]:
+    first = min((event.began for event in visits), default=nan)
+    last = max((event.began for event in visits), default=nan)
+    spent = dict.fromkeys(hospitals, 0.0)
+    for event in visits:
+        spent[event.hospital] += min(event.time, last) - event.began
+    return {name: each / (last - first) if last > first else nan for name, each in spent.items()}
+
+
+def _staleness(path: Sequence[str], hospitals: Sequence[str]) -> Mapping[str, Any]:
+    since = dict.fromkeys(hospitals, 0)
+    means = []
+    for visited in path:
+        since = {name: 0 if name == visited else visits + 1 for name, visits in since.items()}
+        means.append(fmean(since.values()))
+    at = {name: visits if name in path else None for name, visits in since.items()}
+    return {"mean": fmean(means), "at": at}

@@ -1,0 +1,167 @@
+"""Asynchronous hand-off: queues in the place of rounds, for hospitals that are not equally fast.
+
+FedER's section III-C: a node may receive a model and buffer "from any random node in the federation
+at any time, using queues to handle incoming data". It changes how the models of another method
+move (`HandsOn`): that method still says what a visit is.
+
+ 1. N lineages are always there, each in the queue of one hospital; its head is the model that is
+    trained there. The server has the queues (`State.queues`): hospitals cannot be addressed. So a
+    checkpoint has them too, and it is written after every delivery.
+ 2. A visit that has ended sends its model on, to a hospital drawn from the others (`async.choose`).
+ 3. Drawing and training take their random numbers from (lineage, number of its visit). So the order
+    in which visits end decides on all models, bit for bit. With `uniform`, as long as nobody fails,
+    a lineage is the same after k visits whoever is fast.
+ 4. A round is N visits that succeeded: then models are tested as they are, and nobody waits for it
+    (`async.tests`, `evaluate.every`). In the last round no more visits are begun than count.
+ 5. A hospital that fails a visit, or is away, rests: it gives its queue back, is not drawn, and the
+    model goes on from its last good copy. An answer that comes later is dropped.
+ 6. It is back when it answers again, else with the next round, and gets a waiting model at once.
+ 7. Where models stay (`HandsOn.stays`, FedER's `buffer-only`) a queue holds the hospital's own
+    model, and what is drawn is whose buffer is replayed.
+
+Deviations:
+ 1. With `shortest`, the default, a model goes to one of the shortest queues, and a hospital without
+    any takes the first that waits in the longest. With `uniform`, the paper's, nearly all models
+    soon wait for the slowest hospital (benchmarks/results.md).
+ 2. If no other hospital is there, a model waits for the one that it is at.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from strategies.engine.state import Model, State
+from strategies.engine.strategy import HandsOn, Strategy
+from strategies.engine.visit import Visit
+from strategies.protocol.settings import SettingsError, rng_for
+
+
+class Asynchronous(Strategy):
+    """The hand-off of another method, without rounds.
+
+    Args:
+        base: The method.
+
+    Raises:
+        SettingsError: Its models have to move in rounds.
+    """
+
+    waits = False
+
+    def __init__(self, base: Strategy) -> None:
+        super().__init__(base.settings)
+        if not isinstance(base, HandsOn):
+            raise SettingsError(
+                "The setting 'asynchronous' is True; it must be false with the strategy "
+                f"'{self.settings.strategy}': {base.needs_rounds}."
+            )
+        self.base, self.times = base, self.settings.asynchrony
+        self.learner, self.images, self.own_start = base.learner, base.images, base.own_start
+        self.buffer_size = base.buffer_size
+
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """A first model is trained where it was made."""
+        super().start(state, newcomers)
+        state.queues |= {name: [name] for name in newcomers}
+
+    def plan(self, state: State) -> list[Visit]:
+        """Each hospital that is idle trains the head of its queue."""
+        busy = {visit.hospital for visit in state.under_way}
+        idle = [
+            self._visit(state, hospital, queue[0])
+            for hospital, queue in sorted(state.queues.items())
+            if queue and hospital not in busy and hospital not in state.resting
+        ]
+        if state.round < self.settings.num_server_rounds:
+            return idle
+        left = len(state.models) - state.finished - len(state.under_way)
+        return idle[: max(left, 0)]
+
+    def _visit(self, state: State, hospital: str, name: str) -> Visit:
+        model = state.models[name]
+        source = model.place
+        if self.base.stays and model.turns:
+            others = [each for each in sorted(state.queues) if each != hospital]
+            source = _drawn(others or [hospital], self._rng(model))
+        return replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
+
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """The model goes on; a hospital that failed gives back all that waits for it."""
+        super().arrived(state, visit, trained)
+        model = state.models[visit.model]
+        state.models[visit.model] = replace(model, turns=model.turns + 1)
+        state.finished += trained is not None
+        if trained is None and visit.hospital not in state.resting:
+            state.resting.append(visit.hospital)
+        if self.base.stays:
+            return
+        queue = state.queues[visit.hospital]
+        leaving = queue[:1] if trained else queue[:]
+        del queue[: len(leaving)]
+        for name in leaving:
+            self._send_on(state, name)
+        if self.times.choose == "shortest":
+            for hospital in sorted(state.queues):
+                self._take(state, hospital)
+
+    def _send_on(self, state: State, name: str) -> None:
+        """Put a model into the queue of the hospital that is drawn for it."""
+        model = state.models[name]
+        there = [each for each in sorted(state.queues) if each not in state.resting]
+        others = [each for each in there if each != model.place] or there or [model.place]
+        if self.times.choose == "shortest":
+            shortest = min(len(state.queues[each]) for each in others)
+            others = [each for each in others if len(state.queues[each]) == shortest]
+        state.queues[_drawn(others, self._rng(model))].append(name)
+
+    def _take(self, state: State, hospital: str) -> None:
+        """Have a hospital with nothing to do take the first model that waits in the longest queue.
+
+        Not one that it has just had.
+        """
+        if state.queues[hospital] or hospital in state.resting:
+            return
+        waiting = {
+            other: [
+                name
+                for name in queue[other not in state.resting :]  # the head is trained there
+                if state.models[name].place != hospital
+            ]
+            for other, queue in sorted(state.queues.items())
+        }
+        longest = max(waiting, key=lambda other: len(waiting[other]))
+        if waiting[longest]:
+            state.queues[longest].remove(name := waiting[longest][0])
+            state.queues[hospital].append(name)
+
+    def over(self, state: State) -> bool:
+        """After as many visits as there are models."""
+        return state.finished >= len(state.models)
+
+    def tests_now(self, state: State, hospital: str) -> bool:
+        """Before its next visit, or when it has no model to train."""
+        return self.times.tests == "next" or not state.queues.get(hospital)
+
+    def returned(self, state: State, hospital: str) -> None:
+        """It is drawn again, and takes a model at once."""
+        if hospital in state.resting:
+            state.resting.remove(hospital)
+            self._take(state, hospital)
+
+    def finish_round(self, state: State) -> None:
+        """Hospitals that failed get another chance."""
+        state.finished = 0
+        for hospital in [*state.resting]:
+            self.returned(state, hospital)
+
+    def holders(self, state: State) -> dict[str, str]:
+        """Each hospital uses the model that it trains now or next."""
+        return {hospital: queue[0] for hospital, queue in state.queues.items() if queue}
+
+    def _rng(self, model: Model) -> np.random.Generator:
+        return rng_for(self.settings.seed, "next", hop=model.turns, hospital=model.lineage)
+
+
+def _drawn(hospitals: list[str], rng: np.random.Generator) -> str:
+    return hospitals[int(rng.integers(len(hospitals)))]

@@ -1,0 +1,67 @@
+"""Figures over time, each derived by hand."""
+
+from dataclasses import replace
+from math import nan
+
+import pytest
+
+from server_app.measures import measure_round, summarise
+from server_app.over_time import measure
+from server_app.report import render
+from strategies.engine.events import Event
+
+
+def visit(hospital, lineage, began, time, outcome="ok", round_=1):
+    return Event("train", round_, 1, hospital, lineage, outcome, began=began, time=time)
+
+
+def test_a_hospital_is_busy_up_to_when_the_last_visit_began():
+    """A: 0 to 4 and 5 to 6 of 0 to 8, then the last visit begins; B: 2 to 12, which counts to 8.
+
+    The visit of A from 5 to 6 failed: it was at work all the same.
+    """
+    events = [visit("A", "a", 0, 4), visit("A", "b", 5, 6, "crashed"), visit("B", "b", 2, 12)]
+    figures = measure([*events, visit("A", "a", 8, 9)], [])
+    assert figures["busy"] == {"A": pytest.approx(5 / 8), "B": pytest.approx(6 / 8)}
+
+
+def test_staleness_counts_the_visits_since_a_model_was_last_at_a_hospital():
+    """Of a: A, B, A; a failed visit to C is none.
+
+    After each: A 0 1 0, B 1 0 1, C 1 2 3; means 2/3, 1, 4/3.
+    """
+    path = [
+        visit("A", "a", 0, 1),
+        visit("B", "a", 1, 2),
+        visit("C", "a", 2, 3, "timeout"),
+        visit("A", "a", 3, 4),
+    ]
+    assert measure(path, [])["staleness"] == {
+        "a": {"mean": pytest.approx(1.0), "at": {"A": 0, "B": 1, "C": None}}
+    }
+
+
+def test_a_round_is_over_when_its_last_visit_is():
+    """Its tests may come in later."""
+    test = replace(visit("A", "a", 9, 9), verb="evaluate")
+    events = [visit("A", "a", 0, 4), visit("B", "b", 0, 3), test, visit("A", "b", 4, 7, round_=2)]
+    assert measure(events, [1, 2, 3])["time"] == pytest.approx([4, 7, nan], nan_ok=True)
+
+
+def test_the_report_shows_them_for_runs_that_have_them():
+    names = ("A", "<B>")
+    events = [visit(h, h, k, k + 2) for k, h in enumerate(names)]
+    events += [
+        Event("evaluate", 1, 1, h, model, metrics={"accuracy": 0.5, "num-examples": 4})
+        for h in names
+        for model in names
+    ]
+    events += [Event("hand-off", 1, 1, h, h) for h in names]
+    rounds = [measure_round(1, events, cross=True)]
+    pages = [
+        render("run", summarise("rwt", events, rounds, 1.0, "", timed=timed), "")
+        for timed in (True, False)
+    ]
+    assert ["Over time" in page for page in pages] == [True, False]
+    assert "<td>&lt;B&gt;</td><td>1</td><td>0%</td>" in pages[0]
+    assert "<B>" not in pages[0]
