@@ -76,6 +76,7 @@ class Asynchronous(Strategy):
         if state.round < self.settings.num_server_rounds:
             return idle
         left = len(state.models) - state.finished - len(state.under_way)
+        idle.sort(key=lambda visit: visit.key not in state.ordered)  # those of before a kill first
         return idle[: max(left, 0)]
 
     def _visit(self, state: State, hospital: str, name: str) -> Visit:

@@ -94,7 +94,7 @@ class Engine:
     def _hops(self) -> None:
         """All hops of a round that are left."""
         state, strategy = self.state, self.strategy
-        while self._hand_out() or state.under_way:
+        while not strategy.over(state) and (self._hand_out() or state.under_way):
             while state.under_way:
                 self._take()
                 if not strategy.waits:
