@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import Bbox
 from numpy.typing import NDArray
 
-from server_app.measures import Summary
+from server_app.summary import Summary
 
 # Inches. All pictures are as wide as the page, and their axes begin at the same place.
 LEFT, SIDE, RIGHT = 1.2, 5.0, 1.3  # room for names, the longest axes, room for a legend

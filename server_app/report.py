@@ -8,7 +8,8 @@ what it writes into an SVG.
 from math import isfinite, nan
 
 from server_app import plots
-from server_app.measures import LAST_ROUNDS, METRICS, Summary, finished
+from server_app.measures import LAST_ROUNDS, METRICS, finished
+from server_app.summary import Summary
 from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
 
 LISTED = 20  # failures on the page; summary.json has all of them

@@ -51,6 +51,7 @@ ALLOWED = {
         *("flwr", "numpy", "matplotlib", "scipy", "tomli_w", "rich", "strategies"),
         # What `check` knows of hospitals' settings.
         *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
+        "learning.intervals",
     },
     # Runs inside of Flower's SuperLink.
     "deploy/control.py": {"flwr"},

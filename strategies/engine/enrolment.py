@@ -14,7 +14,7 @@ from flwr.common import log
 
 from strategies.engine.admission import admit, admit_first
 from strategies.engine.courier import Delivery
-from strategies.engine.events import Event
+from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run, RunError
 from strategies.engine.state import Model
 from strategies.protocol.classes import ordered
@@ -181,7 +181,9 @@ def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Mo
         order, node = delivery.letter.about, delivery.letter.node
         hospital = order.hospital
         delivery, parcel = admit(delivery, admit_first, order)
-        run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital))
+        card = delivery.content.config_records.get("card", ConfigRecord())
+        facts = {key: value for key, value in card.items() if key in FACTS}
+        run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
         if parcel is None:
             failed.append(delivery)
             if delivery.failure == Failure.RELEASE:
@@ -195,8 +197,8 @@ def _prepare(run: Run, nodes: Mapping[str, int], failed: Failed) -> dict[str, Mo
         if hospital not in state.nodes:
             models[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
         state.nodes[hospital] = node
-        if card := delivery.content.config_records.get("card"):
-            log(INFO, "%s: %s", hospital, card.get("release"))
+        if release := card.get("release"):
+            log(INFO, "%s: %s", hospital, release)
     return dict(sorted(models.items()))
 
 

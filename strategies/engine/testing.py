@@ -96,9 +96,10 @@ def _record(run: Run, delivery: Delivery[Batch]) -> None:
     delivery, told = admit(delivery, admit_tested, batch.parcels)
     answer = Event.of(delivery, batch.hospital, round=state.round, hop=state.hop, metrics={})
     told = told or {}
-    if ensemble := told.get("ensemble"):
-        hospital = batch.hospital
-        run.journal.record(Event("ensemble", state.round, state.hop, hospital, metrics=ensemble))
+    for verb in ("ensemble", "standalone"):
+        if figures := told.get(verb):
+            hospital = batch.hospital
+            run.journal.record(Event(verb, state.round, state.hop, hospital, metrics=figures))
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in told.get("", {}).items()}
     for name, parcel in batch.parcels.items():
