@@ -42,6 +42,7 @@ from server_app import wording
 from server_app.data import describe
 from server_app.measures import Round, measure_round, summarise, took_part
 from server_app.nan_json import to_json, with_nan
+from server_app.report import render
 from server_app.summary import Summary
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
@@ -284,10 +285,7 @@ class Results:
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 shutil.copyfile(state.shelf.path(model.parcel), path)
-        # Here, because matplotlib takes a good part of a second.
-        from server_app.report import render
-
-        page = render(self.path.name, summary, self._config)
+        page = render(self.path.name, summary, self._events, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
 

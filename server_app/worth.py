@@ -5,6 +5,7 @@ A figure is above another one only if its whole 95 % interval is.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from math import isfinite, nan
 from typing import Any
 
 from server_app.assessments import Row, compared, mean_over_hospitals
@@ -52,15 +53,13 @@ def _learnt(headline: Row, tests: Sequence[Row]) -> dict[str, str]:
         else "the model that each hospital holds"
     )
     measured = f"balanced accuracy {number(headline)}, {whose}"
-    chances = [1 / len(told) for row in tests if (told := _told(row))]
-    if not chances:
+    if not isfinite(same_answer := chance(tests)):
         return _said("run", "note", f"Measured: {measured}.")
-    chance = sum(chances) / len(chances)
-    same = f"{chance:.3f} is what always the same answer gives"
+    same = f"{same_answer:.3f} is what always the same answer gives"
     if headline["low"] is None:
         text = f"Measured: {measured}; {same}. How sure that is was not measured."
         return _said("run", "note", text)
-    if headline["low"] > chance:
+    if headline["low"] > same_answer:
         return _said(
             "run", "good", f"The models have learnt to tell classes apart: {measured}; {same}."
         )
@@ -209,6 +208,15 @@ def size(row: Row) -> str:
         if known
         else images
     )
+
+
+def chance(rows: Iterable[Row]) -> float:
+    """The balanced accuracy of always the same answer, mean over rows; NaN if nobody can say.
+
+    It is one over the number of classes that a hospital tests on.
+    """
+    chances = [1 / len(told) for row in rows if (told := _told(row))]
+    return sum(chances) / len(chances) if chances else nan
 
 
 def _told(row: Row) -> list[Any]:
