@@ -17,7 +17,7 @@ from math import ceil, floor, isfinite, nan
 from strategies.protocol.page import boxed
 
 NUMBERED = 12  # more columns than this leave no room for numbers in the cells
-BLOCK = 25  # steps beside each other
+BLOCK = 20  # steps beside each other
 LEVEL = 6  # more columns than this have upright names
 SERIES = 8  # colours, of strategies/protocol/style.py
 DASHES = ("", "5 3", "1 3", "8 3 1 3")

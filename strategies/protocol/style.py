@@ -125,7 +125,7 @@ table.cells {{ border-collapse: separate; border-spacing: 2px; }}
 .scale span.bar {{ position: relative; height: .8rem; background:
   linear-gradient(in oklab to right, var(--low), var(--high)); }}
 .scale i {{ position: absolute; top: -3px; bottom: -3px; border-left: 2px dashed var(--bad); }}
-.steps tbody td {{ width: 1.3rem; min-width: 1.3rem !important; height: 1.3rem; text-align: center;
+.steps tbody td {{ width: 1.6rem; min-width: 1.6rem !important; height: 1.3rem; text-align: center;
   vertical-align: middle; font-size: .75rem; background: var(--empty); }}
 .steps thead th {{ text-align: center; font-weight: 400; color: var(--soft); font-size: .7rem; }}
 .steps tbody td.at {{ background: color-mix(in oklab, var(--c1) 22%, var(--paper)); }}
