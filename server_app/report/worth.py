@@ -8,6 +8,7 @@ from math import nan
 from typing import Any
 
 from server_app import plots
+from server_app.nan_json import with_nan
 from server_app.plots import Line, Row, Span
 from server_app.summary import Summary
 from server_app.worth import number, size
@@ -308,7 +309,8 @@ def _class(row: Told, place: int, key: str) -> Told | None:
 def _span(told: Told | None) -> Span:
     if told is None:
         return Span(nan)
-    return Span(told["value"], told["low"], told["high"])
+    known = with_nan(told)
+    return Span(known["value"], known["low"], known["high"])
 
 
 def _number(told: Told | None, *, signed: bool = False) -> str:
