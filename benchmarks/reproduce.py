@@ -49,7 +49,7 @@ from flwr.common.config import flatten_dict
 from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
 from benchmarks.simulation import RunFailed, run, superlink
 from server_app.check import check
-from server_app.measures import Summary
+from server_app.summary import Summary
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import strategy_of
 

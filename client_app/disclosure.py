@@ -21,6 +21,7 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
 - Numbers of images are about such classes, too, and are rounded to whole groups. So that steps do
   not tell them, s is rounded up to a power of sqrt(2).
 - Of a buffer a figure leaves if it is about so many patients: no smallest distance does.
+- What is told after the last round, such as counts for each class, is in details.py.
 
 A dither of one step's width would not do: a figure at a multiple of the step, such as 0, gets no
 noise from it, and one patient more or less shows after a few models.
@@ -36,6 +37,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 from filelock import FileLock
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.datasets.pool import Indices
@@ -64,17 +66,17 @@ class Disclosure:
         policy = request.hospital.policy
         self.rules = policy.figures if policy else None
         test = self.data.test
-        self.labels = test.labels
+        labels, patients = test.labels.cpu().numpy(), self.data.test_patients
+        smallest = self.rules.smallest_group if self.rules else 1
+        chosen = in_large_classes(patients, labels, smallest)
+        self.chosen, self.patients = torch.from_numpy(chosen), patients[chosen]
+        self.labels = test.labels[self.chosen]
         if self.rules is None:
             return
-        labels, patients = test.labels.cpu().numpy(), self.data.test_patients
-        chosen = in_large_classes(patients, labels, self.rules.smallest_group)
-        self.effects = effects(patients[chosen], labels[chosen])
-        self.chosen = torch.from_numpy(chosen)
-        self.labels = test.labels[self.chosen]
+        self.effects = effects(self.patients, labels[chosen])
         train, self.owners = self.data.train.labels.cpu().numpy(), self.data.train_patients
         self.learnt = in_large_classes(self.owners, train, self.rules.smallest_group)
-        self.secret = _secret(request.hospital.store)
+        self.secret = secret_of(request.hospital.store)
         if small := len(test) - len(self.labels):
             log_once(f"{small} test images are in no figure: too few patients have their class.")
 
@@ -107,7 +109,7 @@ class Disclosure:
         counts = {"num-test": self.num_test, "num-quarantined": self.data.quarantined}
         learnt = len(self.data.train) if self.rules is None else len(self.learnt)
         return {
-            name: self._rounded(count) for name, count in {"num-train": learnt, **counts}.items()
+            name: self.rounded(count) for name, count in {"num-train": learnt, **counts}.items()
         }
 
     def weight(self, images: float) -> float:
@@ -115,10 +117,10 @@ class Disclosure:
         if self.rules is None or self.request.order.images != "own":
             return images
         # One group at the least: a model that counted nothing could not be averaged.
-        return max(self._rounded(len(self.learnt)), float(self.rules.smallest_group))
+        return max(self.rounded(len(self.learnt)), float(self.rules.smallest_group))
 
-    def _rounded(self, count: float) -> float:
-        """A number of images, to whole groups."""
+    def rounded(self, count: float) -> float:
+        """A number of images or patients, to whole groups; in a simulation as it is."""
         group = self.rules.smallest_group if self.rules else 1
         return float(group * math.floor(count / group + 0.5))
 
@@ -166,7 +168,7 @@ class Disclosure:
             return {}
         scores = scores[self.chosen].nan_to_num()
         exact = score(scores, self.labels)
-        told = {"num-examples": self._rounded(exact["num-examples"])}
+        told = {"num-examples": self.rounded(exact["num-examples"])}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:
             step = step_of(self.effects[name], self.rules.max_models)
@@ -177,7 +179,7 @@ class Disclosure:
                 told[name] = self._coarse(name, model, exact[name], step)
             else:
                 share = self._coarse(name, model, counts[name] / counts[images], step)
-                size = self._rounded(counts[images])
+                size = self.rounded(counts[images])
                 told |= {images: size, name: share * size}
         return told
 
@@ -197,7 +199,7 @@ class Disclosure:
             return {}
         labels = self.data.train.labels.cpu().numpy()
         step = step_of(effects(self.owners[self.learnt], labels[self.learnt])["accuracy"])
-        return {name: math.exp(step * round(math.log(loss) / step + self._noise(name, model)))}
+        return {name: math.exp(step * round(math.log(loss) / step + self.noise(name, model)))}
 
     def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that are about enough patients, to two digits.
@@ -231,12 +233,17 @@ class Disclosure:
         return told
 
     def _coarse(self, name: str, model: str, value: float, step: float) -> float:
-        return min(max(step * round(value / step + self._noise(name, model)), 0.0), 1.0)
+        return min(max(step * round(value / step + self.noise(name, model)), 0.0), 1.0)
 
-    def _noise(self, name: str, model: str) -> float:
+    def noise(self, name: str, model: str) -> float:
         """From the standard normal distribution, always the same for a figure of a model here."""
         drawn = hmac.digest(self.secret, f"{name} {model}".encode(), "sha256")
         return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
+
+    def noise_table(self, name: str, model: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """The same for each count of a table."""
+        cells = [self.noise(f"{name} {cell}", model) for cell in range(math.prod(shape))]
+        return np.array(cells).reshape(shape)
 
 
 def fingerprint(parts: Iterable[object]) -> str:
@@ -283,7 +290,7 @@ def step_of(effect: float, models: int = 0) -> float:
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
 
 
-def _secret(store: Store) -> bytes:
+def secret_of(store: Store) -> bytes:
     """The hospital's own, from which noise follows; it never leaves the store."""
     path = store.folder / "figures-secret"
     path.parent.mkdir(parents=True, exist_ok=True)

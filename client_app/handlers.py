@@ -1,14 +1,17 @@
 """What a hospital does with the messages that client_app/app.py lists; visits are in visit.py."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import nn
 
-from client_app.afterwards.home import keep_ensemble, keep_tested
-from client_app.disclosure import Disclosure, fingerprint
+from client_app.afterwards.home import counted, keep_ensemble, keep_tested
+from client_app.datasets.facts import hashes
+from client_app.details import Details, Said
+from client_app.disclosure import Disclosure, fingerprint, secret_of
 from client_app.errors import failure_of
 from client_app.hospital import Hospital
 from client_app.limits import check_model
@@ -72,16 +75,27 @@ def prepare(message: Message, context: Context) -> Message:
         network = _first_model(hospital, order.own_start)
         disclosure = Disclosure(request)
         metrics = disclosure.counts()
-        beside, card = {}, {}
+        smallest = hospital.policy.figures.smallest_group if hospital.policy else 1
+        counts = _numbers(counted(data, smallest), data.classes)
+        metrics |= {name: disclosure.rounded(count) for name, count in counts.items()}
+        secret = secret_of(hospital.store) if hospital.policy else b""
+        card: dict[str, str | list[str] | list[int]] = {
+            "data": data.kind,
+            **{f"{part}-images": each for part, each in hashes(data, secret).items()},
+        }
+        if hospital.own_settings:
+            card["own-settings"] = list(hospital.own_settings)
+        beside = {}
         if order.buffer_size:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
 
             made = make_buffer(hospital, order.buffer_size, clock.deadline)
             beside["buffer"] = pack_buffer(made.samples)
             metrics |= disclosure.of_buffer(made.figures)
-            card["release"] = f"{len(made.samples)} synthetic images passed the release check."
+            release = f"{len(made.samples)} synthetic images passed the release check."
             if made.figures.get("gan-private") == 0:
-                card["release"] += " The privacy loss had no part in them."
+                release += " The privacy loss had no part in them."
+            card["release"] = release
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
         parcel = pack(request, network, label, beside)
         keep_local(request, network)
@@ -103,7 +117,13 @@ def test(message: Message, context: Context) -> Message:
     models: list[str] = []
     images = hospital.data.test.images  # once: it may be a copy
     total = torch.zeros((), device=hospital.device)
-    for name, parcel in unbundle(message.content).items():
+    seen = torch.zeros((), device=hospital.device)
+    details = Details(disclosure) if request.order.final else None
+    if details:
+        metrics |= _named("standalone", details.of_alone())
+    parcels = unbundle(message.content)
+    latest = _latest(parcels)
+    for name, parcel in parcels.items():
         try:
             network, label, _ = unpack(request, parcel, tested=True)
             with clock.measure("evaluate"):
@@ -111,6 +131,10 @@ def test(message: Message, context: Context) -> Message:
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
             told = disclosure.of_test(model, each, per_class=per_class)
+            if details and name in latest:
+                said = details.says(model, network, each)
+                told |= details.of(said, told)
+                seen = seen + said.seen
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _refused(name, error)}
         else:
@@ -122,11 +146,37 @@ def test(message: Message, context: Context) -> Message:
         try:
             disclosure.admit(model)
             told = disclosure.of_test(model, total)
+            if details:
+                said = Said(model, total / len(models), seen / len(models))
+                told |= details.of(said, told)
             metrics |= _named("ensemble", told)
             keep_ensemble(request, told)
         except REFUSED as error:
             _refused("ensemble", error)
     return request.answer(metrics)
+
+
+def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, float]:
+    """What is told of the numbers of images (client_app.afterwards.home.counted)."""
+    told = {
+        f"{part}-images-of-class-{k}": counts[f"{part}/{name}"]
+        for part in ("train", "test")
+        for k, name in enumerate(classes)
+        if f"{part}/{name}" in counts
+    }
+    groups = {f"num-{part}-patients": f"{part}-groups" for part in ("train", "test")}
+    return told | {key: counts[name] for key, name in groups.items() if name in counts}
+
+
+def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
+    """Which parcels hold their lineages as they are now: a visit, or an epoch, may have copies."""
+    newest: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, parcel in parcels.items():
+        with suppress(ParcelError):  # it is refused when it is tested
+            label = Manifest.of(parcel)
+            place = (label.round, label.hop, label.epochs)
+            newest[label.lineage] = max(newest.get(label.lineage, ((), "")), (place, name))
+    return {name for _, name in newest.values()}
 
 
 def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:

@@ -16,13 +16,10 @@ from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
+from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError, in_turn, require
 
-# Files that a hospital may name itself; no server makes it open one.
-OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
-# Settings that a node-config may replace at this hospital.
-OWN_SETTINGS = ("train.batch-size", "train.learning-rate", *OWN_FILES)
 KEPT = ("final", "visits", "none")  # which models it takes home: the node-config `keep`
 
 
@@ -42,6 +39,7 @@ class Hospital:
         partitions: Over how many simulated hospitals its data set is cut; 0 = not a simulation.
         policy: What it allows; None in a simulation, where all hospitals have one owner.
         keep: Which models it takes home (client_app.afterwards.home).
+        own_settings: What its node-config replaces, as "key=value"; of files only that it does.
     """
 
     name: str
@@ -55,6 +53,7 @@ class Hospital:
     partitions: int = 0
     policy: Policy | None = None
     keep: str = "none"
+    own_settings: tuple[str, ...] = ()
 
     @property
     def architecture(self) -> Architecture:
@@ -144,6 +143,11 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         members=str(node_config.get("members", "")),
         policy=policy,
         keep=keep,
+        own_settings=tuple(
+            f"{key}={'a file of its own' if key in OWN_FILES else node_config[key]}"
+            for key in OWN_SETTINGS
+            if key in node_config
+        ),
     )
 
 
@@ -163,7 +167,7 @@ def _own_settings(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: Policy | None
 ) -> Settings:
     """The run's settings, with what this hospital sets itself."""
-    own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config}
+    own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config and key != "model"}
     settings = Settings.parse({**run_config, **own})
     if policy is None:
         return replace(settings, train=settings.train.at(int(node_config["partition-id"])))

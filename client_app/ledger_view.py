@@ -8,7 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_app.ledger import Line
-from strategies.protocol.page import document, heading, notice, paragraph, shown, table, verbatim
+from strategies.protocol.page import (
+    document,
+    folded,
+    heading,
+    notice,
+    paragraph,
+    section,
+    shown,
+    table,
+    verbatim,
+)
 from strategies.protocol.settings import defaults
 
 FIELDS = {
@@ -36,17 +46,17 @@ def text(lines: Sequence[Line], verdict: str) -> str:
 
 def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
     """The ledger as a page that needs no other file."""
-    parts = [
-        heading(f"Ledger of {_printable(site)}", 1),
-        notice("green" if whole else "red", paragraph(verdict)),
-    ]
-    for run, of_run in _runs(lines):
+    title, runs = f"Ledger of {_printable(site)}", list(_runs(lines))
+    parts = [heading(title, 1), notice("green" if whole else "red", paragraph(verdict))]
+    for run, of_run in runs:
         titles = ["line", "SHA-256", "UTC", "asked", "left"]
-        parts += [heading(run), table(titles, map(_row, of_run))]
+        told = [table(titles, map(_row, of_run), about=run)]
         for line in of_run:
             if settings := _settings(line, changed=False):
-                parts += [paragraph(f"Line {line.number}:"), verbatim("\n".join(settings))]
-    return document(f"Ledger of {_printable(site)}", *parts)
+                about = f"What the run was to be like, by line {line.number}"
+                told.append(folded(about, verbatim("\n".join(settings))))
+        parts.append(section(run, *told))
+    return document(title, *parts, contents=[run for run, _ in runs])
 
 
 def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:

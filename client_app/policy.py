@@ -98,12 +98,14 @@ class FigureRules:
     withheld: list[str]
     smallest_group: int
     max_models: int
+    max_detailed: int
 
     def __post_init__(self) -> None:
         require(
             self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
         )
         require(self.max_models >= 1, "figures.max-models", self.max_models, "1 or more")
+        require(self.max_detailed >= 0, "figures.max-detailed", self.max_detailed, "0 or more")
         # Models are weighed by `num-examples` where they are averaged; `refused` is no figure.
         known = set(METRICS) - {"num-examples", "refused"}
         require(

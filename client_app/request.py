@@ -125,15 +125,20 @@ class Request:
     ) -> Message:
         """The answer to the message, with the seconds that were measured.
 
-        What the hospital withholds (`figures.withheld`) stays here.
+        What the hospital withholds (`figures.withheld`) stays here, with its interval.
         """
         policy = self.hospital.policy
         withheld = policy.figures.withheld if policy else ()
         if withheld:
             log_once(f"Withheld, as the policy says: {', '.join(withheld)}.")
         measured = {**metrics, **self.clock.seconds}
-        figures = MetricRecord({k: v for k, v in measured.items() if metric_of(k) not in withheld})
+        figures = MetricRecord({k: v for k, v in measured.items() if _base(k) not in withheld})
         content = RecordDict({**(parcel or {}), "metrics": figures})
         if card:
             content["card"] = ConfigRecord({**card})
         return Message(content, reply_to=self.message)
+
+
+def _base(key: str) -> str:
+    """The figure that a metric is, or is an end of the interval of."""
+    return metric_of(key).removesuffix("-low").removesuffix("-high")

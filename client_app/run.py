@@ -87,10 +87,12 @@ class Tested:
 
     Args:
         run: The run's folder.
+        name: Of the file; "detailed" for those whose details were told.
+        rule: Of the policy, that says how many there may be.
     """
 
-    def __init__(self, run: Store) -> None:
-        self.run = run
+    def __init__(self, run: Store, name: str = "tested", rule: str = "figures.max-models") -> None:
+        self.run, self.name, self.rule = run, name, rule
 
     def add(self, model: str, place: str, most: int | None) -> None:
         """Note that a model is tested, before it is.
@@ -105,8 +107,8 @@ class Tested:
             PolicyError: It would be one too many.
         """
         self.run.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.run.folder.parent / ".tested.lock"):
-            known = list(_tested(self.run.folder / "tested"))
+        with FileLock(self.run.folder.parent / f".{self.name}.lock"):
+            known = list(_tested(self.run.folder / self.name))
             if any(test.place == place and test.model != model for test in known if place):
                 raise ParcelError(
                     "Another model was tested already as its lineage's of that round and hop."
@@ -115,13 +117,13 @@ class Tested:
                 return
             now = time.time()
             if most is not None:
-                files = _files(self.run, "tested", now - DAY)
+                files = _files(self.run, self.name, now - DAY)
                 of_all = [test for path in files for test in _tested(path)]
                 lately = [test for test in of_all if test.time > now - DAY]
                 for tests in (known, lately):
                     if (count := len({model, *(test.model for test in tests)})) > most:
-                        raise PolicyError("figures.max-models", count, f"{most} or fewer")
-            with (self.run.folder / "tested").open("a", encoding="utf-8") as file:
+                        raise PolicyError(self.rule, count, f"{most} or fewer")
+            with (self.run.folder / self.name).open("a", encoding="utf-8") as file:
                 file.write(f"\n{now:.0f} {model} {place}")
 
 

@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_visit
+from client_app.details import Details
 from client_app.disclosure import Disclosure
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import PolicyError
@@ -68,6 +69,8 @@ def train_here(message: Message, context: Context) -> Message:
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     disclosure = Disclosure(request)
     metrics = _figures(disclosure, network, label, metrics)
+    if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
+        Details(disclosure).keep_alone(network, label)
     parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
     keep_local(request, network)
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)

@@ -56,8 +56,8 @@ class ModelManifest:
         parcel: SHA-256 of the model as it travelled.
         images: What is known of a hospital's images: how many are for `train` and `test`, of each
             class (`train/<class>`), and in how many groups, such as patients (`train-groups`).
-        tested: What a hospital told of the model on its own test images, and the standard deviation
-            of the noise in it (`accuracy-noise`).
+        tested: What a hospital told of the model on its own test images, by the names in
+            `strategies.protocol.may_leave.METRICS`.
         date: When it was written.
         code: `code_hash` of the code that wrote it.
         format: Version of this format.

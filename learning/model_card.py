@@ -8,13 +8,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from math import hypot, sqrt
 from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import replacing
 
-Z = 1.96  # of a 95 % interval
+# Of each class: titles, and what hospitals measure.
+OF_CLASS = {"found": "recall", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
 def model_card(manifest: ModelManifest) -> str:
@@ -96,23 +96,34 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
     if not manifest.tested:
         yield "No figures are known here."
         return
-    rows = []
-    for hospital, figures in manifest.tested.items():
-        images, accuracy = figures.get("num-examples", 0), _figure(figures, "accuracy")
-        if images and accuracy:
-            noise = figures.get("accuracy-noise", 0)
-            low, high = interval(figures["accuracy"], images, noise)
-            accuracy += f" ({low:.3f} to {high:.3f})"
-        others = [_figure(figures, name) for name in ("balanced-accuracy", "auroc")]
-        rows.append([_plain(hospital), f"{images:g}" if images else "", accuracy, *others])
+    names = {"balanced accuracy": "balanced-accuracy", "accuracy": "accuracy", "AUROC": "auroc"}
     yield _table(
-        ["hospital", "test images", "accuracy (95 % interval)", "balanced accuracy", "AUROC"], rows
+        ["hospital", "test images", "patients", *names],
+        [
+            [_plain(hospital), _count(told, "num-examples"), _count(told, "num-patients")]
+            + [_figure(told, name) for name in names.values()]
+            for hospital, told in manifest.tested.items()
+        ],
     )
     yield (
+        "Behind a figure is its 95 % interval over patients, or over images where none are named. "
         "Figures are as they leave a hospital: without classes that few patients have and, but in "
-        "a simulation, with noise, which the intervals allow for. They count every image as "
-        "independent: with several of one patient they are too narrow."
+        "a simulation, with noise, which the intervals allow for."
     )
+    rows = [
+        [_plain(hospital), _plain(name), _count(told, f"images-of-class-{k}")]
+        + [_figure(told, f"{each}-of-class-{k}") for each in OF_CLASS.values()]
+        for hospital, told in manifest.tested.items()
+        for k, name in enumerate(manifest.classes)
+        if f"recall-of-class-{k}" in told
+    ]
+    if rows:
+        yield _table(["hospital", "class", "test images", *OF_CLASS], rows)
+        yield (
+            "Found: how many images of a class get it as their answer. Sensitivity and specificity "
+            "are of the class against all others, at a threshold that the hospital has chosen on "
+            "training images."
+        )
 
 
 def _limits(manifest: ModelManifest) -> Iterator[str]:
@@ -122,6 +133,14 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
         f"- Hospitals that tested it: {tested}. What it is worth for other hospitals, devices and "
         "patients is not known."
     )
+    for hospital, told in manifest.tested.items():
+        missed = [
+            _plain(name)
+            for k, name in enumerate(manifest.classes)
+            if told.get(f"recall-of-class-{k}") == 0
+        ]
+        if missed:
+            yield f"- At {_plain(hospital)} it found **no image** of: {', '.join(missed)}."
     for hospital, counts in manifest.images.items():
         rare = [name for name in manifest.classes if not counts.get(f"test/{name}")]
         counted = any(key.startswith("test/") for key in counts)
@@ -130,22 +149,17 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
             yield f"- {_plain(hospital)} tested it on few images, or none, of: {names}."
 
 
-def interval(share: float, images: float, noise: float = 0.0) -> tuple[float, float]:
-    """The 95 % interval of a share of so many independent images.
-
-    That of Wilson (JASA 22, 1927), made wider by the standard deviation of noise in the share.
-    """
-    middle = share + Z**2 / (2 * images)
-    half = Z * sqrt(share * (1 - share) / images + Z**2 / (4 * images**2))
-    low, high = ((middle + side) / (1 + Z**2 / images) for side in (-half, half))
-    return (
-        max(0.0, share - hypot(share - low, Z * noise)),
-        min(1.0, share + hypot(high - share, Z * noise)),
-    )
+def _figure(told: Mapping[str, float], name: str) -> str:
+    """A figure and its interval, as far as they are known."""
+    if name not in told:
+        return ""
+    ends = [told[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in told]
+    within = f" ({ends[0]:.3f} to {ends[1]:.3f})" if len(ends) == 2 else ""
+    return f"{told[name]:.3f}{within}"
 
 
-def _figure(figures: Mapping[str, float], name: str) -> str:
-    return f"{figures[name]:.3f}" if name in figures else ""
+def _count(told: Mapping[str, float], name: str) -> str:
+    return f"{told[name]:g}" if name in told else ""
 
 
 def _table(header: list[str], rows: Iterable[list[str]]) -> str:

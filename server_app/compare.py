@@ -48,7 +48,7 @@ def _command(arguments: argparse.Namespace) -> None:
         with arguments.csv.expanduser().open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([COLUMNS, *records(comparison)])
     if arguments.html:
-        from server_app.compare_page import page  # matplotlib takes a second
+        from server_app.compare_page import page  # it imports this file
 
         arguments.html.expanduser().write_text(page(comparison), encoding="utf-8")
     sys.exit(not comparison.methods)

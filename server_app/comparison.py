@@ -91,12 +91,13 @@ COSTS = (
 
 # What decides which images are used, and which of them are tested on. With another value of these,
 # a seed does not stand for the same images.
-DATA = ("dataset", "classes", "max-quarantined", "hospitals")
+DATA = ("dataset", "images", "classes", "max-quarantined", "hospitals")
 SPLIT = (
     *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
     *("test-per-class", "validation-fraction", "num-folds"),
 )
 _REPEATED = {"seed", "fold"}
+_FACTS = {"hospitals", "images", "commit"}  # of a run, that are no settings
 _COMMON = {field.name.replace("_", "-") for field in fields(Settings)}  # the others are a method's
 
 
@@ -187,7 +188,7 @@ class Comparison:
         keys = dict.fromkeys(key for method in self.methods for key in method.facts)
         rows = []
         for key in sorted(keys, key=lambda key: (key not in DATA, key not in SPLIT)):
-            if key == "strategy" or key.partition(".")[0] not in _COMMON | {"hospitals", "commit"}:
+            if key == "strategy" or key.partition(".")[0] not in _COMMON | _FACTS:
                 continue
             letters: dict[str, list[str]] = {}
             for method in self.methods:
@@ -201,7 +202,7 @@ class Comparison:
     def _other_images(self) -> list[tuple[str, str, str]]:
         """Seeds at which hospitals of a pair had other images, although the settings are equal."""
         return [
-            ("data", f"images at seed {repeat[0]}", f"{a.letter} and {b.letter} had other numbers")
+            ("data", f"images at seed {repeat[0]}", f"{a.letter} and {b.letter} had other images")
             for a, b in self.pairs
             for repeat in a.runs.keys() & b.runs.keys()
             if not _same_images(a.runs[repeat], b.runs[repeat])
@@ -210,7 +211,8 @@ class Comparison:
 
 def _same_images(first: Run, second: Run) -> bool:
     common = first.images.keys() & second.images.keys()
-    return all(first.images[hospital] == second.images[hospital] for hospital in common)
+    pairs = [(first.images[hospital], second.images[hospital]) for hospital in common]
+    return all(one[key] == other[key] for one, other in pairs for key in one.keys() & other.keys())
 
 
 def _by_seed(a: Method, b: Method, figure: Figure, hospital: str) -> dict[int, float]:
@@ -255,7 +257,10 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
     files = [run.path / "commit" for run in runs]  # written by benchmarks.reproduce
     commits = {file.read_text("utf-8").strip() for file in files if file.exists()}
     hospitals = tuple(runs[0].summary["hospitals"])
-    return {**facts, "hospitals": hospitals} | ({"commit": sorted(commits)} if commits else {})
+    kinds = {each["kind"] for each in runs[0].summary.get("data", {}).values() if each["kind"]}
+    images = {"images": sorted(kinds)} if kinds else {}  # whatever `dataset` says
+    known = {"commit": sorted(commits)} if commits else {}
+    return {**facts, "hospitals": hospitals, **images, **known}
 
 
 def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
@@ -264,7 +269,7 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     parts = [
         f"{key}={_short(facts.get(key))}"
         for key in facts
-        if key != "commit" and any(other.get(key) != facts[key] for other in alike)
+        if key not in ("commit", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
     return ", ".join([facts["strategy"] or "unknown strategy", *parts])
 

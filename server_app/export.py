@@ -17,7 +17,12 @@ from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 
-COUNTS = {"num-train": "train", "num-test": "test"}
+COUNTS = {
+    "num-train": "train",
+    "num-test": "test",
+    "num-train-patients": "train-groups",
+    "num-test-patients": "test-groups",
+}
 
 
 def add_command(commands: Any) -> None:
@@ -86,7 +91,12 @@ def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any
         event = json.loads(line)
         figures = {key: value for key, value in event["metrics"].items() if value is not None}
         if event["verb"] == "query.prepare" and event["outcome"] == "ok":
-            counts = {name: figures[key] for key, name in COUNTS.items() if key in figures}
+            names = COUNTS | {
+                f"{part}-images-of-class-{k}": f"{part}/{name}"
+                for part in ("train", "test")
+                for k, name in enumerate(label.classes)
+            }
+            counts = {name: figures[key] for key, name in names.items() if key in figures}
             images[event["hospital"]] = counts
         version = (event["lineage"], event["hop"], event["epochs"])
         newest = version == (label.lineage, label.hop, label.epochs)

@@ -22,15 +22,18 @@ Means are over what was measured; a figure without any measurement is NaN. Hospi
 round their figures, with noise, and may tell none (client_app/disclosure.py).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
-from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from server_app.nan_json import from_json
+from server_app.assessments import assess, headline_of, pool
+from server_app.data import data_of
 from server_app.over_time import measure as measure_over_time
+from server_app.summary import Summary
+from server_app.worth import sentences
 from strategies.engine.events import Event
 
 Metrics = Mapping[str, float]
@@ -39,8 +42,10 @@ Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 PHASES = ("prepare", "train", "evaluate", "serialise")
-# What a hospital measures before the first hop, other than of its synthetic images.
-_NO_FIGURES = {"num-train", "num-test", "release-passed", *(f"seconds-{phase}" for phase in PHASES)}
+# How the names begin of what a hospital measures of its synthetic images.
+_OF_SYNTHETIC = re.compile(
+    "gan-|fid|frechet-|ada-|release-(?!passed)|held-out-|diversity-|projection-"
+)
 
 
 class Version(NamedTuple):
@@ -61,8 +66,9 @@ class Round:
     Attributes:
         number: The round, from 1.
         trained: Hospitals that trained a model.
+        tests: What was measured of the latest version of each model, by (model, hospital).
         matrix: Accuracy by (model, hospital); empty if the round was not evaluated.
-        held: Accuracy at each hospital of the model that it holds after the round.
+        held: (model, hospital) of the model that each hospital holds after the round.
         figures: Means over the round, under their names in `Summary`.
         visits: As in `Summary`, of this round.
         seconds: From its first message to its last answer.
@@ -70,116 +76,19 @@ class Round:
 
     number: int
     trained: frozenset[str]
+    tests: Tests
     matrix: dict[tuple[str, str], float]
-    held: dict[str, float]
+    held: set[tuple[str, str]]
     figures: dict[str, float]
     visits: list[dict[str, Any]]
     seconds: float
 
-
-@dataclass(frozen=True)
-class Summary:
-    """The contents of summary.json, where NaN is null.
-
-    Accuracies are fractions in [0, 1], of the last evaluated round, and defined at the top of this
-    file. Figures over all models exist only if `evaluate.cross` is set.
-
-    Attributes:
-        strategy: Its name.
-        status: `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
-        error: Why the run failed; empty if it did not.
-        rounds: Rounds finished.
-        hospitals: Those that answered at least once, sorted.
-        models: Lineages that a hospital was asked to train, sorted.
-        federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
-        ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
-        pooled_federation_accuracy: The same, every image counting alike.
-        disagreement: With `balanced_disagreement`, of the balanced accuracy.
-        personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
-        origin_accuracy: Of the model that started at a hospital, wherever it is.
-        fa_as_printed: The federation accuracy times half the number of models (Eq. 4.11).
-        accuracy_after_visit: Of the last model that each hospital trained in the round.
-        train_loss: Mean over the visits of the round.
-        node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there.
-        accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
-        history: The figures above as lists over the evaluated rounds, whose numbers are in `round`;
-            `held` lists the personalized accuracy of each hospital, `seconds` the wall time.
-        visits: One row per version of a model that was tested, in order: its `round`, `hop`,
-            `epochs` and `lineage`, the `hospital` that trained it there and then (empty if several
-            did, whose models were averaged, or none), `global_accuracy`, `global_balanced_accuracy`
-            (needs `evaluate.per_class`), and under `own_accuracies` that at each hospital.
-        last_rounds: `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and
-            `balanced_std` of the balanced one, over all finished visits of the last `LAST_ROUNDS`
-            rounds. Where one model goes from hospital to hospital, `std` is the amplitude of its
-            oscillation.
-        best_round: The first one with the highest federation accuracy (without one: personalized
-            accuracy). It is chosen on test data, as papers do, and so flatters the method.
-        best: The highest of each accuracy over the evaluated rounds, also chosen on test data.
-        wall_seconds: From the start of the run to its end. If it was interrupted, only the time up
-            to its last checkpoint before that counts.
-        resumed: How many times the run was resumed.
-        seconds: Summed over hospitals: the time that they report for each of `PHASES`; as `wait`,
-            the rest of the time between a message and its answer.
-        bytes_sent: To all hospitals together.
-        bytes_received: From all hospitals together.
-        bytes_per_hop: Mean over successful visits of the bytes to and from the hospital.
-        participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
-            model, and the rounds in which it `missed` a visit that was asked of it.
-        failures: Which hospitals failed, when, at what and why.
-        synthetic: Per hospital that made synthetic images, what it measured of them.
-        over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
-    """
-
-    strategy: str
-    status: str
-    error: str
-    rounds: int
-    hospitals: list[str]
-    models: list[str]
-    federation_accuracy: float
-    federation_balanced_accuracy: float
-    federation_auroc: float
-    ensemble_accuracy: float
-    ensemble_balanced_accuracy: float
-    ensemble_auroc: float
-    pooled_federation_accuracy: float
-    disagreement: float
-    balanced_disagreement: float
-    personalized_accuracy: float
-    personalized_balanced_accuracy: float
-    personalized_auroc: float
-    origin_accuracy: float
-    fa_as_printed: float
-    accuracy_after_visit: float
-    train_loss: float
-    node_convergence: dict[str, dict[str, float]]
-    accuracy_matrix: list[list[float]]
-    history: dict[str, Any]
-    visits: list[dict[str, Any]]
-    last_rounds: dict[str, float]
-    best_round: int | None
-    best: dict[str, float]
-    wall_seconds: float
-    resumed: int
-    seconds: dict[str, float]
-    bytes_sent: int
-    bytes_received: int
-    bytes_per_hop: float
-    participation: dict[str, dict[str, Any]]
-    failures: list[dict[str, Any]]
-    synthetic: dict[str, dict[str, float]]
-    over_time: dict[str, Any]
-
-    @classmethod
-    def read(cls, directory: str | Path) -> Self:
-        """The summary of a run that has ended, from its result directory.
-
-        Raises:
-            OSError: There is no summary.json.
-            ValueError: Another version of this app wrote it.
-        """
-        path = Path(directory).expanduser() / "summary.json"
-        return from_json(path.read_text("utf-8"), cls)
+    def at_holders(self, metric: str) -> dict[str, float]:
+        """A metric, at each hospital, of the model that it holds after the round."""
+        return {
+            hospital: self.tests.get((model, hospital), {}).get(metric, nan)
+            for model, hospital in self.held
+        }
 
 
 def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:
@@ -219,8 +128,9 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     return Round(
         number=number,
         trained=frozenset(event.hospital for event in visits),
+        tests=tests,
         matrix=matrix,
-        held={hospital: matrix[model, hospital] for model, hospital in held & matrix.keys()},
+        held=held,
         figures=figures,
         visits=[
             _row(number, version, tested, visits) for version, tested in versions.items() if cross
@@ -236,6 +146,7 @@ def summarise(
     wall_seconds: float,
     error: str,
     resumed: int = 0,
+    classes: Sequence[str] = (),
     *,
     timed: bool = False,
 ) -> Summary:
@@ -260,6 +171,10 @@ def summarise(
         if event.outcome != "ok"
     ]
     status = "completed with failures" if failures else "completed"
+    rows = assess(last, events, classes)
+    pooled = pool(rows)
+    headline = headline_of(rows, last)
+    balanced = {pair: metrics.get("balanced-accuracy", nan) for pair, metrics in last.tests.items()}
     return Summary(
         strategy=strategy,
         status="failed" if error else status,
@@ -267,14 +182,32 @@ def summarise(
         rounds=rounds[-1].number if rounds else 0,
         hospitals=hospitals,
         models=models,
+        classes=list(classes),
+        headline=headline,
+        worth=sentences(headline, rows, pooled, last.number),
+        assessments=rows,
+        pooled=pooled,
+        data=data_of(events, classes),
         **last.figures,
+        standalone_balanced_accuracy=mean(
+            row["balanced_accuracy"]["value"]
+            for row in rows
+            if row["kind"] == "standalone" and row["balanced_accuracy"]
+        ),
         node_convergence={hospital: _convergence(hospital, last) for hospital in hospitals},
         accuracy_matrix=[[last.matrix.get((m, h), nan) for h in hospitals] for m in models],
+        balanced_accuracy_matrix=[[balanced.get((m, h), nan) for h in hospitals] for m in models],
         history={
             "round": [each.number for each in evaluated],
             **{name: [each.figures[name] for each in evaluated] for name in last.figures},
             "seconds": [each.seconds for each in evaluated],
-            "held": {h: [each.held.get(h, nan) for each in evaluated] for h in hospitals},
+            **{
+                name: {
+                    h: [each.at_holders(metric).get(h, nan) for each in evaluated]
+                    for h in hospitals
+                }
+                for name, metric in (("held", "accuracy"), ("held_balanced", "balanced-accuracy"))
+            },
         },
         visits=tested,
         last_rounds=_last_rounds(tested),
@@ -294,7 +227,7 @@ def summarise(
         failures=failures,
         synthetic={
             event.hospital: {
-                key: value for key, value in event.metrics.items() if key not in _NO_FIGURES
+                key: value for key, value in event.metrics.items() if _OF_SYNTHETIC.match(key)
             }
             for event in events
             if event.verb == "query.prepare" and "release-passed" in event.metrics
@@ -400,7 +333,12 @@ def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _convergence(hospital: str, last: Round) -> dict[str, float]:
-    return _mean_and_spread(a for (_, where), a in last.matrix.items() if where == hospital)
+    here = [metrics for (_, where), metrics in last.tests.items() if where == hospital]
+    balanced = _mean_and_spread(metrics.get("balanced-accuracy", nan) for metrics in here)
+    return {
+        **_mean_and_spread(metrics.get("accuracy", nan) for metrics in here),
+        **{f"balanced_{name}": figure for name, figure in balanced.items()},
+    }
 
 
 def _mean_and_spread(values: Iterable[float]) -> dict[str, float]:
@@ -423,7 +361,7 @@ def _disagreement(tests: Tests, metric: str) -> float:
 
 
 def _best_round(evaluated: Sequence[Round]) -> int | None:
-    for name in ("federation_accuracy", "personalized_accuracy"):
+    for name in ("federation_balanced_accuracy", "personalized_balanced_accuracy"):
         measured = [each for each in evaluated if isfinite(each.figures[name])]
         if measured:
             return max(measured, key=lambda each: each.figures[name]).number

@@ -9,6 +9,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 KindT = TypeVar("KindT")
 
+MAY_BE_NONE = {"null": None}  # the metadata of a field in which null is None at any depth
+
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """A value as JSON, with null for NaN and the infinities."""
@@ -18,16 +20,17 @@ def to_json(value: Any, indent: int | None = None) -> str:
 def from_json(text: str, kind: type[KindT]) -> KindT:
     """The dataclass that was written as `to_json(asdict(...))`.
 
-    null is NaN, but in fields that may be None.
+    null is NaN, but in fields that may be None, or are marked as `MAY_BE_NONE`.
 
     Raises:
         ValueError: The text is no JSON, or has other fields: another version wrote it.
     """
     values, hints = json.loads(text), get_type_hints(kind)
-    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
+    marked = {field.name: "null" in field.metadata for field in fields(kind)}  # type: ignore[arg-type]
+    names = marked.keys()
     if odd := sorted(names ^ values.keys()):
         raise ValueError(f"{kind.__name__} of another version: it differs in {', '.join(odd)}.")
-    optional = {name for name in names if NoneType in get_args(hints[name])}
+    optional = {name for name in names if marked[name] or NoneType in get_args(hints[name])}
     return kind(**{k: v if k in optional else with_nan(v) for k, v in values.items()})
 
 

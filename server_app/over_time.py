@@ -27,7 +27,7 @@ def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
     Returns:
         `time`: when the last visit of each of the rounds had ended; `busy`: by hospital;
         `staleness`: by lineage, its `mean` over all its visits and all hospitals, and at the end of
-        the run that at each hospital, or None for one where it never was, under `at`.
+        the run that at each hospital, or NaN for one where it never was, under `at`.
     """
     visits = [event for event in events if event.verb.startswith("train")]
     good = [event for event in visits if event.outcome == "ok"]
@@ -60,5 +60,5 @@ def _staleness(path: Sequence[str], hospitals: Sequence[str]) -> Mapping[str, An
     for visited in path:
         since = {name: 0 if name == visited else visits + 1 for name, visits in since.items()}
         means.append(fmean(since.values()))
-    at = {name: visits if name in path else None for name, visits in since.items()}
+    at = {name: visits if name in path else nan for name, visits in since.items()}
     return {"mean": fmean(means), "at": at}

@@ -1,8 +1,9 @@
 """The result directory of a run, `<output-dir>/<time>-<strategy>/`; nothing else writes there.
 
-    config.toml            the settings, for `flwr run . --run-config config.toml`; written first
+    config.toml            the settings, for `flwr run . --run-config config.toml`; written first.
+                           At the end comments say which images hospitals used if `dataset` does not
     metrics.jsonl          one line per event, as soon as it happens
-    summary.json           the figures of the run: `server_app.measures.Summary`
+    summary.json           the figures of the run: `server_app.summary.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
     under-way.json         while it goes: how many rounds are done, and whom the server waits for
     parcels/               the last good parcel of each model
@@ -38,10 +39,14 @@ from flwr.common import log
 from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app import wording
-from server_app.measures import Round, Summary, measure_round, summarise, took_part
+from server_app.data import describe
+from server_app.measures import Round, measure_round, summarise, took_part
 from server_app.nan_json import to_json, with_nan
+from server_app.report import render
+from server_app.summary import Summary
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
+from server_app.worth import texts
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
@@ -141,8 +146,9 @@ class Results:
 
     def _go_on(self) -> State:
         state, notes = checkpoint.load(self._checkpoint)
-        self._config = (self.path / "config.toml").read_text(encoding="utf-8")
-        check_same(self._settings, tomllib.loads(self._config), self._checkpoint / "resume.toml")
+        config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        self._config = tomli_w.dumps(config)
+        check_same(self._settings, config, self._checkpoint / "resume.toml")
         self._claim()
         metrics = self.path / "metrics.jsonl"
         if metrics.stat().st_size < notes["bytes"]:
@@ -191,7 +197,8 @@ class Results:
         if isnan(event.began):
             event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
-        line = to_json({"time": event.time, **vars(event)})
+        told = {key: value for key, value in vars(event).items() if key != "facts" or value}
+        line = to_json({"time": event.time, **told})
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if said := wording.of_event(event):
@@ -268,8 +275,13 @@ class Results:
             wall_seconds,
             error,
             self._resumed,
+            state.classes,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
         )
+        for text in texts(summary.worth, "run", "class"):
+            self._say(INFO, text)
+        self._config = describe(summary.data, self._settings.dataset) + self._config
+        (self.path / "config.toml").write_text(self._config, encoding="utf-8")
         with replacing(self.path / "summary.json") as draft:
             draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         (self.path / "under-way.json").unlink(missing_ok=True)
@@ -280,10 +292,7 @@ class Results:
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 shutil.copyfile(state.shelf.path(model.parcel), path)
-        # Here, because matplotlib takes a good part of a second.
-        from server_app.report import render
-
-        page = render(self.path.name, summary, self._config)
+        page = render(self.path.name, summary, self._events, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
 

@@ -35,7 +35,8 @@ class Run:
         summary: Its summary.json.
         tests: What was measured after its last evaluated round, of the latest version of a model.
         held: Which (model, hospital) are a hospital and the model that it held then.
-        images: How many images each hospital trains and tests on, as far as it said so.
+        images: Which images each hospital trains and tests on, as far as it said so: how many, and
+            hashes, which are comparable with those of the same name.
     """
 
     path: Path
@@ -43,7 +44,7 @@ class Run:
     summary: dict[str, Any]
     tests: Tests
     held: set[tuple[str, str]]
-    images: dict[str, tuple[float, float]]
+    images: dict[str, dict[str, object]]
 
 
 def find(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
@@ -85,11 +86,17 @@ def _read(path: Path) -> Run:
         raise _NotCompletedError("has tested no model")
     tests, held = _last_tests(events)
     images = {
-        event["hospital"]: (event["metrics"]["num-train"], event["metrics"]["num-test"])
-        for event in events
-        if event["verb"] == "query.prepare" and "num-test" in event["metrics"]
+        event["hospital"]: _images(event) for event in events if event["verb"] == "query.prepare"
     }
     return Run(path, {"strategy": "", "seed": 0, **settings}, summary, tests, held, images)
+
+
+def _images(event: dict[str, Any]) -> dict[str, object]:
+    told = {key: event["metrics"].get(key) for key in ("num-train", "num-test")}
+    for key in ("train-images", "test-images"):
+        kind, _, digits = event.get("facts", {}).get(key, "").rpartition("-")
+        told[f"{kind} {key}"] = digits or None
+    return {key: value for key, value in told.items() if value is not None}
 
 
 def _last_tests(events: list[dict[str, Any]]) -> tuple[Tests, set[tuple[str, str]]]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from server_app.measures import Summary
 from server_app.nan_json import with_nan
+from server_app.summary import Summary
 
 
 def events(directory: str | Path) -> pd.DataFrame:
@@ -41,13 +41,16 @@ def rounds(directory: str | Path) -> pd.DataFrame:
 
     Returns:
         The figures of `Summary` as columns, and for each hospital `held.<name>`, its personalised
-        accuracy; the index is the round.
+        accuracy, and `held_balanced.<name>`, the balanced one; the index is the round.
 
     Raises:
         OSError: There is no summary.json: the run has not ended.
         ValueError: Another version of this app wrote it.
     """
     history = Summary.read(directory).history
-    held = {f"held.{hospital}": values for hospital, values in history["held"].items()}
-    figures = {name: values for name, values in history.items() if name != "held"}
-    return pd.DataFrame({**figures, **held}).set_index("round")
+    at_hospitals = {
+        f"{name}.{hospital}": values
+        for name in ("held", "held_balanced")
+        for hospital, values in history.pop(name).items()
+    }
+    return pd.DataFrame({**history, **at_hospitals}).set_index("round")

@@ -48,9 +48,10 @@ ALLOWED = {
     "server_app/tables.py": {"pandas", "server_app"},
     "server_app/tracking": {"flwr", "tensorboard", "mlflow", "server_app", "strategies"},
     "server_app": {
-        *("flwr", "numpy", "matplotlib", "scipy", "tomli_w", "rich", "strategies"),
+        *("flwr", "numpy", "scipy", "tomli_w", "rich", "strategies"),
         # What `check` knows of hospitals' settings.
         *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
+        "learning.intervals",
     },
     # Runs inside of Flower's SuperLink.
     "deploy/control.py": {"flwr"},

@@ -170,13 +170,12 @@ def _manifest(
     disclosure: Disclosure, label: Manifest, figures: Mapping[str, float]
 ) -> ModelManifest:
     hospital, rules = disclosure.request.hospital, disclosure.rules
-    noise = {f"{name}-noise": step for name, step in disclosure.noise_of(figures).items()}
     return ModelManifest.of(
         label,
         hospital.settings,
         disclosure.request.run.folder.name,
         {hospital.name: counted(hospital.data, rules.smallest_group if rules else 1)},
-        {hospital.name: {**figures, **noise}} if figures else {},
+        {hospital.name: dict(figures)} if figures else {},
     )
 
 

@@ -97,18 +97,28 @@ def open_data(
         images, own_labels, places = map(torch.from_numpy, (pool.images, labels[chosen], rows))
         return Samples(images, own_labels, places)
 
-    tested = part(test)
-    assert tested.rows is not None
-    facts = [pool.fingerprint, Form.of(settings), tested.rows.tolist(), tested.labels.tolist()]
+    def fingerprint(samples: Samples) -> str:
+        assert samples.rows is not None
+        facts = [pool.fingerprint, Form.of(settings), samples.rows.tolist()]
+        return hashlib.sha256(repr([*facts, samples.labels.tolist()]).encode()).hexdigest()
+
+    def contents(chosen: Indices) -> list[str] | None:
+        return None if pool.contents is None else [pool.contents[index] for index in chosen]
+
+    trained, tested = part(train), part(test)
     return LocalData(
-        part(train),
+        trained,
         tested,
         classes or pool.classes,
         quarantined=pool.quarantined + strange,
         fingerprint=pool.fingerprint,
-        test_fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
+        test_fingerprint=fingerprint(tested),
+        train_fingerprint=fingerprint(trained),
         train_groups=None if pool.groups is None else pool.groups[train],
         test_groups=None if pool.groups is None else pool.groups[test],
+        train_contents=contents(train),
+        test_contents=contents(test),
+        kind=pool.kind,
     )
 
 
@@ -166,4 +176,5 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
-    return replace(pool, images=formed(torch.from_numpy(pool.images), Form.of(settings)).numpy())
+    images = formed(torch.from_numpy(pool.images), Form.of(settings)).numpy()
+    return replace(pool, images=images, kind=pool.kind or name)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
@@ -169,7 +169,14 @@ class Survey:
             groups=groups if len(np.unique(groups)) < len(groups) else None,
             quarantined=len(self.unusable),
             fingerprint=hashlib.sha256(repr([entries, self.contents]).encode()).hexdigest(),
+            contents=self.contents,
         )
+
+    @property
+    def is_dicom(self) -> bool:
+        """Whether all images are DICOM files."""
+        headers = [self.opened.headers[index] for index in self.usable]
+        return all(header is not None and header.kind.startswith("DICOM") for header in headers)
 
 
 def own_data(data_dir: str) -> str:
@@ -230,4 +237,4 @@ def load_own(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
             "python -m client_app preflight' says more."
         )
-    return found.pool()
+    return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)

@@ -32,6 +32,8 @@ class Pool:
         rows: int64 [N], where each image is in `images`; None = one after the other, M = N.
         quarantined: How many more images there are that cannot be used.
         fingerprint: Changes with the images, if they are a hospital's own files; else empty.
+        contents: Hashes of the images' files, [N]; None if they are not a hospital's own files.
+        kind: What the images are (`strategies.protocol.may_leave.KINDS`).
 
     Raises:
         DataError: A label is no class, or a class has no image.
@@ -47,6 +49,8 @@ class Pool:
     rows: NDArray[np.int64] | None = None
     quarantined: int = 0
     fingerprint: str = ""
+    contents: list[str] | None = None
+    kind: str = ""
 
     def __post_init__(self) -> None:
         count = len(self.classes)
@@ -76,9 +80,13 @@ class LocalData:
         quarantined: How many more images there are that cannot be used.
         fingerprint: Of the pool.
         test_fingerprint: Of the test images as they are here: which they are, in which form.
+        train_fingerprint: The same of the training images.
         train_groups: int64 [n], which training images are of one patient (`Pool.groups`); None if
             every image is on its own,
         test_groups: and which test images.
+        train_contents: Hashes of the training images' files, [n]; None if they have none here.
+        test_contents: The same of the test images.
+        kind: Of the pool.
     """
 
     train: Samples
@@ -87,8 +95,12 @@ class LocalData:
     quarantined: int = 0
     fingerprint: str = ""
     test_fingerprint: str = ""
+    train_fingerprint: str = ""
     train_groups: Indices | None = None
     test_groups: Indices | None = None
+    train_contents: list[str] | None = None
+    test_contents: list[str] | None = None
+    kind: str = ""
 
     @property
     def train_patients(self) -> Indices:

@@ -6,7 +6,7 @@ each problem (`Finding.problem`) when it asks the hospital to take part, and not
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,7 +49,9 @@ class Card:
         unusable: Which cannot, and why.
         ignored: How many files do not have the name of an image.
         classes: How many of each class are trained on, and tested on.
-        groups: How many groups there are, of one image or more.
+        groups: How many groups there are, of one image or more: the patients, as far as the folder,
+            the manifest or DICOM names them.
+        patients: How many of these there are in each class, on both sides; empty if none is named.
         kinds: How many there are of each format, with channels and bits.
         sizes: How many there are of each width and height, in pixels, before they are resized.
         copies: Files that are the same, byte for byte.
@@ -70,6 +72,7 @@ class Card:
     ignored: int = 0
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     groups: int = 0
+    patients: dict[str, dict[str, int]] = field(default_factory=dict)
     kinds: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     copies: list[list[str]] = field(default_factory=list)
@@ -139,11 +142,12 @@ def examine(
             findings.append(Finding("too-few-images", text, advice))
     except DataError as error:
         findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
-    sides = {"train": pool.labels[train], "test": pool.labels[test]}
-    classes = {
-        name: {side: int((labels == number).sum()) for side, labels in sides.items()}
+    sides, groups = {"train": train, "test": test}, np.array(found.groups)
+    of_class = {
+        name: {side: some[pool.labels[some] == number] for side, some in sides.items()}
         for number, name in enumerate(pool.classes)
     }
+    named = any(found.named_groups)
     where = [entry.where for entry in found.entries]
     sketches, varied = _sketches(found)
     near = [[where[a], where[b]] for a, b in _near_copies(sketches, train, test)]
@@ -158,8 +162,9 @@ def examine(
         images=len(where),
         unusable=found.unusable,
         ignored=found.listing.ignored,
-        classes=classes,
-        groups=len(set(found.groups)),
+        classes=_each(of_class, len),
+        groups=len(np.unique(groups)),
+        patients=_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
         kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
         sizes=_counts(f"{h.width} x {h.height}" for h in headers),
         copies=copies,
@@ -170,7 +175,7 @@ def examine(
         bytes_on_disk=found.opened.pixels.nbytes,
         bytes_free=shutil.disk_usage(store).free,
     )
-    if not any(found.named_groups):
+    if not named:
         text = "Nothing says which images belong together."
         advice = "If a patient has several, say so (column 'patient', or a subfolder for each)."
         findings.append(Finding("no-groups", text, advice, "note"))
@@ -270,6 +275,15 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
     if card.ignored:
         text = f"Files that are ignored, since their names do not end like images: {card.ignored}."
         yield Finding("ignored-files", text, "Rename those that are images.", "note")
+
+
+def _each(
+    of_class: dict[str, dict[str, Indices]], count: Callable[[Indices], int]
+) -> dict[str, dict[str, int]]:
+    return {
+        name: {side: count(some) for side, some in sides.items()}
+        for name, sides in of_class.items()
+    }
 
 
 def _chosen(where: list[str], mask: Tensor) -> list[str]:

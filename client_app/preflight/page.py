@@ -3,7 +3,6 @@
 Every text reaches the page through `strategies.protocol.page`, which escapes it.
 """
 
-import base64
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import chain
@@ -14,13 +13,25 @@ from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
 from client_app.preflight.card import Card, Examined
-from strategies.protocol.page import document, heading, notice, paragraph, table, verbatim
+from strategies.protocol.page import (
+    Marked,
+    document,
+    heading,
+    image,
+    notice,
+    paragraph,
+    section,
+    table,
+    verbatim,
+)
 
 LISTED = 100  # of each list on the page; card.json has all
 NAMED = 20  # unusable images in the terminal
 SHOWN = 8  # thumbnails in a row
 THUMBNAIL, GAP = 86, 4  # pixels; a row is as wide as the page
 
+LOOK = "What to look at"
+MARKS = {"red": "bad", "amber": "warn", "note": "soft"}
 ADVICE = {
     "red": "The hospital cannot take part with these data.",
     "amber": "The hospital can take part; somebody should look at this first.",
@@ -32,17 +43,19 @@ def page(examined: Examined) -> str:
     """The card as a page that needs no other file."""
     card, survey = examined.card, examined.survey
     parts = [
-        heading(card.hospital, 1),
-        paragraph(card.source),
-        notice(card.verdict, paragraph(ADVICE[card.verdict])),
+        heading(f"Images of {card.hospital}", 1),
+        paragraph(card.source, soft=True),
+        notice(card.verdict, paragraph(f"{card.verdict.capitalize()}: {ADVICE[card.verdict]}")),
         paragraph(
             "This page names files and shows images. It is for the hospital's own eyes, and stays "
-            "in its store."
+            "in its store.",
+            soft=True,
         ),
     ]
     if card.findings:
-        rows = [[f.level, f.text, f.advice] for f in card.findings]
-        parts += [heading("What to look at"), table(["", "", "what to do"], rows)]
+        rows = [[Marked(f.level, MARKS[f.level]), f.text, f.advice] for f in card.findings]
+        findings = table(["", "what was found", "what to do"], rows, about=LOOK)
+        parts.append(section(LOOK, findings))
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
         places = zip(survey.entries, survey.opened.rows[survey.usable], strict=True)
@@ -57,11 +70,12 @@ def page(examined: Examined) -> str:
         ("Perhaps inverted", card.inverted, card.inverted),
     ):
         if lines:
-            listed = table([""], [[line] for line in _first(LISTED, lines)])
-            parts += [heading(title), _row([pictures[name] for name in names]), listed]
+            listed = table([""], [[line] for line in _first(LISTED, lines)], about=title)
+            shown = _row([pictures[name] for name in names], title)
+            parts.append(section(title, shown, listed))
     settings = [f"{key.replace('_', '-')} = {value!r}" for key, value in card.settings.items()]
-    parts += [heading("Settings"), verbatim("\n".join(settings))]
-    return document(f"Data of {card.hospital}", *parts)
+    parts.append(section("Settings", verbatim("\n".join(settings))))
+    return document(f"Images of {card.hospital}", *parts)
 
 
 def text(card: Card) -> str:
@@ -82,8 +96,9 @@ def text(card: Card) -> str:
 def _images(card: Card, survey: Survey, pictures: dict[str, NDArray[np.uint8]]) -> Iterable[str]:
     """What the images are like, with some of each class."""
     megabytes = card.bytes_on_disk / 1e6
+    of = f", of {card.groups} patients" if card.patients else "; nothing says which patient's"
     facts = [
-        ["images", f"{card.images}, in {card.groups} groups of one or more"],
+        ["images", f"{card.images}{of}"],
         ["formats", _few(card.kinds)],
         ["sizes", _few(card.sizes)],
         ["disk", f"{megabytes:,.0f} MB in the store ({card.bytes_free / 1e9:,.0f} GB are free)"],
@@ -93,34 +108,42 @@ def _images(card: Card, survey: Survey, pictures: dict[str, NDArray[np.uint8]]) 
             "images in memory",
         ],
     ]
-    counts = [[name, *parts.values()] for name, parts in card.classes.items()]
+    sides = {"train": "to train on", "test": "to test on"}
+    counts = [[name, *(_number(card, name, side) for side in sides)] for name in card.classes]
     yield heading("Images")
-    yield table(["class", "to train on", "to test on"], counts)
-    yield table(["", ""], facts)
+    yield table(["class", *sides.values()], counts, about="Images of each class")
+    yield table(["", ""], facts, about="What the images are like")
     by_class: dict[str, list[str]] = {}
     for entry in survey.entries:
         by_class.setdefault(entry.label, []).append(entry.where)
     for name in card.classes:
         chosen = np.random.default_rng(0).permutation(len(by_class[name]))[:SHOWN]
-        yield heading(name)
-        yield _row([pictures[by_class[name][index]] for index in chosen])
+        yield heading(name, 3)
+        yield _row([pictures[by_class[name][index]] for index in chosen], name)
 
 
-def _row(images: Sequence[NDArray[np.uint8]]) -> str:
+def _number(card: Card, name: str, side: str) -> str:
+    """How many images of a class, and of how many patients if that is known."""
+    images = f"{card.classes[name][side]}"
+    if not card.patients:
+        return images
+    patients = card.patients[name][side]
+    return f"{images}, of {patients} patient{'s' * (patients != 1)}"
+
+
+def _row(images: Sequence[NDArray[np.uint8]], about: str) -> str:
     """Thumbnails of the first images, each [C, H, W], side by side; nothing if there are none."""
     if not images:
         return ""
     images = images[:SHOWN]
-    strip = PIL.Image.new("RGB", (len(images) * (THUMBNAIL + GAP), THUMBNAIL), "white")
-    for number, image in enumerate(images):
-        last = np.moveaxis(image, 0, 2)
+    strip = PIL.Image.new("RGBA", (len(images) * (THUMBNAIL + GAP), THUMBNAIL))
+    for number, pixels in enumerate(images):
+        last = np.moveaxis(pixels, 0, 2)
         picture = PIL.Image.fromarray(last.squeeze(2) if last.shape[2] == 1 else last)
         strip.paste(picture.resize((THUMBNAIL, THUMBNAIL)), (number * (THUMBNAIL + GAP), 0))
     file = BytesIO()
     strip.save(file, "PNG")
-    return (
-        f'<img alt="" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">\n'
-    )
+    return image(file.getvalue(), f"{len(images)} images: {about}")
 
 
 def _equal(names: Iterable[Sequence[str]]) -> list[str]:

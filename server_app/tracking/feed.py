@@ -16,7 +16,8 @@ from typing import Protocol
 
 from flwr.common import log
 
-from server_app.measures import METRICS, Round, Summary, mean
+from server_app.measures import METRICS, Round, mean
+from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event

@@ -96,7 +96,7 @@ def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, d
     found: dict[str, dict[str, float]] = {}
     for key, value in figures(content).items():
         name, _, metric = key.rpartition("/")
-        if name not in ("", "ensemble", *tested):
+        if name not in ("", "ensemble", "standalone", *tested):
             raise ParcelError(f"There are figures of '{name}', which was not sent to be tested.")
         found.setdefault(name, {})[metric] = value
     return found

@@ -14,7 +14,7 @@ from flwr.common import log
 
 from strategies.engine.admission import admit, admit_first
 from strategies.engine.courier import Delivery, Letter
-from strategies.engine.events import Event
+from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run, RunError
 from strategies.engine.state import Model
 from strategies.protocol.classes import ordered
@@ -216,7 +216,9 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     order, node = delivery.letter.about, delivery.letter.node
     hospital = order.hospital
     delivery, parcel = admit(delivery, admit_first, order)
-    run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital))
+    card = delivery.content.config_records.get("card", ConfigRecord())
+    facts = {key: value for key, value in card.items() if key in FACTS}
+    run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
     if parcel is None:
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:
@@ -230,8 +232,8 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     if hospital not in state.nodes:
         newcomer[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
     state.nodes[hospital] = node
-    if card := delivery.content.config_records.get("card"):
-        log(INFO, "%s: %s", hospital, card.get("release"))
+    if release := card.get("release"):
+        log(INFO, "%s: %s", hospital, release)
     return newcomer
 
 

@@ -13,6 +13,8 @@ from flwr.app import MetricRecord, RecordDict
 from strategies.engine.courier import Delivery
 from strategies.protocol.may_leave import Failure
 
+FACTS = ("data", "train-images", "test-images", "own-settings")  # of a hospital's card
+
 
 @dataclass(frozen=True)
 class Event:
@@ -20,10 +22,12 @@ class Event:
 
     `verb` is the message type that the hospital was sent; or `hand-off`: at the end of an evaluated
     round the hospital holds `lineage`, which it receives for the round to come; or `ensemble`: it
-    has tested all models together.
+    has tested all models together; or `standalone`: after the last round it tells of the model that
+    it trained before the first hand-off.
 
     Attributes:
-        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off` or `ensemble`.
+        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `ensemble` or
+            `standalone`.
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
             model was trained.
@@ -39,6 +43,7 @@ class Event:
             visit has if it was tested in between (`evaluate.epochs`).
         began: When it began, in seconds since the start of the run,
         time: and when it was over; NaN until they are written down, unless in virtual time.
+        facts: What the hospital says of its images before the first hop: `FACTS`.
     """
 
     verb: str
@@ -55,6 +60,7 @@ class Event:
     epochs: int = 0
     began: float = nan
     time: float = nan
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":

@@ -99,9 +99,9 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     delivery, told = admit(delivery, admit_tested, batch.parcels)
     answer = Event.of(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
     told = told or {}
-    if ensemble := told.get("ensemble"):
-        event = Event("ensemble", batch.round, hop, batch.hospital, metrics=ensemble)
-        run.journal.record(event)
+    for verb in ("ensemble", "standalone"):
+        if figures := told.get(verb):
+            run.journal.record(Event(verb, batch.round, hop, batch.hospital, metrics=figures))
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in told.get("", {}).items()}
     for name in batch.parcels:

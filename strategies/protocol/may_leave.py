@@ -41,6 +41,9 @@ ANSWERS: dict[str, dict[str, type]] = {
     "evaluate": {"metrics": MetricRecord},
 }
 MAX_CLASSES = 1000
+# Settings that a hospital's node-config may replace: how it trains, and files of its own.
+OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
+OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
 
 def _is_hospital(value: object) -> bool:
@@ -63,12 +66,34 @@ def _is_shape(value: object) -> bool:
     return len(sides) == 3 and all(type(side) is int and 0 < side < 2**16 for side in sides)
 
 
+KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # what images are
+_OF_DICOM = " of DICOM files"
+
+
+def _is_kind(value: object) -> bool:
+    return isinstance(value, str) and value.removesuffix(_OF_DICOM) in KINDS
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("(keyed-)?[0-9a-f]{16}", value) is not None
+
+
+def _are_settings(value: object) -> bool:
+    return isinstance(value, list) and all(
+        _is_text(text) and str(text).partition("=")[0] in OWN_SETTINGS for text in value
+    )
+
+
 CARD: dict[str, Callable[[object], bool]] = {
     "hospital": _is_hospital,  # its name
     "classes": _are_classes,  # the names of its classes
     "shape": _is_shape,  # of its images: channels, height, width
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
+    "data": _is_kind,  # what its images are: no name, no path
+    "train-images": _is_hash,  # of the training images, keyed with a secret of the hospital
+    "test-images": _is_hash,
+    "own-settings": _are_settings,  # those that its node-config replaces; of files not which
 }
 
 
@@ -94,6 +119,10 @@ METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
     "num-quarantined": COUNT,  # images it has and cannot use
+    "num-train-patients": COUNT,  # whose these images are, if that is known
+    "num-test-patients": COUNT,
+    "train-images-of-class-#": COUNT,
+    "test-images-of-class-#": COUNT,
     "num-examples": COUNT,  # images behind the metrics of this answer
     "train-loss": FIGURE,  # mean over the last epoch of a visit
     "accuracy": SHARE,
@@ -103,6 +132,30 @@ METRICS: Mapping[str, Range] = {
     # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
     "images-of-class-#": COUNT,
     "right-of-class-#": COUNT,
+    # After the last round (client_app.details), also with -low and -high, the ends of a 95 %
+    # interval, behind these names and the three above. Of class # against the others at its
+    # operating point, a probability chosen on training images: sensitivity, specificity.
+    "calibration-error": SHARE,  # expected calibration error
+    "gain": Range(-1, 1),  # of balanced accuracy over the model that the hospital trained alone
+    "recall-of-class-#": SHARE,
+    "sensitivity-of-class-#": SHARE,
+    "specificity-of-class-#": SHARE,
+    "right-in-bin-#": SHARE,  # of the answers that are given with a confidence of # to # + 1 tenths
+    **{
+        f"{figure}-{end}": Range(-1, 1) if figure == "gain" else SHARE
+        for figure in (
+            *("accuracy", "balanced-accuracy", "auroc", "calibration-error", "gain"),
+            *("recall-of-class-#", "sensitivity-of-class-#", "specificity-of-class-#"),
+            "right-in-bin-#",
+        )
+        for end in ("low", "high")
+    },
+    "threshold-of-class-#": SHARE,  # its operating point
+    "answers-#-of-class-#": COUNT,  # images of class # (the second) to which the model answers #
+    "images-in-bin-#": COUNT,
+    "confidence-in-bin-#": SHARE,  # their mean
+    "num-patients": COUNT,  # behind the metrics of this answer, if images are known to be of one
+    "patients-of-class-#": COUNT,
     "refused": Range(4200, 4299),  # the hospital could not test a model: a number of `Failure`
     "seconds-prepare": SECONDS,
     "seconds-train": SECONDS,
@@ -193,6 +246,8 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
 def _is_asked(about: str, sent: RecordDict) -> bool:
     """Whether a message asks for a model after that epoch, or for figures of that model."""
     order = sent.config_records.get("order", ConfigRecord())
+    if about == "standalone":
+        return bool(order.get("final"))
     if epoch := re.fullmatch("epoch-([0-9]{1,6})", about):
         return bool(order.get("snapshots")) and 0 < int(epoch[1]) < int(str(order.get("epochs")))
     return f"{about}/model" in sent or (about == "ensemble" and bool(order.get("ensemble")))

@@ -3,7 +3,7 @@
 import re
 
 # Lineages that belong to no hospital, and folders of a hospital's store that are not its own.
-RESERVED = ("global", "ensemble", "images", "resident")
+RESERVED = ("global", "ensemble", "standalone", "images", "resident")
 
 
 def is_name(text: str) -> bool:

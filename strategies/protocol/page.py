@@ -1,57 +1,82 @@
 """The HTML pages that people read: one look, and the one place where text becomes markup.
 
-The server's report of a run and a hospital's data card are such pages. No page travels; this stands
-here because `strategies.protocol` is the one package that both sides of the trust boundary share.
+The server's report of a run and its comparison of runs, a hospital's data card and its ledger are
+such pages. No page travels; this stands here because `strategies.protocol` is the one package that
+both sides of the trust boundary share.
 
-A page needs no other file, on a screen or on paper. Every function escapes the texts that it gets.
-Those called `parts` are markup already: what these functions return, and pictures.
+A page needs no other file, on a screen or on paper; it may load nothing and run nothing, whatever
+is in it. Every function escapes the texts that it gets. Those called `parts` are markup already:
+what these functions return, and pictures.
 """
 
+import base64
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 from math import isfinite
 
-STYLE = """
-body { font: 15px/1.5 Helvetica, Arial, sans-serif; color: #222; max-width: 48em;
-       margin: 3em auto; padding: 0 1em; overflow-wrap: break-word; }
-h1 { font-size: 1.8em; font-weight: 600; margin: 0; }
-h2 { font-size: 1.1em; font-weight: 600; margin: 2.5em 0 0; padding-top: .6em;
-     border-top: 1px solid #ccc; break-after: avoid; }
-p { color: #666; font-size: .9em; margin: .2em 0 1em; }
-pre { font-size: .85em; columns: 2; white-space: pre-wrap; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1em 0; }
-td, th { text-align: left; font-weight: normal; vertical-align: top; padding: .15em 2em .15em 0; }
-th { color: #666; font-size: .9em; border-bottom: 1px solid #ccc; }
-svg, img { display: block; max-width: 100%; height: auto; break-inside: avoid; }
-svg text { font-family: Helvetica, Arial, sans-serif !important; }
-img { margin: 1em 0; }
-.red, .amber, .green { border-left: 4px solid; padding: .6em 1em; margin: 1em 0; }
-.red { border-color: #c8553d; background: #fbf1ee; }
-.amber { border-color: #d9a441; background: #fcf7ec; }
-.green { border-color: #5b8c5a; background: #f0f6f0; }
-div p { color: #222; font-size: 1em; margin: .2em 0; }
-div table { font-size: .85em; margin: .6em 0 0; }
-div td, div th { padding-right: 1em; }
-"""
+from strategies.protocol.style import STYLE
+
+HEAD = (
+    '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+    '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    '<meta name="color-scheme" content="light dark">\n'
+    '<meta http-equiv="Content-Security-Policy" '
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">\n"
+)
 
 
-def document(title: str, *parts: str) -> str:
-    """A whole page."""
+JUDGED = {"good": "✓", "bad": "✗", "open": "?", "note": "·"}
+
+
+def document(title: str, *parts: str, contents: Sequence[str] = ()) -> str:
+    """A whole page.
+
+    Args:
+        title: For the window's bar.
+        parts: The page.
+        contents: Titles of its `section`s, for a table of contents.
+    """
+    links = "".join(f'<li><a href="#{_anchor(each)}">{escape(each)}</a></li>' for each in contents)
+    body = '<body class="long">' if contents else "<body>"
+    nav = f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n' if contents else ""
     return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{''.join(parts)}</body>\n</html>\n"
+        f"{HEAD}<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"{body}\n{nav}<main>\n{''.join(parts)}</main>\n"
+        "</body>\n</html>\n"
     )
 
 
+def section(title: str, *parts: str) -> str:
+    """A part of a page that its contents can name."""
+    return f'<section id="{_anchor(title)}">\n{heading(title)}{"".join(parts)}</section>\n'
+
+
 def heading(text: str, level: int = 2) -> str:
-    """The page's own heading (level 1), or that of a section (2)."""
+    """The page's own heading (level 1), that of a section (2), or of a part of it (3)."""
     return f"<h{level}>{escape(text)}</h{level}>\n"
 
 
-def paragraph(text: str) -> str:
-    """What explains the rest."""
-    return f"<p>{escape(text)}</p>\n"
+def paragraph(text: str, *, soft: bool = False) -> str:
+    """What is said; `soft` if it only explains the rest."""
+    look = ' class="soft"' if soft else ""
+    return f"<p{look}>{escape(text)}</p>\n"
+
+
+def listing(texts: Iterable[str]) -> str:
+    """Sentences that stand side by side."""
+    return "<ul>\n" + "".join(f"<li>{escape(text)}</li>\n" for text in texts) + "</ul>\n"
+
+
+def judged(sentences: Iterable[tuple[str, str]]) -> str:
+    """Sentences, each with a judgement: "good", "bad", "open" (nobody can say) or "note"."""
+    lines = "".join(
+        f'<li class="{escape(kind)}"><span class="mark">{JUDGED.get(kind, "")}</span> '
+        f"{escape(text)}</li>\n"
+        for kind, text in sentences
+    )
+    return f'<ul class="judged">\n{lines}</ul>\n' if lines else ""
 
 
 def verbatim(text: str) -> str:
@@ -64,11 +89,63 @@ def notice(colour: str, *parts: str) -> str:
     return f'<div class="{colour}">\n{"".join(parts)}</div>\n'
 
 
-def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table of `shown` values; it has a row of titles unless all of them are empty."""
-    lines = ["".join(f"<th>{escape(title)}</th>" for title in head)] if any(head) else []
-    lines += ["".join(f"<td>{escape(shown(value))}</td>" for value in row) for row in rows]
-    return "<table>\n" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>\n"
+def folded(title: str, *parts: str) -> str:
+    """What only some readers open; on paper it is open."""
+    return f"<details>\n<summary>{escape(title)}</summary>\n{''.join(parts)}</details>\n"
+
+
+def figure(caption: str, *parts: str) -> str:
+    """A picture, or several, with the sentence that says what is to be seen."""
+    return f"<figure>\n{''.join(parts)}<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+
+
+def image(png: bytes, about: str) -> str:
+    """A picture of pixels, and what it shows for people who do not see it."""
+    data = base64.b64encode(png).decode()
+    return f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">\n'
+
+
+def table(
+    head: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    about: str = "",
+    asks: bool = False,
+) -> str:
+    """A table of `shown` values, in a box of its own in which it may be wider than the page.
+
+    Args:
+        head: Titles; there is no row of them if all are empty.
+        rows: A value that is `Marked` is emphasised.
+        about: Its name for people who do not see it.
+        asks: The first column has sentences, and needs room for them.
+    """
+    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    top = f"<thead><tr>{titles}</tr></thead>\n" if any(head) else ""
+    lines = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in rows)
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    look = ' class="asks"' if asks else ""
+    return boxed(f"<table{look}>\n{top}<tbody>\n{body}</tbody>\n</table>\n", about)
+
+
+def boxed(markup: str, about: str = "") -> str:
+    """What may be wider than the page, in a box that scrolls, also with the keyboard."""
+    label = f' role="region" aria-label="{escape(about)}"' if about else ""
+    return f'<div class="wide" tabindex="0"{label}>\n{markup}</div>\n'
+
+
+@dataclass(frozen=True)
+class Marked:
+    """A text that says `good`, `warn` or `bad` also by its looks."""
+
+    text: str
+    kind: str
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, Marked):
+        return f'<span class="mark {value.kind}">{escape(value.text)}</span>'
+    return escape(shown(value))
 
 
 def shown(value: object) -> str:
@@ -76,3 +153,7 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.3f}" if isfinite(value) else "–"
     return "–" if value is None else str(value)
+
+
+def _anchor(title: str) -> str:
+    return re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")

@@ -30,7 +30,7 @@ OPEN = "[runs]\nsealed-only = false\n"
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch):
     """The same noise in every test run."""
-    monkeypatch.setattr(disclosure, "_secret", lambda store: b"secret")
+    monkeypatch.setattr(disclosure, "secret_of", lambda store: b"secret")
 
 
 class Victim:
@@ -95,7 +95,7 @@ class Victim:
             np.zeros((len(self.classes), PIXELS)), np.eye(len(self.classes))[label], **place
         )
 
-    def asking(self, pixel, least, corner=0.0, scale=1.0):
+    def asking(self, pixel, least, corner=0.0, scale=1.0, **label):
         """A model that says the last class of an image whose pixel is at least so bright.
 
         With a `corner` it says so only if pixel 0 is white as well. Else it says class 0.
@@ -105,7 +105,7 @@ class Victim:
         weights[-1, 0] += corner
         bias[-1] = -(least - 0.5) / 255 - corner
         bias[1:-1] = -1e3
-        return self.linear(scale * weights, scale * bias)
+        return self.linear(scale * weights, scale * bias, **label)
 
 
 FIGURES = ("num-examples", "accuracy", "balanced-accuracy", "auroc", "refused")
@@ -254,6 +254,48 @@ def opened(victim):
     return request.Request.open(message, victim.place, request.Clock(60.0))
 
 
+def test_details_of_all_models_together_tell_little_of_a_patient(tmp_path):
+    """Details of as many models as there are questions, in the one table that an answer moves most.
+
+    A right answer moves the counts of class 1 by one image, where the noise has 5 of them.
+    """
+    questions = [(pixel, least) for pixel in range(1, PIXELS) for least in range(16, 256, 96)]
+
+    def right(folder, policy, **where):
+        folder.mkdir()
+        victim = Victim(folder, (500, 200), policy, **where)
+        asked = {
+            f"m{k}": victim.asking(*each, corner=1.0, lineage=f"m{k}")
+            for k, each in enumerate(questions)
+        }
+        content = bundle(asked, ["manifest", "model"])
+        told = victim.ask("evaluate", content, final=True).content["metrics"]
+        sums = np.array([told.get(f"m{k}/answers-1-of-class-1", 0) for k in range(len(questions))])
+        answers = [victim.image[pixel] >= least for pixel, least in questions]
+        count = sum("answers-1-of-class-1" in key for key in told)
+        return ((sums > sums.mean()) == answers).mean(), count
+
+    assert right(tmp_path / "exact", OPEN, deployed=False) == (1, 45)
+    share, count = right(tmp_path / "all", OPEN + "[figures]\nmax-detailed = 45\n")
+    assert (share < 0.7, count) == (True, 45)
+    share, count = right(tmp_path / "few", OPEN)
+    assert (share < 0.7, count) == (True, 20)
+
+
+def test_details_are_of_the_last_models_of_a_run_alone(tmp_path):
+    """A lineage may come as it was after each of its visits."""
+    victim = Victim(tmp_path, (100, 100), deployed=False)
+    models = {
+        "a": victim.constant(0, round=1, hop=2),
+        "b": victim.constant(1, round=1, hop=1),
+        "c": victim.constant(1, lineage="eve"),
+    }
+    content = bundle(models, ["manifest", "model"])
+    for final in (True, False):
+        told = victim.ask("evaluate", content, final=final).content["metrics"]
+        assert {key[0] for key in told if "/answers-" in key} == ({"a", "c"} if final else set())
+
+
 def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_path):
     """160 images of large classes: steps and noise of 1 / (2 sqrt(128)), relative to the loss."""
     victim = Victim(tmp_path, SINGLE, config={"train__learning_rate": 1e-30})
@@ -374,6 +416,10 @@ def test_what_is_withheld_stays(tmp_path):
         "num-examples",
         "balanced-accuracy",
     }
+    content = bundle({"m": victim.constant(0)}, ["manifest", "model"])
+    details = victim.ask("evaluate", content, final=True).content["metrics"]
+    assert "m/balanced-accuracy-low" in details
+    assert not [name for name in details if name.startswith(("m/accuracy", "m/auroc"))]
     answer = victim.ask("train", victim.constant(0), epochs=1)
     assert "train-loss" not in answer.content["metrics"]
     assert answer.content["metrics"]["num-examples"] == 320

@@ -182,4 +182,4 @@ def test_the_secret_is_the_hospital_s_own(tmp_path):
     path = tmp_path / "figures-secret"
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
-    assert disclosure._secret(Store(tmp_path)) != first.secret
+    assert disclosure.secret_of(Store(tmp_path)) != first.secret

@@ -5,10 +5,11 @@ import PIL.Image
 import pytest
 import torch
 
-from client_app.hospital import OWN_FILES, open_hospital
+from client_app.hospital import open_hospital
 from client_app.node_config import NODE_CONFIG
 from client_app.policy import PolicyError
 from learning.models import Architecture
+from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 

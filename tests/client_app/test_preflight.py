@@ -50,6 +50,14 @@ def test_images_that_nothing_is_wrong_with(folder, tmp_path):
     assert card.bytes_on_disk == 40 * 16 * 16
 
 
+def test_patients_are_counted_where_they_are_named(folder, tmp_path):
+    """All five patients have images of both classes, and each is on one side of the split."""
+    examined = card_of(folder, tmp_path)
+    assert examined.card.patients == {key: {"train": 4, "test": 1} for key in "ab"}
+    assert "40, of 5 patients" in page(examined)
+    assert "4, of 1 patient<" in page(examined)
+
+
 def first(folder, label="a"):
     return sorted((folder / label).rglob("*.png"))[0]
 
@@ -158,6 +166,8 @@ def test_classes_that_are_rare_or_uneven(sizes, expected, tmp_path):
     examined = card_of(tmp_path / "data", tmp_path)
     assert problems(examined, "amber") == expected
     assert problems(examined, "note") == {"no-groups"}
+    assert examined.card.patients == {}
+    assert "nothing says which patient's" in html.unescape(page(examined))
 
 
 @pytest.mark.parametrize(

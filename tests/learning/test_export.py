@@ -16,7 +16,7 @@ from learning.export import (
     save_model,
     save_onnx,
 )
-from learning.model_card import interval, model_card
+from learning.model_card import model_card
 from learning.models import Architecture
 from learning.models.pretrained import load_pretrained
 from strategies.protocol.parcel import Manifest
@@ -44,7 +44,9 @@ def manifest_of(blueprint, **changes):
     chosen = settings(image_size=16, image_fit="pad", strategy="rwt")
     images = {"graz": {"train": 30, "test": 9, "train/naevus": 30, "test/naevus": 9}}
     images["graz"] |= {"train/melanoma": 0, "test/melanoma": 0}
-    tested = {"graz": {"num-examples": 9, "accuracy": 2 / 3, "auroc": 0.5}}
+    told = {"num-examples": 9, "accuracy": 2 / 3, "accuracy-low": 0.354, "accuracy-high": 0.879}
+    of_class = {"images-of-class-1": 4, "recall-of-class-1": 0.0, "specificity-of-class-1": 0.75}
+    tested = {"graz": {**told, "auroc": 0.5, **of_class}}
     return replace(ModelManifest.of(label, chosen, "run-1", images, tested), **changes)
 
 
@@ -156,7 +158,9 @@ def test_the_card_says_what_is_known_and_what_is_not():
     assert "Not known here: the images of linz." in card
     assert "graz tested it on few images, or none, of: melanoma, other." in card
     assert "not a medical device" in card
-    assert "| graz | 9 | 0.667 (0.354 to 0.879) |  | 0.500 |" in card
+    assert "| graz | 9 |  |  | 0.667 (0.354 to 0.879) | 0.500 |" in card
+    assert "| graz | melanoma | 4 | 0.000 |  | 0.750 |" in card
+    assert "At graz it found **no image** of: melanoma." in card
     manifest = json.loads(card.split("```json\n")[1].split("```")[0])
     assert ModelManifest.from_json(json.dumps(manifest)) == ModelManifest(**manifest)
     bare = model_card(manifest_of(architecture(), images={}, tested={}))
@@ -170,17 +174,6 @@ def test_names_from_outside_are_shown_as_they_are():
     assert "<img" not in card.split("```json")[0].replace("\\<img", "")
     assert "\n# a" not in card
     assert card.count("```") == 2
-
-
-def test_the_interval_is_wilson_s():
-    """6 of 9: (6 + 1.92) / (9 + 3.84) ± 1.96 / 12.84 · sqrt(6·3/9 + 0.96)."""
-    assert interval(6 / 9, 9) == pytest.approx((0.354, 0.879), abs=5e-4)
-    assert interval(1.0, 9)[1] == pytest.approx(1.0)
-
-
-def test_noise_makes_the_interval_wider():
-    """0.667 - sqrt(0.313² + (1.96 · 0.1)²) = 0.298; the upper end likewise."""
-    assert interval(6 / 9, 9, 0.1) == pytest.approx((0.298, 0.956), abs=1e-3)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])

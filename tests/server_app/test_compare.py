@@ -15,8 +15,8 @@ from server_app import __main__ as command
 from server_app.compare import COLUMNS, interval, records, text, verdict
 from server_app.compare_page import page
 from server_app.comparison import COSTS, FIGURES, MORE, Difference, compared
-from server_app.measures import Summary
 from server_app.runs import find
+from server_app.summary import Summary
 from tests.fakes import run_config
 
 BALANCED, ACCURACY, HELD, _ = FIGURES
@@ -181,7 +181,7 @@ def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)
     comparison = compared([tmp_path])
-    words = ("data", "images at seed 0", "A and B had other numbers")
+    words = ("data", "images at seed 0", "A and B had other images")
     assert comparison.unlike == [words]
     assert pair(comparison, "AB").by_seed == {}
 

@@ -35,7 +35,7 @@ def test_the_figures_of_a_round(events):
     assert round_.figures["disagreement"] == pytest.approx(0.3 / 2**0.5)
     assert round_.figures["accuracy_after_visit"] == pytest.approx(0.85)
     assert round_.figures["train_loss"] == pytest.approx(0.4)
-    assert round_.held == {"A": 0.6, "B": 0.5}
+    assert round_.at_holders("accuracy") == {"A": 0.6, "B": 0.5}
     assert round_.trained == {"A", "B"}
 
 
@@ -72,7 +72,8 @@ def test_the_printed_form_is_the_mean_for_two_models_only():
 def test_convergence_has_n_minus_1_in_its_deviation(events):
     """At B: 0.4 and 0.5, mean 0.45, deviations ∓0.05, std √(2·0.05² / (2 - 1)) = 0.05·√2."""
     at_b = summary_of(events).node_convergence["B"]
-    assert at_b == {"mean": pytest.approx(0.45), "std": pytest.approx(0.05 * 2**0.5)}
+    same = {"mean": pytest.approx(0.45), "std": pytest.approx(0.05 * 2**0.5)}
+    assert at_b == {**same, **{f"balanced_{name}": value for name, value in same.items()}}
 
 
 def test_one_model_has_no_deviation(events):
@@ -144,7 +145,7 @@ def test_everything_but_visits_is_about_the_latest_version_of_a_model(serial):
     """From the table in conftest.py: what B left, 0.5 at A, 0.9 at B."""
     [round_] = measured(serial, 1)
     assert round_.matrix == {("global", "A"): 0.5, ("global", "B"): 0.9}
-    assert round_.held == {"A": 0.5}
+    assert round_.at_holders("accuracy") == {"A": 0.5}
     assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
     assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.8)
 

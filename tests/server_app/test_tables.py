@@ -6,9 +6,10 @@ from math import isnan, nan
 
 import pytest
 
-from server_app.measures import Summary, measure_round, summarise
+from server_app.measures import measure_round, summarise
 from server_app.nan_json import to_json
 from server_app.results import Results
+from server_app.summary import Summary
 from server_app.tables import events as events_of
 from server_app.tables import rounds as rounds_of
 from strategies.engine.events import Event

@@ -1,6 +1,23 @@
+import re
+
 import pytest
 
-from strategies.protocol.page import document, heading, notice, paragraph, table, verbatim
+from strategies.protocol.page import (
+    Marked,
+    boxed,
+    document,
+    figure,
+    folded,
+    heading,
+    image,
+    judged,
+    listing,
+    notice,
+    paragraph,
+    section,
+    table,
+    verbatim,
+)
 
 
 @pytest.mark.parametrize(
@@ -13,6 +30,17 @@ from strategies.protocol.page import document, heading, notice, paragraph, table
         table(["<b>"], []),
         table([""], [["<b>"]]),
         notice("red", paragraph("<b>")),
+        document("t", contents=["<b>"]),
+        section("<b>"),
+        listing(["<b>"]),
+        judged([("good", "<b>")]),
+        judged([("<b>", "text")]),
+        folded("<b>"),
+        figure("<b>"),
+        image(b"", "<b>"),
+        table([""], [], about="<b>"),
+        table([""], [[Marked("<b>", "good")]]),
+        boxed("", "<b>"),
     ],
 )
 def test_texts_are_escaped(markup):
@@ -21,11 +49,26 @@ def test_texts_are_escaped(markup):
 
 
 def test_a_table_has_titles_if_one_is_not_empty():
-    assert table(["", ""], [["a", 1]]) == "<table>\n<tr><td>a</td><td>1</td></tr>\n</table>\n"
-    assert "<tr><th></th><th>x</th></tr>" in table(["", "x"], [])
+    assert "<thead>" not in table(["", ""], [["a", 1]])
+    assert "<tr><td>a</td><td>1</td></tr>" in table(["", ""], [["a", 1]])
+    assert '<tr><th scope="col"></th><th scope="col">x</th></tr>' in table(["", "x"], [])
 
 
 def test_values_are_shown_to_people():
     row = table([""], [[0.12345, float("nan"), float("inf"), None, 3, "x"]])
     cells = "".join(f"<td>{text}</td>" for text in ("0.123", "–", "–", "–", "3", "x"))
     assert f"<tr>{cells}</tr>" in row
+
+
+def test_contents_lead_to_sections():
+    page = document("t", section("What it is", paragraph("x")), contents=["What it is"])
+    assert '<a href="#what-it-is">What it is</a>' in page
+    assert '<section id="what-it-is">' in page
+
+
+def test_a_page_may_load_and_run_nothing():
+    """Not even if markup got past the escapes."""
+    policy = re.search('content="(default-src \'none\';[^"]*)"', document("t"))
+    assert policy
+    assert "script" not in policy[1]
+    assert "//" not in document("t", paragraph("x"))

@@ -1,0 +1,251 @@
+"""What models are worth, hospital by hospital, and with all test images put together.
+
+Hospitals measure, with intervals (client_app/details.py); here their figures get the form of
+`Summary.assessments`, and what follows for several hospitals is computed. Hospitals have different
+patients, so their errors are independent; the models at one hospital are tested on the same images,
+so theirs count as one.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite, nan
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from learning.intervals import Estimate, combined
+from strategies.engine.events import Event
+
+if TYPE_CHECKING:
+    from server_app.measures import Round
+
+Row = dict[str, Any]
+BINS = 10
+ESTIMATES = {
+    "balanced_accuracy": "balanced-accuracy",
+    "accuracy": "accuracy",
+    "auroc": "auroc",
+    "ece": "calibration-error",
+    "gain": "gain",
+}
+
+
+def assess(last: "Round", events: Iterable[Event], classes: Sequence[str]) -> list[Row]:
+    """The rows of `Summary.assessments`.
+
+    Args:
+        last: The last evaluated round.
+        events: Of the run.
+        classes: Names of the classes, in order.
+    """
+    rows = [
+        _row("model", model, hospital, metrics, classes) | {"held": (model, hospital) in last.held}
+        for (model, hospital), metrics in sorted(last.tests.items())
+    ]
+    told = {
+        (event.verb, event.hospital): event.metrics
+        for event in events
+        if event.round == last.number and event.verb in ("ensemble", "standalone")
+    }
+    for (kind, hospital), metrics in sorted(told.items()):
+        model = hospital if kind == "standalone" else ""
+        rows.append(_row(kind, model, hospital, metrics, classes) | {"held": False})
+    return rows
+
+
+def _row(
+    kind: str, model: str, hospital: str, metrics: Mapping[str, float], classes: Sequence[str]
+) -> Row:
+    described = [_class(name, k, metrics) for k, name in enumerate(classes)]
+    gain = _estimate(metrics, "gain")
+    return {
+        "kind": kind,
+        "model": model,
+        "hospital": hospital,
+        "images": metrics.get("num-examples"),
+        "patients": metrics.get("num-patients"),
+        **{name: _estimate(metrics, metric) for name, metric in ESTIMATES.items()},
+        "compared": compared(gain) if gain else "",
+        "largest_class": _largest(described),
+        "classes": described,
+        "confusion": _confusion(metrics, len(classes)),
+        "calibration": [*_bins(metrics)],
+    }
+
+
+def _estimate(metrics: Mapping[str, float], name: str) -> Row | None:
+    if not isfinite(value := metrics.get(name, nan)):
+        return None
+    return _shown(Estimate(value, *(metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))))
+
+
+def _shown(estimate: Estimate) -> Row:
+    ends = {"low": estimate.low, "high": estimate.high}
+    known = {name: end if isfinite(end) else None for name, end in ends.items()}
+    return {"value": estimate.value, **known}
+
+
+def _read(shown: Row) -> Estimate:
+    ends = (nan if shown[name] is None else shown[name] for name in ("low", "high"))
+    return Estimate(shown["value"], *ends)
+
+
+def compared(gain: Row) -> str:
+    """What may be said of a difference: nothing, if its interval has 0 in it."""
+    if gain["low"] is None:
+        return ""
+    if gain["low"] > 0:
+        return "better"
+    return "worse" if gain["high"] < 0 else "not shown"
+
+
+def _class(name: str, k: int, metrics: Mapping[str, float]) -> Row:
+    images = metrics.get(f"images-of-class-{k}") or None
+    right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
+    recall = _estimate(metrics, f"recall-of-class-{k}")
+    if recall is None and images and right is not None:
+        recall = _shown(Estimate(right / images, nan, nan))
+    return {
+        "name": name,
+        "images": images,
+        "patients": metrics.get(f"patients-of-class-{k}"),
+        "right": right if images else None,
+        "recall": recall,
+        "threshold": metrics.get(f"threshold-of-class-{k}"),
+        "sensitivity": _estimate(metrics, f"sensitivity-of-class-{k}"),
+        "specificity": _estimate(metrics, f"specificity-of-class-{k}"),
+    }
+
+
+def _largest(described: Sequence[Row]) -> Row | None:
+    told = [each for each in described if each["images"]]
+    if not told:
+        return None
+    most = max(told, key=lambda each: float(each["images"]))
+    return {"name": most["name"], "share": most["images"] / sum(each["images"] for each in told)}
+
+
+def _confusion(metrics: Mapping[str, float], count: int) -> list[list[float | None]]:
+    cells = [
+        [metrics.get(f"answers-{answer}-of-class-{k}") for answer in range(count)]
+        for k in range(count)
+    ]
+    return cells if any(cell is not None for row in cells for cell in row) else []
+
+
+def _bins(metrics: Mapping[str, float]) -> Iterable[Row]:
+    for b in range(BINS):
+        if images := metrics.get(f"images-in-bin-{b}"):
+            low, high = b / BINS, (b + 1) / BINS
+            yield {
+                "from": low,
+                "to": high,
+                "images": images,
+                "confidence": metrics.get(f"confidence-in-bin-{b}", (low + high) / 2),
+                "right": _estimate(metrics, f"right-in-bin-{b}"),
+            }
+
+
+def pool(rows: Iterable[Row]) -> list[Row]:
+    """The rows of `Summary.pooled`."""
+    of_model: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row["kind"] != "standalone":
+            of_model.setdefault((row["kind"], row["model"]), []).append(row)
+    return [_pooled(kind, model, tests) for (kind, model), tests in of_model.items()]
+
+
+def _pooled(kind: str, model: str, tests: Sequence[Row]) -> Row:
+    images = [row["images"] for row in tests]
+    described = zip(*(row["classes"] for row in tests), strict=True)
+    classes = [_pooled_class(each, images) for each in described]
+    recalls = [_read(each["recall"]) for each in classes if each["recall"]]
+    balanced = combined([1 / len(recalls)] * len(recalls), recalls, None) if recalls else None
+    confusions = [row["confusion"] for row in tests if row["confusion"]]
+    return {
+        "kind": kind,
+        "model": model,
+        "hospitals": [row["hospital"] for row in tests],
+        "images": _sum(images),
+        "patients": _patients(tests),
+        "balanced_accuracy": _shown(balanced) if balanced else None,
+        "accuracy": _weighted(tests, "accuracy", images),
+        **{name: _weighted(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
+        "largest_class": _largest(classes),
+        "classes": classes,
+        "confusion": [
+            [_sum(cells) for cells in zip(*lines, strict=True)]
+            for lines in zip(*confusions, strict=True)
+        ],
+    }
+
+
+def _pooled_class(each: Sequence[Row], images: Sequence[float | None]) -> Row:
+    """One class at several hospitals, put together; and of how many images there are in all."""
+    told = [row for row in each if row["images"]]
+    own = [row["images"] or 0.0 for row in each]
+    others = [(total or 0.0) - mine for total, mine in zip(images, own, strict=True)]
+    weights = {"recall": own, "sensitivity": own, "specificity": others}
+    return {
+        "name": each[0]["name"],
+        "images": _sum(row["images"] for row in told),
+        "patients": _patients(told) if told else None,
+        "right": _sum(row["right"] for row in told),
+        **{name: _weighted(each, name, of_rows) for name, of_rows in weights.items()},
+    }
+
+
+def _weighted(rows: Sequence[Row], name: str, weights: Sequence[float | None]) -> Row | None:
+    """The weighted mean of an estimate over hospitals; None if it was measured at none."""
+    parts = [
+        (weight, _read(row[name])) for row, weight in zip(rows, weights, strict=True) if row[name]
+    ]
+    total = sum(weight or 0.0 for weight, _ in parts)
+    if not total:
+        return None
+    shares = [(weight or 0.0) / total for weight, _ in parts]
+    return _shown(combined(shares, [estimate for _, estimate in parts], None))
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    told = [value for value in values if value is not None]
+    return sum(told) if told else None
+
+
+def _patients(rows: Sequence[Row]) -> float | None:
+    """Patients of several hospitals; where none are named, each image counts as one."""
+    if all(row["patients"] is None for row in rows):
+        return None
+    return _sum(row["images"] if row["patients"] is None else row["patients"] for row in rows)
+
+
+def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
+    """`Summary.headline`: the federation's balanced accuracy, or what hospitals hold."""
+    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    figure = "federation_balanced_accuracy"
+    if not isfinite(last.figures[figure]):
+        figure, tests = "personalized_balanced_accuracy", [row for row in tests if row["held"]]
+    if not tests or not isfinite(last.figures[figure]):
+        return None
+    at = {row["hospital"]: [t for t in tests if t["hospital"] == row["hospital"]] for row in tests}
+    largest = [here[0] for here in at.values()]
+    return {
+        "figure": figure,
+        **mean_over_hospitals(tests, "balanced_accuracy"),
+        "hospitals": len(at),
+        "models": len({row["model"] for row in tests}),
+        "images": _sum(row["images"] for row in largest),
+        "patients": _patients(largest),
+        "round": last.number,
+    }
+
+
+def mean_over_hospitals(rows: Iterable[Row], name: str) -> Row:
+    """The mean of an estimate over rows; those of one hospital err together."""
+    at: dict[str, list[Estimate]] = {}
+    for row in rows:
+        at.setdefault(row["hospital"], []).append(_read(row[name]))
+    total = sum(map(len, at.values()))
+    means = [
+        Estimate(*(fmean(getattr(one, end) for one in here) for end in ("value", "low", "high")))
+        for here in at.values()
+    ]
+    return _shown(combined([len(here) / total for here in at.values()], means, None))

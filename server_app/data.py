@@ -1,0 +1,59 @@
+"""Which images each hospital used, as far as it has said."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from strategies.engine.events import Event
+
+
+def data_of(events: Iterable[Event], classes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`Summary.data`, from what hospitals said before the first hop."""
+    prepared = [each for each in events if each.verb == "query.prepare" and each.outcome == "ok"]
+    return {event.hospital: _of(event, classes) for event in prepared}
+
+
+def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
+    """What is to be known of settings that do not hold at all hospitals, as comments in TOML.
+
+    Args:
+        data: `Summary.data`.
+        dataset: The setting.
+    """
+    kinds = {hospital: each["kind"] for hospital, each in data.items() if each["kind"]}
+    lines = []
+    if any(kind != dataset.partition(":")[0] for kind in kinds.values()):
+        lines.append(f"Hospitals used images of their own; dataset = '{dataset}' was not used:")
+        lines += [f"  {hospital}: {kind}" for hospital, kind in kinds.items()]
+    own = {hospital: each["own_settings"] for hospital, each in data.items()}
+    if any(own.values()):
+        lines.append("Hospitals that had settings of their own:")
+        for hospital, settings in own.items():
+            replaced = ", ".join(f"{key} = {value}" for key, value in settings.items())
+            lines += [f"  {hospital}: {replaced}"] * bool(settings)
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _of(event: Event, classes: Sequence[str]) -> dict[str, Any]:
+    facts, numbers = event.facts, event.metrics
+
+    def part(name: str) -> dict[str, Any]:
+        of_class = f"{name}-images-of-class-"
+        return {
+            "images": numbers.get(f"num-{name}"),
+            "patients": numbers.get(f"num-{name}-patients"),
+            "fingerprint": facts.get(f"{name}-images"),
+            "classes": {
+                title: numbers[f"{of_class}{k}"]
+                for k, title in enumerate(classes)
+                if f"{of_class}{k}" in numbers
+            },
+        }
+
+    own = (text.partition("=") for text in facts.get("own-settings", []))
+    return {
+        "kind": facts.get("data"),
+        "train": part("train"),
+        "test": part("test"),
+        "unusable": numbers.get("num-quarantined"),
+        "own_settings": {key: value for key, _, value in own},
+    }

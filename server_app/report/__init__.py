@@ -1,0 +1,105 @@
+"""The report of a run, for four readers: its summary as one HTML page.
+
+First what a clinician asks (worth.py), then a researcher (method.py), an engineer (operation.py)
+and a data protection officer (privacy.py).
+
+Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
+the page through `strategies.protocol.page` or `server_app.plots`, which escape it.
+"""
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+from flwr.common.config import flatten_dict
+
+from server_app.report import method, operation, over_time, privacy, worth
+from server_app.report.operation import duration
+from server_app.summary import Summary
+from server_app.worth import chance
+from strategies.engine.events import Event
+from strategies.protocol.page import document, heading, notice, paragraph
+from strategies.registry import STRATEGIES
+
+KINDS = {
+    "digits": "scikit-learn's handwritten digits",
+    "mnist": "MNIST",
+    "npz": "arrays from a file",
+    "hf": "a data set of the Hugging Face hub",
+    "folder": "the hospitals' own images",
+    "manifest": "the hospitals' own images",
+}
+NAMED = 4  # more classes than this are counted
+
+
+def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> str:
+    """Make the page.
+
+    Args:
+        name: Of the run: when it began, and its strategy.
+        summary: Its figures.
+        events: What happened, in order.
+        toml: Its settings, as a file.
+    """
+    config = tomllib.loads(toml)
+    tests = [row for row in summary.assessments if row["kind"] == "model"]
+    chances = {h: chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals}
+    chances[""] = chance(tests)
+    sections = {
+        worth.TITLE: worth.part(summary, chances),
+        worth.DATA: worth.data(summary),
+        method.TITLE: method.part(summary, events, chances),
+        over_time.TITLE: over_time.part(summary, chances),
+        operation.TITLE: operation.part(summary, events, flatten_dict(config), toml),
+        privacy.TITLE: privacy.part(summary, config),
+    }
+    title = title_of(name, summary)
+    contents = [each for each, markup in sections.items() if markup]
+    return document(title, *_head(title, name, summary), *sections.values(), contents=contents)
+
+
+def title_of(name: str, summary: Summary) -> str:
+    """Method, data and date."""
+    told = {own["kind"] for own in summary.data.values()} - {None}
+    kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in told}))
+    parts = [_method(summary.strategy)[0], *([f"on {kinds}"] if kinds else [])]
+    if summary.classes:
+        many = len(summary.classes) > NAMED
+        named = f"{len(summary.classes)} classes" if many else ", ".join(summary.classes)
+        parts.append(f"({named})")
+    if began := re.match(r"\d{4}-\d\d-\d\d", name):
+        date = datetime.fromisoformat(began[0])
+        parts[-1] += ","
+        parts.append(f"{date.day} {date:%B %Y}")
+    return " ".join(parts)
+
+
+def _method(strategy: str) -> tuple[str, str]:
+    """Its name and what it does: the first line of its file."""
+    module = STRATEGIES[strategy].__module__ if strategy in STRATEGIES else ""
+    about = (getattr(sys.modules.get(module), "__doc__", None) or strategy).splitlines()[0]
+    title, _, sentence = about.partition(": ")
+    return title, sentence
+
+
+def _head(title: str, name: str, summary: Summary) -> Iterator[str]:
+    facts = [
+        f"{len(summary.hospitals)} hospitals",
+        f"{len(summary.models)} models" if len(summary.models) != 1 else "one model",
+        f"{summary.rounds} rounds",
+        duration(summary.wall_seconds),
+        f"run {name}",
+    ]
+    if summary.resumed:
+        facts.insert(-1, f"interrupted and resumed: {summary.resumed}")
+    yield heading(title, 1)
+    if sentence := _method(summary.strategy)[1]:
+        yield paragraph(f"{sentence[:1].upper()}{sentence[1:]}")
+    yield paragraph(" · ".join(facts), soft=True)
+    if summary.status == "failed":
+        yield notice("red", paragraph(f"The run failed. {summary.error}"))
+    elif summary.status != "completed":
+        told = f"The run was completed. Failures of hospitals: {len(summary.failures)}"
+        yield notice("amber", paragraph(f"{told}; “{operation.TITLE}” lists them."))

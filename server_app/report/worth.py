@@ -1,0 +1,334 @@
+"""What a clinician asks: what was learnt, better than alone or not, where, how sure, which class.
+
+What is judged, `Summary.worth` has judged, in its own words; here are figures and what they mean.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import nan
+from typing import Any
+
+from server_app import plots
+from server_app.nan_json import with_nan
+from server_app.plots import Line, Row, Span
+from server_app.summary import Summary
+from server_app.worth import number, size
+from strategies.protocol.page import (
+    Marked,
+    figure,
+    folded,
+    heading,
+    judged,
+    paragraph,
+    section,
+    shown,
+    table,
+)
+
+TITLE = "What the models are worth"
+DATA = "On which images"
+CHANCE = "chance: always the same answer"
+EACH = 12  # more hospitals than this: long tables are folded, and only models that are held listed
+SAID = 8  # sentences on the page; more are folded
+FOLDED = 6  # more hospitals than this are folded, class by class
+MODELS = {"ensemble": "mean of all models", "standalone": "its own, before the first hand-off"}
+NO_BREAK = "\N{NO-BREAK SPACE}"
+COMPARED = {
+    "better": Marked("better", "good"),
+    "worse": Marked("worse", "bad"),
+    "not shown": f"not{NO_BREAK}shown",
+}
+
+Told = dict[str, Any]  # a row of the summary
+
+
+def part(summary: Summary, chances: Mapping[str, float]) -> str:
+    """The section; it says so where nothing was measured."""
+    own, alone = _held(summary), _of_kind(summary, "standalone")
+    parts = [_said(summary, "run"), *_headline(summary, chances[""])]
+    parts += _alone(summary, own, alone, chances)
+    parts += _classes(summary, own)
+    parts += [*_all(summary), *_probabilities(summary, own)]
+    return section(TITLE, *parts)
+
+
+def data(summary: Summary) -> str:
+    """The section on the images of each hospital."""
+    if not summary.data:
+        return ""
+    rows = []
+    for hospital, own in sorted(summary.data.items()):
+        sizes = [_tested(own[part]) for part in ("train", "test")]
+        changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
+        prints = [own[part]["fingerprint"] or "not told" for part in ("train", "test")]
+        unusable = _whole(own["unusable"])
+        rows.append(
+            [
+                hospital,
+                own["kind"],
+                *sizes,
+                unusable,
+                changed or "–",
+                " / ".join(prints),
+            ]
+        )
+    by_class = [
+        [hospital, name, *(_whole(own[part]["classes"].get(name)) for part in ("train", "test"))]
+        for hospital, own in sorted(summary.data.items())
+        for name in summary.classes
+        if own["train"]["classes"] or own["test"]["classes"]
+    ]
+    head = ["hospital", "source", "trained on", "tested on", "unusable", "settings of its own"]
+    return section(
+        DATA,
+        paragraph(
+            "What each hospital used. It keeps its test images apart, and trains no model on "
+            "them. Where fingerprints are equal, the images and their classes are. Hospitals of a "
+            "deployment make them with a secret: only those of one hospital can be compared."
+        ),
+        _fold(len(rows), "By hospital", table([*head, "fingerprints"], rows, about="By hospital")),
+        folded(
+            "Images of each class",
+            table(["hospital", "class", "trained on", "tested on"], by_class, about="By class"),
+        )
+        if by_class
+        else "",
+    )
+
+
+def _headline(summary: Summary, chance: float) -> Iterator[str]:
+    first = summary.headline
+    if first is None:
+        return
+    value, _, within = _number(first).partition(" ")
+    models = "each model" if first["models"] > 1 else "the model"
+    where = "at each hospital" if "federation" in first["figure"] else "at the hospital that has it"
+    yield figure(
+        f"Balanced accuracy of {models} {where}, averaged; on {size(first)}, after round "
+        f"{first['round']}. It is the share of a class's images that are answered right, "
+        "averaged over the classes, so that a rare class counts as much as a common one. "
+        f"Always the same answer gives {shown(chance)}, and 1 is perfect. In brackets a 95 % "
+        "interval: how far the figure depends on which patients happened to be tested.",
+        f'<p class="headline"><b>{value}</b> {within}</p>\n',
+        plots.spans("Balanced accuracy of the run", [Row("", [_span(first)], chance)]),
+    )
+
+
+def _alone(
+    summary: Summary,
+    own: Mapping[str, Told],
+    alone: Mapping[str, Told],
+    chances: Mapping[str, float],
+) -> Iterator[str]:
+    """Each hospital's own model before the first hand-off, and the one that it ends with."""
+    if not own:
+        return
+    yield heading("Is it better than staying alone?", 3)
+    yield _said(summary, "hospital")
+    names = ["the hospital's own model, before the first hand-off"] * bool(alone)
+    names.append("the model that it holds after the run")
+    rows = []
+    for hospital, row in own.items():
+        spans = [_span(row["balanced_accuracy"])]
+        if alone:
+            first = alone.get(hospital)
+            spans.insert(0, _span(first["balanced_accuracy"] if first else None))
+        rows.append(Row(hospital, spans, chances[hospital]))
+    drawn = plots.spans("Balanced accuracy by hospital", rows, names, CHANCE)
+    yield figure(
+        "Balanced accuracy on each hospital's own test images, with 95 % intervals. The table "
+        "has the difference of the two on the same images; if its interval has 0 in it, no "
+        "difference is shown. The hospital's own model was trained for one visit: a hospital that "
+        "trains alone for longer may get further, as a run with the strategy standalone shows.",
+        drawn,
+    )
+    lines = [
+        [
+            hospital,
+            _number(alone[hospital]["balanced_accuracy"]) if hospital in alone else None,
+            _number(row["balanced_accuracy"]),
+            _number(row["gain"], signed=True),
+            COMPARED.get(row["compared"], "–"),
+            _tested(row),
+        ]
+        for hospital, row in own.items()
+    ]
+    head = ["hospital", "alone", "after the run", "gain", "is better?", "tested on"]
+    about = "Balanced accuracy alone and after the run, by hospital"
+    yield _fold(len(lines), "These figures as numbers", table(head, lines, about=about))
+
+
+def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
+    """What is found of each class at each hospital."""
+    if not summary.classes or not own:
+        return
+    yield heading("For which class?", 3)
+    yield _said(summary, "class")
+    shares = [
+        [_span(_class(row, place, "recall")).value for row in own.values()]
+        for place in range(len(summary.classes))
+    ]
+    caption = (
+        "The share of each class's images (rows) that the model a hospital holds (columns) gets "
+        "right, on the hospital's own test images. A dash: no such images, or too few patients to "
+        "tell."
+    )
+    halves = [0.5] * len(own)
+    drawn = plots.heat("Share right", summary.classes, list(own), shares, halves, "half or less")
+    yield figure(caption, drawn)
+    for place, name in enumerate(summary.classes):
+        at = [Row(hospital, [_span(_class(row, place, "recall"))]) for hospital, row in own.items()]
+        lines = [_class_row(hospital, row["classes"][place]) for hospital, row in own.items()]
+        head = ["hospital", "images", "right", "share right", "sensitivity", "specificity"]
+        parts = [
+            figure(
+                f"The share of the images of class {name} that the model a hospital holds gets "
+                "right, with 95 % intervals.",
+                plots.spans(f"Share of class {name} that is right, by hospital", at),
+            ),
+            table(head, lines, about=f"Class {name} by hospital"),
+        ]
+        many = len(summary.classes) > 3 or len(own) > FOLDED
+        if many:
+            yield folded(f"Class {name}", *parts)
+        else:
+            yield heading(f"Class {name}", 4) + "".join(parts)
+    yield paragraph(
+        "Right: the model's most probable answer is this class. Sensitivity and specificity: of "
+        "this class against all others, where its probability is compared with a threshold that "
+        "was chosen on training images.",
+        soft=True,
+    )
+
+
+def _class_row(hospital: str, told: Told) -> list[object]:
+    if told["images"] is None:
+        return [hospital, "none, or too few patients to tell", None, None, None, None]
+    figures = (_number(told[key]) for key in ("recall", "sensitivity", "specificity"))
+    return [hospital, _whole(told["images"]), _whole(told["right"]), *figures]
+
+
+def _all(summary: Summary) -> Iterator[str]:
+    """All figures of all models, hospital by hospital and together."""
+    if not summary.assessments:
+        return
+    rows, note = summary.assessments, ""
+    if len(summary.hospitals) > EACH:
+        rows = [row for row in rows if row["held"] or row["kind"] != "model"]
+        note = " Of the models only the ones that hospitals hold; summary.json has all."
+    head = ["balanced accuracy", "accuracy", "always the commonest class", "AUROC", "ECE", "images"]
+    yield heading("All figures", 3)
+    yield paragraph(
+        "AUROC: how often an image of a class is given more of this class than an image of "
+        "another; 0.5 is guessing. ECE: how far, on average, the probability that a model gives "
+        "is from the share that is right; 0 is best." + note,
+        soft=True,
+    )
+    everywhere = [[row["hospital"], *_figures(row)] for row in rows]
+    yield folded(
+        "Every model at every hospital",
+        table(["at", "model", *head], everywhere, about="All figures of all models"),
+    )
+    together = table(["model", *head], map(_figures, summary.pooled), about="Models on all images")
+    about = "AUROC and ECE are means over hospitals."
+    title = "Every model on the images of all hospitals together"
+    yield folded(title, paragraph(about, soft=True), together)
+
+
+def _figures(row: Told) -> list[object]:
+    return [
+        MODELS.get(row["kind"], row["model"]),
+        *(_number(row[key]) for key in ("balanced_accuracy", "accuracy")),
+        _commonest(row["largest_class"]),
+        *(_number(row[key]) for key in ("auroc", "ece")),
+        _tested(row),
+    ]
+
+
+def _probabilities(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
+    """Confusion counts and calibration of the models that hospitals hold."""
+    confused = [
+        heading(hospital, 4) + _confusion(summary.classes, row["confusion"])
+        for hospital, row in own.items()
+        if row["confusion"]
+    ]
+    if confused:
+        yield folded("What is taken for what: the model that each hospital holds", *confused)
+    panels = [_reliability(h, row["calibration"]) for h, row in own.items() if row["calibration"]]
+    if panels:
+        yield folded(
+            "Can its probabilities be believed?",
+            figure(
+                "Reliability of the model that each hospital holds: of the images that are "
+                "answered with a probability (from left to right), the share that is right "
+                "(upwards). On the dashed line a model is right as often as it says.",
+                f'<div class="panels small">{"".join(panels)}</div>\n',
+            ),
+        )
+
+
+def _confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> str:
+    rows = [
+        [name, *("not told" if n is None else _whole(n) for n in row)]
+        for name, row in zip(classes, counts, strict=True)
+    ]
+    return table(["the image shows ↓, the answer is →", *classes], rows, about="Confusion counts")
+
+
+def _reliability(hospital: str, bins: Sequence[Told]) -> str:
+    xs = [each["confidence"] for each in bins]
+    ys = [each["right"]["value"] if each["right"] else nan for each in bins]
+    return plots.reliability(Line(hospital, xs, ys))
+
+
+def _said(summary: Summary, about: str) -> str:
+    """The summary's own sentences."""
+    said = [(row["judgement"], row["text"]) for row in summary.worth if row["about"] == about]
+    more = judged(said[SAID:])
+    return judged(said[:SAID]) + (folded(f"{len(said) - SAID} more", more) if more else "")
+
+
+def _held(summary: Summary) -> dict[str, Told]:
+    """By hospital, what is known of the model that it holds."""
+    rows = [row for row in summary.assessments if row["kind"] == "model" and row["held"]]
+    return {row["hospital"]: row for row in sorted(rows, key=lambda row: str(row["hospital"]))}
+
+
+def _of_kind(summary: Summary, kind: str) -> dict[str, Told]:
+    return {row["hospital"]: row for row in summary.assessments if row["kind"] == kind}
+
+
+def _fold(rows: int, title: str, markup: str) -> str:
+    return folded(title, markup) if rows > EACH else markup
+
+
+def _class(row: Told, place: int, key: str) -> Told | None:
+    found: Told | None = row["classes"][place][key]
+    return found
+
+
+def _span(told: Told | None) -> Span:
+    if told is None:
+        return Span(nan)
+    known = with_nan(told)
+    return Span(known["value"], known["low"], known["high"])
+
+
+def _number(told: Told | None, *, signed: bool = False) -> str:
+    """A figure with its interval, which stays on one line."""
+    if told is None:
+        return "–"
+    value, _, within = number(told, signed).partition(" ")
+    return f"{value} {within.replace(' ', NO_BREAK)}".strip()
+
+
+def _tested(row: Told) -> str:
+    """How many images, and below them patients."""
+    return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
+
+
+def _commonest(largest: Told | None) -> str:
+    return f"{largest['share']:.3f} ({largest['name']})" if largest else "not told"
+
+
+def _whole(count: float | None) -> str:
+    return "–" if count is None else f"{count:.1f}".removesuffix(".0")

@@ -1,0 +1,155 @@
+"""The contents of summary.json, the figures of a run."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from server_app.nan_json import MAY_BE_NONE, from_json
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The contents of summary.json, where NaN is null.
+
+    Accuracies are fractions in [0, 1], of the last evaluated round, and defined at the top of this
+    file. Figures over all models exist only if `evaluate.cross` is set.
+
+    Attributes:
+        strategy: Its name.
+        status: `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
+        error: Why the run failed; empty if it did not.
+        rounds: Rounds finished.
+        hospitals: Those that answered at least once, sorted.
+        models: Lineages that a hospital was asked to train, sorted.
+        classes: Their names, in the order of every list of classes; empty if they are not settled.
+        headline: The one figure to show first, or None if no model was tested; see below.
+        worth: What may be said of the run, in words and in order (server_app.worth): each with the
+            `text`, its `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it
+            is `about` (`run`, `hospital`, `class`), and which `hospital`, `model` and `class`.
+        assessments: One row per model and hospital that tested it after the last evaluated round
+            (`kind` = `model`), per ensemble and hospital, and per hospital for its own model before
+            the first hand-off (`standalone`); see below.
+        pooled: One row per model, and one for the ensemble: the test images of all hospitals put
+            together; AUROC and calibration error are means over hospitals.
+        data: Per hospital what its images are (`kind`), the `images`, `patients`, `classes` and
+            `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
+            `own_settings`, which its node-config replaces.
+        federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
+        ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
+        pooled_federation_accuracy: The same, every image counting alike.
+        disagreement: With `balanced_disagreement`, of the balanced accuracy.
+        personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
+        standalone_balanced_accuracy: Of each hospital's own model before the first hand-off.
+        origin_accuracy: Of the model that started at a hospital, wherever it is.
+        fa_as_printed: The federation accuracy times half the number of models (Eq. 4.11).
+        accuracy_after_visit: Of the last model that each hospital trained in the round.
+        train_loss: Mean over the visits of the round.
+        node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there;
+            `balanced_mean` and `balanced_std` of their balanced accuracy.
+        accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
+        balanced_accuracy_matrix: The same of balanced accuracy.
+        history: The figures above as lists over the evaluated rounds, whose numbers are in `round`;
+            `held` lists the personalized accuracy of each hospital, `held_balanced` its balanced
+            accuracy, `seconds` the wall time.
+        visits: One row per version of a model that was tested, in order: its `round`, `hop`,
+            `epochs` and `lineage`, the `hospital` that trained it there and then (empty if several
+            did, whose models were averaged, or none), `global_accuracy`, `global_balanced_accuracy`
+            (needs `evaluate.per_class`), and under `own_accuracies` that at each hospital.
+        last_rounds: `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and
+            `balanced_std` of the balanced one, over all finished visits of the last `LAST_ROUNDS`
+            rounds. Where one model goes from hospital to hospital, `std` is the amplitude of its
+            oscillation.
+        best_round: The first one with the highest federation balanced accuracy (without one:
+            personalized). It is chosen on test data, as papers do, and so flatters the method.
+        best: The highest of each accuracy over the evaluated rounds, also chosen on test data.
+        wall_seconds: From the start of the run to its end. If it was interrupted, only the time up
+            to its last checkpoint before that counts.
+        resumed: How many times the run was resumed.
+        seconds: Summed over hospitals: the time that they report for each of `PHASES`; as `wait`,
+            the rest of the time between a message and its answer.
+        bytes_sent: To all hospitals together.
+        bytes_received: From all hospitals together.
+        bytes_per_hop: Mean over successful visits of the bytes to and from the hospital.
+        participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
+            model, and the rounds in which it `missed` a visit that was asked of it.
+        failures: Which hospitals failed, when, at what and why.
+        synthetic: Per hospital that made synthetic images, what it measured of them.
+        over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
+
+    An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
+    images where none are named), or None. Details are measured once, after the last round; in other
+    rounds the ends are None. The headline is an estimate with the `figure` that it is of, its
+    `round`, and the numbers of `hospitals`, `models`, `images` and `patients` behind it. A row of
+    `assessments` has `kind`, `model`, `hospital`, whether the hospital has `held` the model after
+    the last round, `images`, `patients` (None if none are named), and
+
+        balanced_accuracy, accuracy, auroc, ece     estimates; ece is the calibration error
+        largest_class    its `name` and `share`: the accuracy of always answering it
+        gain             balanced accuracy less that of the hospital's own model; an estimate
+        compared         by the gain: `better`, `worse`, `not shown`, or empty
+        classes          for each class `name`, `images`, `patients`, `right` answers, `recall`, and
+                         at its operating point `threshold` its `sensitivity` and `specificity`
+                         against the rest; None for a class of which nothing is told
+        confusion        images by what they show (rows) and what the model answers
+        calibration      for each bin of the reliability plot `from` and `to` which confidence, how
+                         many `images`, their mean `confidence`, and how many are `right`
+    """
+
+    strategy: str
+    status: str
+    error: str
+    rounds: int
+    hospitals: list[str]
+    models: list[str]
+    classes: list[str]
+    headline: dict[str, Any] | None
+    worth: list[dict[str, str]]
+    assessments: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
+    pooled: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
+    data: dict[str, dict[str, Any]] = field(metadata=MAY_BE_NONE)
+    federation_accuracy: float
+    federation_balanced_accuracy: float
+    federation_auroc: float
+    ensemble_accuracy: float
+    ensemble_balanced_accuracy: float
+    ensemble_auroc: float
+    pooled_federation_accuracy: float
+    disagreement: float
+    balanced_disagreement: float
+    personalized_accuracy: float
+    personalized_balanced_accuracy: float
+    personalized_auroc: float
+    standalone_balanced_accuracy: float
+    origin_accuracy: float
+    fa_as_printed: float
+    accuracy_after_visit: float
+    train_loss: float
+    node_convergence: dict[str, dict[str, float]]
+    accuracy_matrix: list[list[float]]
+    balanced_accuracy_matrix: list[list[float]]
+    history: dict[str, Any]
+    visits: list[dict[str, Any]]
+    last_rounds: dict[str, float]
+    best_round: int | None
+    best: dict[str, float]
+    wall_seconds: float
+    resumed: int
+    seconds: dict[str, float]
+    bytes_sent: int
+    bytes_received: int
+    bytes_per_hop: float
+    participation: dict[str, dict[str, Any]]
+    failures: list[dict[str, Any]]
+    synthetic: dict[str, dict[str, float]]
+    over_time: dict[str, Any]
+
+    @classmethod
+    def read(cls, directory: str | Path) -> Self:
+        """The summary of a run that has ended, from its result directory.
+
+        Raises:
+            OSError: There is no summary.json.
+            ValueError: Another version of this app wrote it.
+        """
+        path = Path(directory).expanduser() / "summary.json"
+        return from_json(path.read_text("utf-8"), cls)

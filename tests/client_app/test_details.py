@@ -1,0 +1,230 @@
+"""What a hospital says of models after the last round, apart from who asks."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.datasets import LocalData
+from client_app.details import Details, Said
+from client_app.disclosure import TOLD, Disclosure
+from client_app.policy import Policy
+from client_app.store import Store
+from learning.samples import Samples
+from strategies.protocol.may_leave import METRICS, metric_of
+
+
+def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
+    """Of a hospital with such test images, and as many others to train on; no policy = simulated.
+
+    Patients are numbered from 0; None = each image is one.
+    """
+    if policy is not None:
+        (tmp_path / "policy.toml").write_text(policy, "utf-8")
+    shown = torch.tensor(labels)
+    samples = Samples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), shown)
+    data = LocalData(
+        *(samples, samples, tuple(map(str, range(classes)))),
+        test_groups=None if groups is None else np.array(groups),
+    )
+    hospital = SimpleNamespace(
+        data=data,
+        policy=None if policy is None else Policy.read(tmp_path / "policy.toml"),
+        store=Store(tmp_path),
+        settings=SimpleNamespace(seed=0),
+        name="graz",
+    )
+    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"))
+    return Details(Disclosure(request))
+
+
+def said(scores, model="m", seen=None):
+    """Of test images, and of the training images if they have other scores, [n, K]."""
+    test = torch.as_tensor(scores, dtype=torch.float32)
+    return Said(model, test, test if seen is None else torch.as_tensor(seen, dtype=torch.float32))
+
+
+def saying(labels, classes=2, sure=0.8):
+    """The scores of a model that says these labels, so surely."""
+    rest = (1 - sure) / (classes - 1)
+    return torch.where(torch.eye(classes)[torch.tensor(labels)] > 0, sure, rest)
+
+
+def told_of(figures, each):
+    return figures.of(each, figures.disclosure.of_test(each.model, each.test))
+
+
+def test_twelve_images_say_how_little_they_know(tmp_path):
+    """Four of class 1, all found: Wilson's interval for 4 of 4 is 0.51 to 1 (1 / (1 + 1.96²/4))."""
+    labels = [0] * 8 + [1] * 4
+    told = told_of(details(tmp_path, labels), said(saying(labels)))
+    assert told["recall-of-class-1"] == told["recall-of-class-1-high"] == 1
+    assert told["recall-of-class-1-low"] == pytest.approx(1 / (1 + 1.959964**2 / 4), abs=1e-6)
+    assert told["balanced-accuracy-low"] < 0.8
+    assert told["auroc-low"] < 0.8
+    assert (told["answers-1-of-class-1"], told["answers-0-of-class-1"]) == (4, 0)
+    assert all(metric_of(name) in METRICS for name in told)
+    assert all(told[name] in METRICS[metric_of(name)] for name in told)
+
+
+def test_one_class_or_one_patient_is_an_assessment_too(tmp_path):
+    """Of one patient nothing is known of others: 12 right images are worth as much as one."""
+    told = told_of(details(tmp_path, [1] * 12), said(saying([1] * 12)))
+    assert told["recall-of-class-1-low"] == pytest.approx(0.757, abs=0.001)  # Wilson, 12 of 12
+    assert not {"auroc", "recall-of-class-0", "threshold-of-class-1"} & told.keys()
+    told = told_of(details(tmp_path, [1] * 12, groups=[0] * 12), said(saying([1] * 12)))
+    assert told["num-patients"] == 1
+    assert told["recall-of-class-1-low"] == pytest.approx(1 / (1 + 1.959964**2), abs=1e-6)
+
+
+def test_operating_points_are_chosen_on_training_images_alone(tmp_path):
+    """A model that never says class 1 ranks it well; on test images it would be best at 0.1."""
+    labels = [0] * 80 + [1] * 20
+    figures = details(tmp_path, labels)
+    test = torch.tensor([[0.95, 0.05]] * 80 + [[0.75, 0.25]] * 20)
+    seen = torch.tensor([[0.85, 0.15]] * 80 + [[0.6, 0.4]] * 20)
+    told = told_of(figures, said(test, seen=seen))
+    assert told["recall-of-class-1"] == 0
+    assert told["threshold-of-class-1"] == pytest.approx(0.3)
+    assert told["sensitivity-of-class-1"] == 0  # at 0.1 it would be 1
+    assert told["specificity-of-class-1"] == 1
+    told = told_of(figures, said(test))
+    assert told["threshold-of-class-1"] == pytest.approx(0.1)
+    assert told["sensitivity-of-class-1"] == told["specificity-of-class-1"] == 1
+
+
+def test_calibration_is_that_of_the_bins_by_hand(tmp_path):
+    """60 answers at 0.95, 45 right, and 40 at 0.55, 30 right: errors of 0.2 each."""
+    labels = [0] * 100
+    scores = [[0.95, 0.05]] * 45 + [[0.05, 0.95]] * 15 + [[0.55, 0.45]] * 30 + [[0.45, 0.55]] * 10
+    told = told_of(details(tmp_path, labels), said(scores))
+    assert told["calibration-error"] == pytest.approx(0.2, abs=1e-6)
+    assert (told["images-in-bin-9"], told["right-in-bin-9"]) == (60, 0.75)
+    assert told["confidence-in-bin-5"] == pytest.approx(0.55)
+    assert told["calibration-error-low"] < 0.2 < told["calibration-error-high"]
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A hospital whose own model gets 70 of 100 images right, half of them of each class."""
+    labels = [0, 1] * 50
+    figures = details(tmp_path, labels)
+    wrong = [1 - k if at < 30 else k for at, k in enumerate(labels)]
+    own = said(saying(wrong), "own")
+    arrays = {"test": own.test.numpy(), "seen": own.seen.numpy(), "model": np.array("own")}
+    figures.disclosure.request.run.save("alone", arrays)
+    assert figures.of_alone()["balanced-accuracy"] == pytest.approx(0.7)
+    return figures, labels
+
+
+def test_the_gain_over_the_hospitals_own_model_is_of_the_same_images(alone):
+    """80 right: 10 more, of which none was right before; that is ±0.06, and not ±0.12 as unpaired.
+
+    The variance of the mean of 100 differences, 10 of 1 and 90 of 0, is 0.09 / 100 = 0.03².
+    """
+    figures, labels = alone
+    better = [1 - k if at < 20 else k for at, k in enumerate(labels)]
+    told = told_of(figures, said(saying(better)))
+    assert told["gain"] == pytest.approx(0.1)
+    half = (told["gain-high"] - told["gain-low"]) / 2
+    assert half == pytest.approx(1.96 * 0.03, rel=0.2)
+    same = told_of(figures, said(saying([1 - k if at < 30 else k for at, k in enumerate(labels)])))
+    assert same["gain"] == 0
+    assert same["gain-low"] <= 0 <= same["gain-high"]
+
+
+def repeatedly(figures, scores, times, seen=None):
+    """What is told of one model after another, which say the same and have other noise."""
+    for number in range(times):
+        (figures.disclosure.request.run.folder / "detailed").unlink(missing_ok=True)
+        yield told_of(figures, said(scores, str(number), seen))
+
+
+HALF = [0, 1, 1, 0] * 100  # wrong about half of [0, 1] * 200, in each class
+
+
+def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
+    """The noise in a cell is √2 · √(5 · 20) / 4 images, and 3 times that if a patient has three."""
+    for times, groups in ((1, None), (3, [0, 0, 0, *range(1, 398)])):
+        figures = details(tmp_path, [0, 1] * 200, groups, "figures.max-detailed = 20")
+        told = [each["answers-1-of-class-1"] for each in repeatedly(figures, saying(HALF), 100)]
+        assert np.std(told) == pytest.approx(times * np.sqrt(2 * 5 * 20) / TOLD, rel=0.25)
+        assert np.mean(told) == pytest.approx(100, abs=times)
+        assert np.array_equal(told, np.rint(told))
+
+
+def test_intervals_of_a_deployment_hold_what_is_true_without_noise(tmp_path):
+    """Noise alone moves a figure out of an interval that also has room for other patients rarely.
+
+    What is told of the classes is what is told of all.
+    """
+    figures = details(tmp_path, [0, 1] * 200, policy="")
+    names = (
+        "balanced-accuracy",
+        "accuracy",
+        "recall-of-class-1",
+        "auroc",
+    )
+    told = list(repeatedly(figures, saying(HALF), 100))
+    for name in names:
+        inside = [each[f"{name}-low"] <= 0.5 <= each[f"{name}-high"] for each in told]
+        assert np.mean(inside) > 0.93, name
+        assert (
+            told[0][f"{name}-high"] - told[0][f"{name}-low"] > 2 * 1.96 * 0.5 / np.sqrt(400) * 0.99
+        )
+    recalls = [np.mean([each[f"recall-of-class-{k}"] for k in (0, 1)]) for each in told]
+    assert [each["balanced-accuracy"] for each in told] == pytest.approx(recalls)
+
+
+def test_small_classes_and_what_would_be_too_coarse_are_not_told(tmp_path):
+    """Of nine patients nothing, of 14 no share: the noise in a recall is 3.5 / 14 and more."""
+    labels = [0] * 200 + [1] * 9 + [2] * 13
+    told = told_of(details(tmp_path, labels, policy="", classes=3), said(saying(labels, 3)))
+    assert not [name for name in told if name.endswith(("class-1", "class-1-low", "class-1-high"))]
+    assert "recall-of-class-2" not in told
+    assert "answers-2-of-class-2" not in told
+    assert "sensitivity-of-class-2" in told
+    assert "answers-0-of-class-0" in told
+
+
+def test_so_many_models_are_told_of_and_no_more(tmp_path):
+    figures = details(tmp_path, [0, 1] * 50, policy="figures.max-detailed = 2")
+    told = [told_of(figures, said(saying([0, 1] * 50), str(number))) for number in range(3)]
+    assert [("answers-0-of-class-0" in each) for each in told] == [True, True, False]
+    again = told_of(figures, said(saying([0, 1] * 50), "0"))
+    assert again == told[0]
+    none = details(tmp_path, [0, 1] * 50, policy="figures.max-detailed = 0")
+    assert told_of(none, said(saying([0, 1] * 50))) == {}
+
+
+def test_a_training_image_does_not_decide_on_an_operating_point(tmp_path):
+    """Of 100 training images of class 1, 25 have 0.45, and 51 have 0.2, or 49; of class 0 half.
+
+    At 0.1, Youden's J is 0.25 + 0.51 - 0.5, or less 0.02; at 0.3 it is 0.25. All test images of the
+    class have 0.2: the exact sensitivity is 1 or 0, and tells of single training images. With noise
+    in the counts that a threshold is chosen by, either comes about as often in both cases.
+    """
+    labels = [0, 1] * 100
+    test = torch.tensor([[0.99, 0.01], [0.8, 0.2]] * 100)
+
+    def seen(number):
+        ones = torch.full((200,), 0.01)
+        ones[0:100:2] = 0.2
+        ones[1:51:2] = 0.45
+        ones[51 : 51 + 2 * number : 2] = 0.2
+        return torch.stack([1 - ones, ones], dim=1)
+
+    cases = [seen(51), seen(49)]
+    exact = details(tmp_path, labels)
+    told = [told_of(exact, said(test, seen=case)) for case in cases]
+    assert [each["sensitivity-of-class-1"] for each in told] == [1, 0]
+    figures = details(tmp_path, labels, policy="")
+    shares = [
+        np.mean(
+            [each["sensitivity-of-class-1"] > 0.5 for each in repeatedly(figures, test, 100, c)]
+        )
+        for c in cases
+    ]
+    assert abs(shares[0] - shares[1]) < 0.25

@@ -1,0 +1,71 @@
+"""Hashes of a hospital's images, which it tells the server."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from client_app.datasets import LocalData
+from client_app.datasets.facts import hashes
+from learning.samples import Samples
+from strategies.protocol.may_leave import CARD
+
+
+@pytest.fixture
+def data():
+    pixels = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 2, 2)
+    train = Samples(pixels, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 1, 2, 3]))
+    test = Samples(pixels, torch.tensor([0, 1]), torch.tensor([4, 5]))
+    return LocalData(train, test, ("a", "b"))
+
+
+def test_the_same_images_have_the_same_hash_in_any_order(data):
+    turned = Samples(data.train.pixels, data.train.labels.flip(0), data.train.rows.flip(0))
+    assert hashes(replace(data, train=turned), b"") == hashes(data, b"")
+
+
+@pytest.mark.parametrize("what", ["an image", "a class", "a name"])
+def test_other_images_or_classes_have_another(what, data):
+    train, classes = data.train, data.classes
+    if what == "an image":
+        train = replace(train, rows=torch.tensor([0, 1, 2, 5]))
+    elif what == "a class":
+        train = replace(train, labels=torch.tensor([0, 1, 0, 0]))
+    else:
+        classes = ("a", "c")
+    other = hashes(replace(data, train=train, classes=classes), b"")
+    assert other["train"] != hashes(data, b"")["train"]
+    assert (other["test"] == hashes(data, b"")["test"]) == (what != "a name")
+
+
+def test_files_count_and_not_their_form(data):
+    """Files of the same content, which were brought to another size."""
+    files = {"train_contents": list("wxyz"), "test_contents": list("uv")}
+    larger = Samples(torch.zeros(6, 1, 9, 9, dtype=torch.uint8), data.train.labels)
+    assert hashes(replace(data, **files, train=larger), b"") == hashes(replace(data, **files), b"")
+
+
+def test_with_a_secret_nobody_can_try_images(data):
+    """Two hospitals with the same images have other hashes; each always has the same."""
+    here, there = hashes(data, b"graz"), hashes(data, b"linz")
+    assert {*here.values()}.isdisjoint({*there.values(), *hashes(data, b"").values()})
+    assert here == hashes(data, b"graz")
+    assert here["train"].startswith("keyed-")
+    for each in (*here.values(), *hashes(data, b"").values()):
+        assert CARD["train-images"](each)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "leaves"),
+    [
+        ("data", "folder of DICOM files", True),
+        ("data", "/home/graz/images", False),
+        ("train-images", "keyed-" + "0" * 16, True),
+        ("train-images", "Maria Huber", False),
+        ("own-settings", ["train.batch-size=8", "pretrained=a file of its own"], True),
+        ("own-settings", ["data-dir=/home/graz"], False),
+        ("own-settings", "model=cnn", False),
+    ],
+)
+def test_no_path_and_no_name_leaves_with_them(field, value, leaves):
+    assert CARD[field](value) == leaves

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+from scipy.special import stdtrit
+
+from learning.intervals import Estimate, combined, student, wilson
+
+
+def test_the_interval_is_wilson_s():
+    """6 of 9: (6 + 1.92) / (9 + 3.84) ± 1.96 / 12.84 · sqrt(6·3/9 + 0.96)."""
+    found = wilson(6 / 9, 9)
+    assert (found.low, found.high) == pytest.approx((0.354, 0.879), abs=5e-4)
+    assert wilson(1.0, 9).high == 1
+    assert wilson(0.0, 9).low == 0
+
+
+def test_noise_makes_the_interval_wider():
+    """0.667 - sqrt(0.313² + (1.96 · 0.1)²) = 0.298; the upper end likewise; both are shares."""
+    found = wilson(6 / 9, 9).told(6 / 9, 0.1)
+    assert (found.low, found.high) == pytest.approx((0.298, 0.956), abs=1e-3)
+    moved = wilson(6 / 9, 9).told(0.95, 0.1)
+    assert (moved.value, moved.high) == (0.95, 1)
+    assert moved.low == pytest.approx(0.95 - (0.667 - 0.298), abs=1e-3)
+
+
+@pytest.mark.parametrize("freedom", [2, 3, 5, 20])
+def test_quantiles_are_those_of_student(freedom):
+    assert student(freedom) == pytest.approx(stdtrit(freedom, 0.975), rel=0.035)
+    assert student(1e9) == pytest.approx(1.96, abs=1e-4)
+
+
+def test_a_difference_of_what_errs_together_is_surer():
+    """Ends at 0.3 and 0.4 below and above: independent sqrt(0.3² + 0.4²) = 0.5, together 0.1."""
+    first, second = Estimate(0.6, 0.3, 0.8), Estimate(0.5, 0.2, 0.9)
+    apart = combined([1, -1], [first, second], None)
+    assert (apart.value, apart.low) == pytest.approx((0.1, 0.1 - 0.5))
+    assert apart.high == pytest.approx(0.1 + np.hypot(0.2, 0.3))
+    alike = combined([1, -1], [first, second], np.ones((2, 2)))
+    assert (alike.low, alike.high) == pytest.approx((0.0, 0.2))

@@ -1,0 +1,231 @@
+"""The pages in a real browser, Debian's Chromium: as they look, not as they were written."""
+
+import os
+import shutil
+from math import isfinite
+
+import pytest
+from playwright.sync_api import sync_playwright
+
+from client_app.datasets.listing import Unusable
+from client_app.datasets.own import Finding
+from client_app.ledger import Line
+from client_app.ledger_view import page as ledger_page
+from client_app.preflight.card import Card, Examined
+from client_app.preflight.page import page as card_page
+from server_app.compare_page import page as comparison_page
+from server_app.comparison import compared
+from tests.server_app.fake_runs import HOSTILE, RUNS
+from tests.server_app.test_compare import write_run
+
+pytestmark = pytest.mark.slow
+
+# Widths of a screen or of paper in pixels, whether it is dark, and whether it is paper.
+SCREENS = {
+    "wide, light": (1280, "light", "screen"),
+    "narrow, dark": (390, "dark", "screen"),
+    "narrow, light": (390, "light", "screen"),
+    "paper": (720, "dark", "print"),
+}
+# Text whose contrast with what is behind it is too low to be read (WCAG: 4.5).
+FAINT = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const rgba = color => {
+    canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  };
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const behind = element => {
+    for (let each = element; each; each = each.parentElement) {
+      const color = rgba(getComputedStyle(each).backgroundColor);
+      if (color[3] > 250) return color;
+    }
+  };
+  const seen = new Map();
+  const texts = "p, li, a, td, th, summary, figcaption, h2, span, text";
+  for (const each of document.querySelectorAll(texts)) {
+    const style = getComputedStyle(each);
+    if (!each.textContent.trim() || style.fontSize === "0px") continue;
+    const color = each.tagName === "text" ? style.fill : style.color;
+    const place = each.tagName === "text" ? each.closest("figure") : each;
+    const key = color + getComputedStyle(place).backgroundColor + each.className;
+    if (seen.has(key)) continue;
+    const [a, b] = [light(rgba(color)), light(behind(place))].sort((x, y) => y - x);
+    seen.set(key, [(a + 0.05) / (b + 0.05), each.tagName, each.textContent.slice(0, 40)]);
+  }
+  return [...seen.values()].filter(([contrast]) => contrast < 4.5);
+}"""
+FOLD = """folded => document.querySelectorAll("details").forEach(e => e.open = !folded)"""
+# What sticks out to the right of a page, outside of boxes that scroll.
+OVERFLOW = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
+# Texts of pictures that lie outside of their picture, as a legend did.
+CLIPPED = """() => [...document.querySelectorAll("figure svg[role=img] text")].filter(text => {
+  const [box, svg] = [text, text.closest("svg[role=img]")].map(e => e.getBoundingClientRect());
+  return svg.width && (box.left < svg.left - 8 || box.right > svg.right + 8);
+}).map(text => text.textContent)"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium; without it tests are skipped, and fail where .ci/run says that it must be there."""
+    if (path := shutil.which("chromium")) is None:
+        missing = "There is no Chromium: apt-get install chromium"
+        pytest.fail(missing) if "FEDHANDOFF_BROWSER" in os.environ else pytest.skip(missing)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+def comparison(folder):
+    """Of two methods over two seeds."""
+    for seed in (0, 1):
+        for strategy, values in (("cwt", (0.6, 0.8)), ("rwt", (0.7 + 0.01 * seed, 0.9))):
+            write_run(folder / f"{strategy}-{seed}", strategy, seed, values)
+    return comparison_page(compared([folder]))
+
+
+def ledger(folder):
+    """Two lines, one of them with all that a server says of a run."""
+    left = [{"name": "model", "bytes": 400_000, "sha256": "3f" * 32}]
+    entry = {"run": "7", "time": "2026-11-22T14:20:03", "verb": "train", "round": 1, "left": left}
+    terms = {"settings": {"strategy": "W" * 200}, "code": "3f" * 32, "policy": "77" * 32}
+    lines = [Line(1, "3f" * 32, {**entry, **terms}), Line(2, "77" * 32, entry)]
+    return ledger_page("graz", lines, "2 lines, unbroken. The last hash is " + "77" * 32, True)
+
+
+def card(folder):
+    """Of images some of which cannot be used."""
+    counts = {"benign": {"train": 40, "test": 10}, "melanoma": {"train": 4, "test": 1}}
+    findings = [Finding("rare-classes", "Classes of few images: 1.", "Add some.", "amber")]
+    unusable = [Unusable("melanoma/" + "W" * 200, "is no image")]
+    found = Card("graz", "/data/skin", {}, findings, 55, unusable, 0, counts, 40, counts)
+    return card_page(Examined(found))
+
+
+OTHERS = {each.__name__: each for each in (comparison, ledger, card)}
+
+
+@pytest.fixture(scope="module")
+def opened(browser, tmp_path_factory):
+    """Every page in a window of its own, with its run, and what the browser complains of."""
+    complaints = []
+
+    def open_(markup):
+        page = browser.new_page()
+        page.on("console", lambda message: complaints.append(message.text))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("request", lambda request: complaints.append(request.url))
+        page.set_content(markup)
+        return page
+
+    reports = {name: (open_(run().page()), run().summary) for name, run in RUNS.items()}
+    folder = tmp_path_factory.mktemp("runs")
+    return {**reports, **{n: (open_(make(folder)), None) for n, make in OTHERS.items()}}, complaints
+
+
+@pytest.fixture
+def shown(opened):
+    """A page on one of `SCREENS`; whatever the browser complains of fails the test."""
+    pages, complaints = opened
+
+    def show(name, screen="wide, light"):
+        page, summary = pages[name]
+        width, scheme, media = SCREENS[screen]
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(media=media, color_scheme=scheme)
+        return page, summary
+
+    yield show
+    assert not complaints
+
+
+@pytest.mark.parametrize("name", [*RUNS, *OTHERS])
+def test_a_page_fits_every_screen(shown, name):
+    for screen in SCREENS:
+        page, _ = shown(name, screen)
+        for folded in (True, False):
+            page.evaluate(FOLD, folded)
+            assert page.evaluate(OVERFLOW) == 0, screen
+        if name != "hostile":  # whose names are longer than any that fits
+            assert page.evaluate(CLIPPED) == [], screen
+
+
+@pytest.mark.parametrize("screen", SCREENS)
+def test_all_text_can_be_read(shown, screen):
+    for name in ("learnt", "learnt_nothing", "handed_on_with_images", "one_missing", *OTHERS):
+        assert shown(name, screen)[0].evaluate(FAINT) == []
+
+
+@pytest.mark.parametrize("name", ["learnt", "learnt_nothing", "one_model", "one_missing", "fifty"])
+def test_the_numbers_are_those_of_the_summary(shown, name):
+    page, summary = shown(name)
+    assert page.inner_text(".headline b") == f"{summary.headline['value']:.3f}"
+    heats = page.locator("table.heat")
+    assert _cells(heats.last) == [
+        [f"{share:.2f}" if isfinite(share) else "–" for share in row]
+        for row in summary.balanced_accuracy_matrix
+    ]
+    held = sorted((r for r in summary.assessments if r["held"]), key=lambda r: r["hospital"])
+    assert _cells(heats.first) == [
+        [_two_digits(row["classes"][k]["recall"]) for row in held]
+        for k in range(len(summary.classes))
+    ]
+    table = page.locator("[aria-label^='Balanced accuracy alone'] table")
+    for line, row in zip(_cells(table), held, strict=True):
+        own = row["balanced_accuracy"]
+        assert line[0] == row["hospital"]
+        assert line[2].split()[0] == (f"{own['value']:.3f}" if own else "–")
+
+
+@pytest.mark.parametrize("name", ["learnt", "one_model", "fifty"])
+def test_every_picture_has_a_name_and_a_sentence(shown, name):
+    page, _ = shown(name)
+    names = page.eval_on_selector_all(
+        "figure svg:not([aria-hidden])", "all => all.map(e => e.getAttribute('aria-label'))"
+    )
+    assert names
+    assert all(names)
+    sentences = page.eval_on_selector_all(
+        "figure", "all => all.map(e => e.querySelector('figcaption').textContent.trim())"
+    )
+    assert all(text.endswith(".") for text in sentences)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_contents_lead_to_one_place_each(shown, name):
+    counts = shown(name)[0].eval_on_selector_all(
+        "nav a", "all => all.map(a => document.querySelectorAll(a.getAttribute('href')).length)"
+    )
+    assert counts
+    assert set(counts) == {1}
+
+
+def test_names_from_outside_do_nothing(shown):
+    page, _ = shown("hostile")
+    assert page.title() != "hit"
+    assert page.locator("main script, main img").count() == 0
+    assert page.get_by_text(HOSTILE[0], exact=True).count() > 0
+
+
+def test_on_paper_everything_is_open_and_light(shown):
+    page, _ = shown("one_model", "paper")
+    page.evaluate(FOLD, True)
+    hidden = "all => all.filter(e => !e.checkVisibility({contentVisibilityAuto: true})).length"
+    assert page.locator("details table").count() > 0
+    assert page.eval_on_selector_all("details table", hidden) == 0
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+
+
+def _two_digits(told):
+    return f"{told['value']:.2f}" if told else "–"
+
+
+def _cells(table):
+    """The texts of a table's cells, without its titles."""
+    return table.evaluate(
+        "table => [...table.tBodies[0].rows]"
+        ".map(row => [...row.cells].filter(c => c.tagName === 'TD').map(c => c.textContent))"
+    )
