@@ -236,7 +236,9 @@ class Results:
         clock = time() - monotonic()
         waits = [{**vars(each), "since": round(clock + each.since)} for each in self._awaited]
         with replacing(self.path / "under-way.json") as draft:
-            draft.write_text(to_json({"rounds": len(self._rounds), "waits": waits}), "utf-8")
+            draft.write_text(
+                to_json({"rounds": len(self._rounds), "waits": waits}), encoding="utf-8"
+            )
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -281,7 +283,8 @@ class Results:
         for text in texts(summary.worth, "run", "class"):
             self._say(INFO, text)
         self._config = describe(summary.data, self._settings.dataset) + self._config
-        (self.path / "config.toml").write_text(self._config, encoding="utf-8")
+        with replacing(self.path / "config.toml") as draft:
+            draft.write_text(self._config, encoding="utf-8")
         with replacing(self.path / "summary.json") as draft:
             draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         (self.path / "under-way.json").unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from client_app.app import app as hospital_app
-from server_app import report
+from server_app import results
 from server_app.results import Results as RealResults
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
@@ -311,7 +311,7 @@ def test_a_kill_at_any_operation_on_a_file_leaves_a_run_that_goes_on(
     tmp_path, file_clock, monkeypatch
 ):
     """Also while its results are written at the end."""
-    monkeypatch.setattr(report, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_: "")
     hospitals = [CountingHospital(f"h{k}") for k in range(2)]
 
     def lived(folder):
@@ -475,7 +475,7 @@ def test_a_run_that_still_goes_on_is_refused(tmp_path):
 
 
 def test_a_run_that_has_completed_is_refused(killed, monkeypatch):
-    monkeypatch.setattr(report, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_: "")
     assert killed.part()
     killed.results.finish(killed.state)
     assert "has not completed (there is no" in refused(killed)
@@ -564,7 +564,7 @@ REAL: dict[str, dict[str, object]] = {
 def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(
     case, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(report, "render", lambda *_: "")
+    monkeypatch.setattr(results, "render", lambda *_: "")
     chosen = {
         "strategy": case,
         "num_server_rounds": 3,

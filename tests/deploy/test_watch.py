@@ -203,7 +203,7 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
         demo.hospitals(tmp_path, address),
         demo.started(tmp_path, *run, log="run") as process,
     ):
-        wait_until(lambda: b"Receiving: train message" in log.read_bytes(), seconds=180)
+        wait_until(lambda: b"train: at work" in log.read_bytes(), seconds=180)
         wait_until(lambda: b"waits for an answer" in log.read_bytes(), end_clientapps, 60)
         assert process.wait(timeout=300) == 0
     (result,) = (tmp_path / "runs").iterdir()
