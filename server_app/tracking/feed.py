@@ -45,8 +45,8 @@ class Tracker(Protocol):
     def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
         """Take the figures of a round, unless it has been taken before."""
 
-    def end(self, status: str, files: Sequence[Path]) -> None:
-        """Take the status of a run that ended, and files about it."""
+    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
+        """Take what is known of a run that ended, its `status` first, and files about it."""
 
 
 @dataclass
@@ -85,7 +85,10 @@ class Feed:
         """The run is over, and its result directory written; no model leaves that."""
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
         files = [path / name for name in (*names, "report.html")]
-        self._tell(lambda tracker: tracker.end(summary.status, files))
+        kinds = sorted({own["kind"] for own in summary.data.values() if own["kind"]})
+        # What hospitals really used, in the place of the setting.
+        tags = {"status": summary.status} | ({"data": ", ".join(kinds)} if kinds else {})
+        self._tell(lambda tracker: tracker.end(tags, files))
         for name, line in self._lines.items():
             if line.waiting:
                 log(WARNING, "%s has not been told all of this run", name)

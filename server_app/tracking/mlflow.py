@@ -92,12 +92,16 @@ class MLflow:
         self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
         self._rounds = number
 
-    def end(self, status: str, files: Sequence[Path]) -> None:
+    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
         """Send the files, and how the run ended."""
-        self._client.set_tag(self._id, "status", status)
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
         for file in files:
             self._client.log_artifact(self._id, str(file))
-        self._client.set_terminated(self._id, "FAILED" if status == "failed" else "FINISHED")
+        self._client.set_terminated(
+            self._id, "FAILED" if tags["status"] == "failed" else "FINISHED"
+        )
 
     @property
     def _own_database(self) -> str:

@@ -41,7 +41,7 @@ class TensorBoard:
         self._add(step=number, summary=Summary(value=values))
         self._writer.flush()
 
-    def end(self, status: str, files: Sequence[Path]) -> None:
+    def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
         """Close the file; TensorBoard shows no others."""
         self._writer.close()
 

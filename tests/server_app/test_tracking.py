@@ -32,9 +32,9 @@ class Memory:
         self._may_fail("round")
         self.rounds[number] = (list(hospitals), dict(figures))
 
-    def end(self, status, files):
+    def end(self, tags, files):
         self._may_fail("end")
-        self.ended = (status, [file.name for file in files if file.exists()])
+        self.ended = (tags["status"], [file.name for file in files if file.exists()])
 
 
 @pytest.fixture
