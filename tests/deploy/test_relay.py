@@ -210,14 +210,14 @@ class Dishonest(Watched):
     """
 
     @contextmanager
-    def start_hospitals(self, folder, address):
+    def start_hospitals(self, folder, address, own):
         """In the place of `deploy.demo.hospitals`."""
         more = {"graz": ["--warm"], "linz": ["--any-code"], "wien": []}
         with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
             for name in HOSPITALS:
                 patch.setattr(demo, "HOSPITALS", (name,))
                 given = ("--members", "first-use", *more[name])
-                running.enter_context(hospitals(folder, address, more=given))
+                running.enter_context(hospitals(folder, address, more=given, own=own))
             patch.undo()
             yield
 
