@@ -28,27 +28,43 @@ ESTIMATES = {
 }
 
 
-def assess(last: "Round", events: Iterable[Event], classes: Sequence[str]) -> list[Row]:
+def assess(last: "Round", events: Sequence[Event], classes: Sequence[str]) -> list[Row]:
     """The rows of `Summary.assessments`.
+
+    Where nothing was handed on, nothing is compared with what was before the first hand-off.
 
     Args:
         last: The last evaluated round.
         events: Of the run.
         classes: Names of the classes, in order.
     """
-    rows = [
-        _row("model", model, hospital, metrics, classes) | {"held": (model, hospital) in last.held}
-        for (model, hospital), metrics in sorted(last.tests.items())
-    ]
+    handed_on = _handed_on(events)
+    rows = []
+    for (model, hospital), metrics in sorted(last.tests.items()):
+        known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
+        held = {"held": (model, hospital) in last.held}
+        rows.append(_row("model", model, hospital, known, classes) | held)
+    kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
     told = {
         (event.verb, event.hospital): event.metrics
         for event in events
-        if event.round == last.number and event.verb in ("ensemble", "standalone")
+        if event.round == last.number and event.verb in kinds
     }
     for (kind, hospital), metrics in sorted(told.items()):
         model = hospital if kind == "standalone" else ""
         rows.append(_row(kind, model, hospital, metrics, classes) | {"held": False})
     return rows
+
+
+def _handed_on(events: Iterable[Event]) -> bool:
+    """Whether a model was trained at two hospitals, or synthetic images left one."""
+    trained: dict[str, set[str]] = {}
+    for event in events:
+        if "release-passed" in event.metrics:
+            return True
+        if event.verb.startswith("train") and event.outcome == "ok":
+            trained.setdefault(event.lineage, set()).add(event.hospital)
+    return any(len(hospitals) > 1 for hospitals in trained.values())
 
 
 def _row(

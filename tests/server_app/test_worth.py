@@ -41,8 +41,8 @@ def told(benign, melanoma, half=0.05, gain=None, sizes=(80, 20)):
     return {**figures, **ends, **counts}
 
 
-def summary_of(tests, standalone=None, held=(("A", "A"), ("B", "B")), details=True):
-    """Of one round in which these models were tested at hospitals A and B."""
+def summary_of(tests, standalone=None, held=(("A", "A"), ("B", "B")), details=True, stays=False):
+    """Of one round in which these models were trained and tested at hospitals A and B."""
     events = [
         Event("evaluate", 1, 1, hospital, model, metrics=metrics)
         for (model, hospital), metrics in tests.items()
@@ -52,7 +52,9 @@ def summary_of(tests, standalone=None, held=(("A", "A"), ("B", "B")), details=Tr
         Event("standalone", 1, 1, hospital, metrics=metrics)
         for hospital, metrics in (standalone or {}).items()
     ]
-    trained = [Event("train", 1, 1, model, model) for model in sorted({m for m, _ in tests})]
+    models = sorted({model for model, _ in tests})
+    trained = [Event("train", 1, 1, model, model) for model in models]
+    trained += [Event("train", 1, 2, "AB"[model == "A"], model) for model in models if not stays]
     measured = measure_round(1, [*trained, *events], cross=True)
     return summarise("cwt", [*trained, *events], [measured], 1.0, "", classes=CLASSES)
 
@@ -124,6 +126,13 @@ def test_staying_alone_is_beaten_only_outside_of_the_interval(gain, judgement, b
     held = [row for row in summary.assessments if row["held"]]
     assert [row["compared"] for row in held] == [compared, compared]
     assert summary.standalone_balanced_accuracy == pytest.approx(0.75 - gain)
+
+
+def test_models_that_stay_are_not_compared_with_staying_alone():
+    tests = dict.fromkeys(EVERYWHERE, told(0.8, 0.7, gain=0.2))
+    summary = summary_of(tests, dict.fromkeys("AB", told(0.5, 0.6)), stays=True)
+    assert not [text for _, text in said(summary) if "own models" in text]
+    assert {(row["kind"], row["gain"]) for row in summary.assessments} == {("model", None)}
 
 
 def test_few_images_are_said_to_be_few():
