@@ -37,11 +37,12 @@ def _figures(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:
         for name, key in names.items()
         if any(map(isfinite, history[key]))
     ]
+    chart = plots.chart("Balanced accuracy over time", lines, chances[""], across="seconds")
     yield figure(
         "Balanced accuracy of the models as they were when a round was over, by the seconds since "
         "the start of the run; virtual seconds, if the setting async.seconds says how long a visit "
         "takes.",
-        plots.chart("Balanced accuracy over time", lines, chances[""], across="seconds"),
+        f'<div class="panels">{chart}</div>\n',
     )
 
 
