@@ -54,8 +54,11 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> None:
+    path = arguments.directory.expanduser().absolute()
     try:
-        sys.exit(follow(arguments.directory.expanduser().absolute(), Console(highlight=False)))
+        if path.is_file():
+            raise NotADirectoryError("it is a file")
+        sys.exit(follow(path, Console(highlight=False)))
     except KeyboardInterrupt:
         sys.exit(130)
     except (OSError, ValueError, LookupError) as error:

@@ -179,3 +179,6 @@ def test_what_is_no_result_directory_is_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["server_app", "watch", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"cannot be read as a result directory: FileNotFound"):
         command.main()
+    monkeypatch.setattr("sys.argv", ["server_app", "watch", str(tmp_path / "metrics.jsonl")])
+    with pytest.raises(SystemExit, match=r"NotADirectoryError: it is a file"):
+        command.main()
