@@ -269,10 +269,10 @@ def picture(run: Followed, console: Console) -> Group:
 
 
 def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
-    """Each figure of the headline over the rounds."""
+    """Each of the foremost figures over the rounds."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for measured in done:
-        for label, value in wording.headline(measured.figures).items():
+        for label, value in wording.foremost(measured.figures).items():
             curves.setdefault(label, []).append((measured.number, value))
     return curves
 

@@ -45,10 +45,10 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
         left: Seconds until the last round ends; NaN if that is not known.
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
-    parts += [f"{label} {value:.3f}" for label, value in headline(measured.figures).items()]
-    accuracies = [row["global_accuracy"] for row in finished(measured.visits)]
-    accuracies = [each for each in accuracies if isfinite(each)]
-    if len(accuracies) > len({row["lineage"] for row in finished(measured.visits)}):
+    parts += [f"{label} {value:.3f}" for label, value in foremost(measured.figures).items()]
+    visits = finished(measured.visits)
+    accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
+    if len(accuracies) > len({row["lineage"] for row in visits}):
         parts.append(f"visits {min(accuracies):.3f} to {max(accuracies):.3f}")
     if len(parts) == 1 and isfinite(loss := measured.figures["train_loss"]):
         parts.append(f"loss {loss:.3f}")
@@ -59,7 +59,7 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
     return "  ".join(parts)
 
 
-def headline(figures: dict[str, float]) -> dict[str, float]:
+def foremost(figures: dict[str, float]) -> dict[str, float]:
     """The figures of a round that matter most, by their labels: balanced ones if there are any."""
     measured = {label: figures[name] for label, name in FIGURES.items() if isfinite(figures[name])}
     plain = {"balanced accuracy": "accuracy", "held": "held (accuracy)"}
@@ -90,10 +90,8 @@ def of_event(event: Event) -> tuple[int, str] | None:
     took = duration(event.seconds)
     if event.verb == "query.prepare":
         train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
-        images = (
-            f": {train:.0f} images to train on, {test:.0f} to test on" if train == train else ""
-        )
-        return INFO, f"{event.hospital} is ready{images} ({took})"
+        known = f": {train:.0f} images to train on, {test:.0f} to test on" * isfinite(train)
+        return INFO, f"{event.hospital} is ready{known} ({took})"
     if event.seconds >= LONG_ANSWER:
         return INFO, f"{when}{event.hospital} took {took} to {what}"
     return None

@@ -16,10 +16,10 @@ from datetime import datetime
 from flwr.common.config import flatten_dict
 
 from server_app.report import method, operation, over_time, privacy, worth
-from server_app.report.operation import duration
 from server_app.summary import Summary
 from server_app.worth import chance
 from strategies.engine.events import Event
+from strategies.protocol.console import duration
 from strategies.protocol.page import document, heading, notice, paragraph
 from strategies.registry import STRATEGIES
 

@@ -8,6 +8,7 @@ from typing import Any
 from server_app import plots
 from server_app.summary import Summary
 from strategies.engine.events import Event
+from strategies.protocol.console import duration
 from strategies.protocol.page import figure, folded, heading, paragraph, section, table, verbatim
 from strategies.protocol.settings import defaults
 
@@ -103,7 +104,7 @@ def _failures(summary: Summary) -> Iterator[str]:
 def _costs(summary: Summary, events: Sequence[Event]) -> Iterator[str]:
     spent = summary.seconds
     total = sum(spent.values()) or 1.0
-    bars = [(phase, s, f"{duration(s)}, {s / total:.0%}") for phase, s in spent.items()]
+    bars = [(phase, s, f"{s:,.1f} s, {s / total:.0%}") for phase, s in spent.items()]
     yield heading("Time and traffic", 3)
     yield figure(
         f"The run took {duration(summary.wall_seconds)}. The bars are the hospitals' time, summed "
@@ -175,14 +176,6 @@ def _settings(flat: Mapping[str, Any], toml: str) -> Iterator[str]:
     else:
         yield paragraph("All settings have their defaults.")
     yield folded("All settings, as config.toml", verbatim(toml))
-
-
-def duration(seconds: float) -> str:
-    """A time for people to read."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _setting(value: object) -> str:
