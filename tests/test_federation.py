@@ -45,7 +45,9 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
         **{
             "strategy": strategy,
             "num_server_rounds": 2,
-            "model": "cnn" if strategy == "fedbn" else "mlp",
+            **{"fedbn": {"model": "cnn"}, "fil-ver": {"model": "vee", "image_size": 16}}.get(
+                strategy, {"model": "mlp"}
+            ),
             "mlp__hidden": "16",
             "train__epochs": 3 if strategy == "fedrewind" else 1,
             "train__learning_rate": 0.01,
