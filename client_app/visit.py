@@ -4,19 +4,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_visit
 from client_app.details import Details
-from client_app.disclosure import Disclosure
+from client_app.disclosure import Disclosure, in_large_classes
 from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from client_app.parcels import encoder_of, keep_local, pack, replayed, unpack
-from client_app.policy import PolicyError, at_least, uphold
+from client_app.policy import PolicyError, Ruling, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
@@ -144,16 +143,17 @@ def _images(request: Request) -> Samples:
 
 
 def _check_enough(hospital: Hospital) -> None:
-    """Refuse to train on a task of too few images, or patients.
+    """Refuse to train on a task of too few images.
 
     A model that was trained on few images can tell them. Without tasks the hospital itself decides
-    on how many it has; with tasks the server does.
+    on how many it has, with tasks the server does. In a deployment that follows from classes that
+    are in figures: what happens depends on no small one.
     """
-    if len(hospital.data.train) < 2:
-        raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
+    data, task = hospital.data, hospital.task
     if policy := hospital.policy:
-        patients, fewest = (
-            len(np.unique(hospital.data.train_patients)),
-            policy.figures.smallest_group,
-        )
-        uphold(at_least("figures.smallest-group", patients, fewest))
+        rule, fewest = "figures.smallest-group", policy.figures.smallest_group
+        large = in_large_classes(data.train_patients, data.train_strata, fewest)
+        asked, allowed = f"task {task}", f"tasks with a class that {fewest} patients have"
+        uphold(Ruling(rule, allowed, asked, len(large) > 0))
+    if len(data.train) < 2:
+        raise DataError(f"The hospital has too few images to train on of task {task}.")

@@ -72,7 +72,7 @@ def test_the_encoder_travels_once_to_each_hospital_and_never_back(whole):
     state, _, grid = whole
     encoders = state.encoder_arrays.keys()
     assert all(name.startswith("encoder.") for name in encoders)
-    carrying = {}
+    carrying: dict[int, int] = {}
     for message in grid.sent:
         node, content = message.metadata.dst_node_id, message.content
         if "encoder" in content.array_records:

@@ -1,5 +1,7 @@
 """Embeddings that come from a hospital are checked before anything takes them in."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
@@ -25,7 +27,7 @@ NEGATIVE = np.zeros((3, 2, 256), np.float32)
 NEGATIVE[0, 1, 0] = -1
 INFINITE = np.zeros((3, 1, 256), np.float32)
 INFINITE[0, 0, 0] = np.inf
-WRONG = {
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
     "two parts": ("sampled", {"values": np.zeros((3, 2, 256), np.float32)}),
     "one part": ("stats", {}),
     "no image": (
