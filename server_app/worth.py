@@ -9,12 +9,9 @@ from math import isfinite, nan
 from typing import Any
 
 from server_app.assessments import mean_over_hospitals
-from strategies.protocol.figures import Row, compared, number, size
+from strategies.protocol.figures import LISTED, RARELY, WIDE, Row, compared, number, size
 
-WIDE = 0.1  # half an interval above which test images are called few
-RARELY = 0.5  # of the images of a class, below which a model finds it rarely
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
-LISTED = 8  # names in a sentence
 
 
 def sentences(
