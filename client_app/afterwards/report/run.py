@@ -22,16 +22,14 @@ def part(past: PastRun) -> Iterator[str]:
     members = {name for model in past.models.values() for name in (model.lineage, *model.visited)}
     settings, card = past.settings, past.card
     asked = settings.get("num-server-rounds")
+    sealed = "yes: the server could read no model" if settings.get("sealed") else "no"
     facts: list[tuple[str, object]] = [
         ("method", method(past)),
         ("when", dates(past)),
         ("rounds", f"{max(rounds)} of {asked}" if rounds and asked else ""),
         ("hospitals in the models here", ", ".join(sorted(members))),
         ("classes", ", ".join(past.classes)),
-        (
-            "sealed",
-            {True: "yes", False: "no"}[settings["sealed"]] if "sealed" in settings else None,
-        ),
+        ("sealed", sealed if settings else ""),
         ("settings of this hospital's own", ", ".join(card.get("own-settings", ()))),
         ("code", ", ".join(_codes(past))),
     ]

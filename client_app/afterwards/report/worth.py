@@ -141,22 +141,20 @@ def _advice(site: str, best: Row, rows: Sequence[Row]) -> str:
 
 def _classes(best: Row, alone: Row | None) -> Iterator[str]:
     known = [each for each in best["classes"] if each["recall"]]
-    if not known:
-        yield paragraph("What the models are worth class by class was not told.")
-        return
     yield heading(f"For which class? {_upper(_title(best))}", 3)
     own = {each["name"]: each for each in alone["classes"]} if alone else {}
     lines = [
         plots.Row(
             each["name"],
-            [span(own[each["name"]]["recall"])] * bool(own) + [span(each["recall"])],
+            [*([span(own[each["name"]]["recall"])] if own else []), span(each["recall"])],
         )
         for each in known
     ]
-    yield figure(
-        "The share of each class's images that is answered right, with 95 % intervals.",
-        plots.spans("Share right by class", lines, [ALONE] * bool(own) + [AFTER]),
-    )
+    if known:
+        yield figure(
+            "The share of each class's images that is answered right, with 95 % intervals.",
+            plots.spans("Share right by class", lines, [ALONE] * bool(own) + [AFTER]),
+        )
     yield _class_table(best)
     yield paragraph(
         "Right: the most probable answer is this class. Sensitivity and specificity: of this class "
@@ -167,11 +165,14 @@ def _classes(best: Row, alone: Row | None) -> Iterator[str]:
 
 
 def _class_table(row: Row) -> str:
-    rows = []
+    head, rows = ["class", *OF_CLASS, "threshold"], []
+    known = row["patients"] is not None
+    if known:
+        head.insert(2, "patients")
     for each in row["classes"]:
         name, images, *figures = class_row(each["name"], each)
-        rows.append([name, images, whole(each["patients"]), *figures, each["threshold"]])
-    head = ["class", OF_CLASS[0], "patients", *OF_CLASS[1:], "threshold"]
+        of = [whole(each["patients"])] * known
+        rows.append([name, images, *of, *figures, each["threshold"]])
     return table(head, rows, about=f"Class by class: {_title(row)}")
 
 
@@ -197,7 +198,7 @@ def _kept(past: PastRun) -> str:
     if not past.models:
         return ""
     rows = [
-        [name, _route(model), f"{model.round}/{model.hop}", model.date]
+        [name, _route(model), f"{model.round}/{model.hop}", model.date[:10]]
         for name, model in past.models.items()
     ]
     head = ["model", "trained at", "round/hop", "kept on (UTC)"]
