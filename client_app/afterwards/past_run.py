@@ -20,6 +20,7 @@ from zipfile import BadZipFile
 
 from client_app.afterwards.home import SUFFIX
 from client_app.ledger import BrokenLedger, Line, path_of, read
+from client_app.ledger_view import printable
 from client_app.policy import DEFAULTS
 from client_app.run import run_folder
 from client_app.store import Store
@@ -128,18 +129,30 @@ class PastRun:
         """Whether the hospital remembers the run; else it was asked, and did not take part."""
         return self.run in {path.name for path in self.folder.glob("runs/*")}
 
+    @cached_property
+    def answered(self) -> list[Line]:
+        """The lines of messages that did not fail: what a server said in others was not checked."""
+        return [line for line in self.lines if "left" in line.entry]
+
+    @cached_property
+    def terms(self) -> list[Mapping[str, Any]]:
+        """Settings, code and policy under which the hospital answered, those of the end last.
+
+        If it never did, those under which it was asked.
+        """
+        of = {line.entry["terms"]: line.entry for line in self.lines if "settings" in line.entry}
+        used = [line.entry.get("terms") for line in self.answered or self.lines]
+        return [of[each] for each in reversed(dict.fromkeys(reversed(used))) if each in of]
+
     @property
     def settings(self) -> dict[str, Any]:
-        """The run's settings by the last line that has them; empty if none does."""
-        told = [line.entry["settings"] for line in self.lines if "settings" in line.entry]
-        return dict(told[-1]) if told else {}
+        """The run's settings; empty if there is no ledger of it."""
+        return dict(self.terms[-1]["settings"]) if self.terms else {}
 
     @property
     def policies(self) -> list[str]:
-        """SHA-256 of the policies that held, the first one first."""
-        return list(
-            dict.fromkeys(line.entry["policy"] for line in self.lines if "policy" in line.entry)
-        )
+        """SHA-256 of the policies that held, that of the end last."""
+        return list(dict.fromkeys(each["policy"] for each in self.terms))
 
     def policy_file(self, given: Path | None) -> Path | None:
         """The file with the policy that held to the end: the one given, or the default."""
@@ -160,8 +173,8 @@ class PastRun:
         """What the hospital told when it tested models for the last time, by what it is about."""
         found: dict[str, dict[str, float]] = {}
         last = -1
-        for line in self.lines:
-            if line.entry["verb"] != "evaluate" or "left" not in line.entry:
+        for line in self.answered:
+            if line.entry["verb"] != "evaluate":
                 continue
             if line.entry.get("round", 0) > last:
                 found, last = {}, line.entry.get("round", 0)
@@ -209,7 +222,7 @@ class PastRun:
         return Counter(
             (
                 line.entry["verb"],
-                f"{failure['class']}: {failure['reason']} {failure.get('rule', '')}".strip(),
+                printable(f"{failure['class']}: {failure['reason']} {failure.get('rule', '')}"),
             )
             for line in self.lines
             if (failure := line.entry.get("failure"))

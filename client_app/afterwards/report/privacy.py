@@ -25,6 +25,8 @@ def part(past: PastRun, policy: Path | None) -> Iterator[str]:
         yield table(CHECKS, checks_of(figures, rules), about="Release check", asks=True)
         yield listing(f"{text[:1].upper()}{text[1:]}" for text in remarks_of(figures))
         yield paragraph(PASSING, soft=True)
+    elif any(why.startswith("release: ") for _, why in past.failures):
+        yield paragraph("None left: the release check did not pass. Its reason is above.")
     elif past.lines:
         yield paragraph("No synthetic images left the hospital in this run.")
     else:

@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from client_app.afterwards.past_run import PastRun
+from client_app.ledger_view import printable
 from strategies.protocol.page import folded, heading, listing, paragraph, table, verbatim
 from strategies.protocol.settings import defaults
 
 VERBS = {
-    "query.enrol": "say who it is",
+    "query.enrol": "enrol",
     "query.prepare": "prepare its first model",
     "train": "train a model",
     "train.rewind": "train a model (rewind)",
@@ -18,7 +19,7 @@ VERBS = {
 
 def part(past: PastRun) -> Iterator[str]:
     """What it was, and its settings."""
-    rounds = [int(line.entry.get("round", 0)) for line in past.lines]
+    rounds = [line.entry["round"] for line in past.answered if "round" in line.entry]
     members = {name for model in past.models.values() for name in (model.lineage, *model.visited)}
     settings, card = past.settings, past.card
     asked = settings.get("num-server-rounds")
@@ -31,7 +32,7 @@ def part(past: PastRun) -> Iterator[str]:
         ("classes", ", ".join(past.classes)),
         ("sealed", sealed if settings else ""),
         ("settings of this hospital's own", ", ".join(card.get("own-settings", ()))),
-        ("code", ", ".join(_codes(past))),
+        ("code", ", ".join(dict.fromkeys(each["code"] for each in past.terms))),
     ]
     yield table(["", ""], [fact for fact in facts if fact[1]], about="The run")
     if not past.is_here:
@@ -43,8 +44,8 @@ def part(past: PastRun) -> Iterator[str]:
     changed = {k: v for k, v in settings.items() if k not in usual or usual[k] != v}
     yield heading("Settings that are not the usual ones", 3)
     yield verbatim("\n".join(f"{key} = {value!r}" for key, value in changed.items()) or "none")
-    whole_ = "\n".join(f"{key} = {value!r}" for key, value in settings.items())
-    yield folded("All settings", verbatim(whole_))
+    every = "\n".join(f"{key} = {value!r}" for key, value in settings.items())
+    yield folded("All settings", verbatim(every))
 
 
 def left(past: PastRun) -> Iterator[str]:
@@ -74,8 +75,8 @@ def left(past: PastRun) -> Iterator[str]:
         yield heading("Refused or failed", 3)
         yield table(["asked to", "times", "why"], lines, about="Refused or failed")
     yield heading("What came", 3)
-    trained = sum(line.entry["verb"].startswith("train") for line in past.lines)
-    buffers = {each for line in past.lines for each in line.entry.get("replay", ())}
+    trained = sum(line.entry["verb"].startswith("train") for line in past.answered)
+    buffers = {each for line in past.answered for each in line.entry.get("replay", ())}
     lent = sorted({each.partition("=")[0] for each in buffers})
     came = [f"models to train: {trained}", f"models that are at home now: {len(past.models)}"]
     if lent:
@@ -96,7 +97,7 @@ def others(past: PastRun) -> Iterator[str]:
 def method(past: PastRun) -> str:
     """The name of the method."""
     of_models = [str(model.settings["strategy"]) for model in past.models.values()]
-    return str(past.settings.get("strategy", of_models[0] if of_models else "A run"))
+    return printable(past.settings.get("strategy", of_models[0] if of_models else "A run"))
 
 
 def dates(past: PastRun) -> str:
@@ -123,7 +124,3 @@ def _counted(records: Sequence[Mapping[str, object]]) -> str:
 
 def _plural(kind: str) -> str:
     return "memories" if kind == "memory" else f"{kind}s"
-
-
-def _codes(past: PastRun) -> list[str]:
-    return list(dict.fromkeys(line.entry["code"] for line in past.lines if "code" in line.entry))
