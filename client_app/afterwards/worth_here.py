@@ -166,10 +166,10 @@ def _best(best: Row, alone: Row | None) -> Iterator[Sentence]:
     if figure["low"] is not None and figure["low"] <= same:
         yield "bad", f"It is not shown that {name_of(best)} knows more than a constant answer."
     accuracy, largest = best["accuracy"], best["largest_class"]
-    ends = (
-        [accuracy[end] for end in ("low", "value") if accuracy[end] is not None] if accuracy else []
-    )
-    if largest and ends and ends[0] <= largest["share"]:
+    if not accuracy or not largest:
+        return
+    least = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
+    if least <= largest["share"]:
         always = f"always answering '{largest['name']}' ({largest['share']:.3f})"
         yield "bad", f"Its accuracy {number(accuracy)} is not shown to be better than {always}."
 

@@ -83,9 +83,8 @@ def own(folder):
     return ("--data-dir", folder / "images", "--policy", folder / "policy.toml")
 
 
-def test_exact_figures_are_those_of_the_models_on_the_own_test_images(
-    finished, report, tmp_path, place
-):
+def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, report, tmp_path):
+    place = finished.folder / "graz"
     status, errors, written = report(place, *own(place))
     assert (status, errors) == (0, "")
     assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o600
@@ -193,7 +192,9 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     terms = {"settings": {"strategy": hostile}, "code": "c", "policy": "p"}
     asked = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.enrol", "round": 0}
     append(path, {**asked, "run": "../../escape", "failure": failure}, terms)
-    append(path, {**asked, "run": "the-run", "failure": failure}, terms)
+    strange = {"verb": "evaluate", "round": "many", "replay": 5}
+    for each in (asked, {**asked, **strange}):
+        append(path, {**each, "run": "the-run", "failure": failure}, terms)
     status, _, written = report(folder)
     assert status == 0
     assert "<script" not in written
@@ -203,6 +204,19 @@ def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_
     assert "SHA-256 p. Its file is not at hand" in text
     assert "Run the-run," in text
     assert "escape" not in text
+
+
+def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
+    """Those of a message that it refused say nothing of the run."""
+    entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "train", "run": "r"}
+    failure = {"class": "policy", "reason": "no"}
+    for number, outcome in ((1, {"left": []}), (2, {"left": []}), (3, {"failure": failure})):
+        terms = {"settings": {"seed": number}, "code": "c", "policy": f"p{number}"}
+        append(path_of("graz", tmp_path), {**entry, **outcome}, terms)
+    past = PastRun.find("graz", tmp_path, None)
+    assert past.settings == {"seed": 2}
+    assert past.policies == ["p1", "p2"]
+    assert "The policy changed 1 times" in text_of(page(past, [], "", None))
 
 
 FIGURES = {

@@ -77,7 +77,10 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
         soft=True,
     )
     if alone is None:
-        yield paragraph("Nothing is known of the hospital's own model before the hand-off.")
+        yield paragraph(
+            "Nothing is known of the hospital's own model before the first hand-off: the run did "
+            "not test it, or its images lie elsewhere now, or arrived in tasks."
+        )
     yield from _classes(best, alone)
     others = [row for row in shown if row is not best]
     yield from (folded(f"Class by class: {_title(row)}", _class_table(row)) for row in others)
