@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from client_app.afterwards.home import keep_visit
 from client_app.details import Details
 from client_app.disclosure import Disclosure, in_large_classes
+from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.parcels import keep_local, pack, replayed, unpack
+from client_app.parcels import encoder_of, keep_local, pack, replayed, unpack
 from client_app.policy import PolicyError, Ruling, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
@@ -23,7 +24,7 @@ from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.console import Pace
-from strategies.protocol.parcel import Manifest, bundle, parcel_in
+from strategies.protocol.parcel import Manifest, bundle, parcel_in, without
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
@@ -74,14 +75,18 @@ def train_here(message: Message, context: Context) -> Message:
     metrics = _figures(disclosure, network, label, metrics)
     if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
         Details(disclosure).keep_alone(network, label)
-    parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
+    beside = {"memory": pack_memory(memory)} if memory else {}
+    if order.embeddings:
+        beside |= embeddings_of(request, learner)
+    parcel = pack(request, network, label, beside)
     keep_local(request, network)
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)
     shown = bundle(snapshots, ["manifest", "model"])
-    return request.answer(metrics, RecordDict({**parcel, **shown}))
+    left = without(parcel, encoder_of(request)) if order.encoder else parcel
+    return request.answer(metrics, RecordDict({**left, **shown}))
 
 
 def _figures(
@@ -118,6 +123,7 @@ def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
+        task=request.order.task,
     )
 
 
@@ -131,6 +137,8 @@ def _images(request: Request) -> Samples:
         return own
     if request.order.images == "everyone":
         return hospital.everyone()
+    if request.order.images == "public":
+        return hospital.public()
     return own[torch.empty(0, dtype=torch.int64)]
 
 

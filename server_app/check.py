@@ -38,7 +38,7 @@ DATASETS = {
     "manifest:": "<absolute folder>",
 }
 # The networks that are not torchvision's (learning.models.MODELS).
-SMALL_MODELS = {"mlp", "cnn"}
+SMALL_MODELS = {"mlp", "cnn", "ebr", "vee"}
 # As Flower finds the settings in a text.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 

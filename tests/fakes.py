@@ -51,14 +51,15 @@ Handler = Callable[[Message], Message | None]
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The default settings, but for `sealed`, which needs hospitals with keys.
+    """The default settings, but for `sealed`, which needs keys, and for FIL-VER its network.
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
     flat = defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
-    return {**flat, "sealed": False, **changes}
+    network = {"model": "vee"} if overrides.get("strategy") == "fil-ver" else {}
+    return {**flat, "sealed": False, **network, **changes}
 
 
 def settings(**overrides: Any) -> Settings:
