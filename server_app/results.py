@@ -279,6 +279,7 @@ class Results:
             self._resumed,
             state.classes,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
+            tasks=_tasks(self._settings),
         )
         for text in texts(summary.worth, "run", "class"):
             self._say(INFO, text)
@@ -305,6 +306,11 @@ class Results:
             writer.writerow(["model", *map(_cell, summary.hospitals)])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
                 writer.writerow([_cell(model), *(a if isfinite(a) else "" for a in accuracies)])
+
+
+def _tasks(settings: Settings) -> list[int]:
+    tasks, rounds = settings.run_config.get("tasks", 1), settings.num_server_rounds
+    return [1 + number * tasks // rounds for number in range(rounds)] if tasks > 1 else []
 
 
 def _cell(text: str) -> str:
