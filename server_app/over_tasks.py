@@ -5,10 +5,11 @@ after the last evaluated round of task t; it is a mean as the federation accurac
 or of the models that hospitals hold if models are not tested everywhere.
 
     over tasks           1/T Σ R[T, i]; after another round the mean over the tasks up to its own
-    forgetting           1/(T−1) Σ_{i<T} (max_t R[t, i]) − R[T, i]   TwF, Eq. 2.16; as in mammoth
-    backward transfer    1/(T−1) Σ_{i<T} R[T, i] − R[i, i]   Lopez-Paz and Ranzato 2017, Eq. 3
+    forgetting           1/(T−1) Σ_{i<T} (max_t R[t, i]) − R[T, i]   as in mammoth
+    backward transfer    1/(T−1) Σ_{i<T} R[T, i] − R[i, i]           arXiv:1706.08840
 
-Means are over the tasks of which it was measured. Joint training has the images of all tasks from
+The thesis (TwF, Eq. 2.16) takes the best from t < T: a task that is best at the end counts below 0
+there, and 0 here. Means are over the tasks of which it was measured. Joint training has the images of all tasks from
 the first round on: all its rounds are of task T, and it has neither forgetting nor transfer.
 """
 
