@@ -9,8 +9,8 @@ or of the models that hospitals hold if models are not tested everywhere.
     backward transfer    1/(T−1) Σ_{i<T} R[T, i] − R[i, i]           arXiv:1706.08840
 
 The thesis (TwF, Eq. 2.16) takes the best from t < T: a task that is best at the end counts below 0
-there, and 0 here. Means are over the tasks of which it was measured. Joint training has the images of all tasks from
-the first round on: all its rounds are of task T, and it has neither forgetting nor transfer.
+there, and 0 here. Means are over the tasks of which it was measured. Joint training has the images
+of all tasks from the first round on: all its rounds are of task T, and it has neither.
 """
 
 from bisect import bisect_left
