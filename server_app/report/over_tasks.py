@@ -3,7 +3,7 @@
 Of runs whose images arrive in tasks, one after the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 
 from server_app import plots
@@ -18,14 +18,17 @@ def part(summary: Summary) -> str:
     """Make the part; empty if the run has no tasks, or no round was evaluated."""
     if not summary.tasks or not summary.history["round"]:
         return ""
-    return section(TITLE, *_over_rounds(summary), *_at_the_end(summary))
+    joint = summary.tasks["begins"][-1] == 1
+    begins = [] if joint else summary.tasks["begins"]
+    said = "The images of all tasks were there from the first round on: nothing can be forgotten."
+    ending = [paragraph(said)] if joint else _at_the_end(summary)
+    return section(TITLE, *_over_rounds(summary, begins), *ending)
 
 
-def _over_rounds(summary: Summary) -> Iterator[str]:
-    rounds, tasks = summary.history["round"], summary.tasks
+def _over_rounds(summary: Summary, begins: Sequence[int]) -> Iterator[str]:
+    rounds = summary.history["round"]
     lines = [Line("mean", rounds, summary.history["accuracy_over_tasks"])]
-    lines += [Line(f"task {k}", rounds, ys) for k, ys in enumerate(tasks["accuracy"], 1)]
-    begins = () if _at_once(summary) else tasks["begins"]
+    lines += [Line(f"task {k}", rounds, ys) for k, ys in enumerate(summary.tasks["accuracy"], 1)]
     chart = plots.chart("Accuracy on each task", lines, begins=begins)
     upright = " Upright lines: the images of the next task arrive." if begins else ""
     yield figure(
@@ -41,8 +44,6 @@ def _over_rounds(summary: Summary) -> Iterator[str]:
 def _at_the_end(summary: Summary) -> Iterator[str]:
     matrix, transfer = summary.tasks["matrix"], summary.backward_transfer
     yield heading("What was forgotten", 3)
-    if _at_once(summary):
-        yield paragraph("The images of all tasks were there from the first round on.")
     yield table(
         ["mean over tasks", "", ""],
         [
@@ -74,8 +75,3 @@ def _at_the_end(summary: Summary) -> Iterator[str]:
             "",
         ),
     )
-
-
-def _at_once(summary: Summary) -> bool:
-    """Whether every round was of the last task: joint training."""
-    return bool(summary.tasks["begins"][-1] == 1)

@@ -132,7 +132,8 @@ def test_joint_training_has_no_earlier_tasks():
     assert np.array(found.tasks["matrix"]) == near([[nan] * 3, [nan] * 3, [0.5, 0.6, 0.7]])
     assert isnan(found.forgetting)
     page = fake_run([*told_by(1, told[1])], tasks=(3, 3)).page()
-    assert "were there from the first round on" in page
+    assert "nothing can be forgotten" in page
+    assert "What was forgotten" not in page
     assert 'class="border"' not in page
 
 
