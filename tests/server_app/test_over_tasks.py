@@ -139,7 +139,7 @@ def test_joint_training_has_no_earlier_tasks():
 
 @pytest.mark.parametrize("tasks", [(), (0, 0, 0, 0, 0, 0)])
 def test_a_run_without_tasks_has_none_of_this(tasks):
-    plain = {number: dict.fromkeys(each, ()) for number, each in TOLD.items()}
+    plain = {number: {hospital: () for hospital in each} for number, each in TOLD.items()}
     found = summary(plain, tasks)
     assert found.tasks == {}
     assert isnan(found.forgetting)
