@@ -24,7 +24,7 @@ from tests.server_app.test_tables import write
 
 TASKS = (1, 1, 2, 2, 3, 3)
 # After each round, at hospitals A and B, on tasks 1, 2, 3; round 5 was not evaluated.
-TOLD = {
+TOLD: dict[int, dict[str, tuple[float, ...]]] = {
     1: {"A": (0.4,), "B": (0.6,)},
     2: {"A": (0.8,), "B": (0.6,)},
     3: {"A": (0.5, 0.3), "B": (0.7, 0.5)},
@@ -139,7 +139,7 @@ def test_joint_training_has_no_earlier_tasks():
 
 @pytest.mark.parametrize("tasks", [(), (0, 0, 0, 0, 0, 0)])
 def test_a_run_without_tasks_has_none_of_this(tasks):
-    plain = {number: {hospital: () for hospital in each} for number, each in TOLD.items()}
+    plain = {number: dict.fromkeys(each, ()) for number, each in TOLD.items()}
     found = summary(plain, tasks)
     assert found.tasks == {}
     assert isnan(found.forgetting)
