@@ -13,10 +13,13 @@ from server_app.compare_page import page as comparison_page
 from server_app.comparison import OVER_TASKS, compared
 from server_app.measures import measure_round, summarise
 from server_app.over_tasks import backward_transfer, forgetting, matrix
+from server_app.results import Results
+from server_app.summary import Summary
 from server_app.tables import rounds as rounds_of
 from server_app.tables import tasks as tasks_of
 from server_app.wording import of_round
 from strategies.engine.events import Event
+from tests.fakes import settings
 from tests.server_app.conftest import evaluated
 from tests.server_app.fake_runs import fake_run, in_tasks
 from tests.server_app.test_compare import write_run
@@ -135,6 +138,21 @@ def test_joint_training_has_no_earlier_tasks():
     assert "nothing can be forgotten" in page
     assert "What was forgotten" not in page
     assert 'class="border"' not in page
+
+
+@pytest.mark.parametrize(
+    ("strategy", "begins"), [("fedavg", [1, 3, 5]), ("centralized", [1, 1, 1])]
+)
+def test_the_settings_and_the_method_say_which_round_is_of_which_task(strategy, begins, tmp_path):
+    chosen = settings(strategy=strategy, tasks=3, num_server_rounds=6, output_dir=str(tmp_path))
+    results, state = Results.open(chosen)
+    for event in told_by(1, TOLD[1]):
+        results.record(event)
+    results.round_finished(1)
+    results.finish(state)
+    found = Summary.read(results.path).tasks
+    assert found["begins"] == begins
+    assert found["accuracy"][0] == [pytest.approx(0.5)]
 
 
 @pytest.mark.parametrize("tasks", [(), (0, 0, 0, 0, 0, 0)])
