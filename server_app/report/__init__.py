@@ -4,7 +4,7 @@ First what a clinician asks (worth.py), then a researcher (method.py), an engine
 and a data protection officer (privacy.py).
 
 Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
-the page through `strategies.protocol.page` or `server_app.plots`, which escape it.
+the page through `strategies.protocol.page` or `strategies.protocol.plots`, which escape it.
 """
 
 import re

@@ -77,9 +77,9 @@ def test_every_learner_trains(learner):
     assert last["train-loss"] < first["train-loss"]
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values())
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_has_its_learner(strategy):
-    assert strategy(settings()).learner in LEARNERS
+    assert STRATEGIES[strategy](settings(strategy=strategy)).learner in LEARNERS
 
 
 def test_the_same_seed_gives_the_same_model_whatever_was_drawn_before():

@@ -1,4 +1,4 @@
-"""The pictures of the server's pages, drawn as SVG in the colours of their style sheet.
+"""The pictures of the pages, drawn as SVG in the colours of their style sheet.
 
 Every picture of accuracies has the same axis, 0 to 1: two of them can be compared, and what does
 not change looks as if it does not. A dashed line is chance: what a model reaches that always gives
