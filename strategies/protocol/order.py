@@ -23,9 +23,9 @@ class Order:
         learner: Name of the local objective (learning.learners.LEARNERS).
         run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
             own changes when a run is resumed.
-        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
         epochs: Passes over the training images.
         leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
+        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
         images: What is trained on beside buffers: the hospital's own images, those of everyone (in
             a simulation), those of a public archive (`filver.pretrain`), or none.
         test: Whether to test the model after training it.
@@ -51,9 +51,9 @@ class Order:
     classes: list[str]
     learner: str
     run: str
-    task: int = 0
     epochs: int = 0
     leg: int = 1
+    task: int = 0
     images: str = "own"
     test: bool = False
     snapshots: bool = False

@@ -5,6 +5,7 @@ The attacker runs the server, and in a sealed run is a member as well.
 
 import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -242,10 +243,11 @@ def test_no_choice_of_tasks_tells_how_many_show_a_rare_class(tmp_path):
         (tmp_path / str(k)).mkdir()
     sizes = [(100, 100, 3, 3), (103, 100, 9, 9)]
     hospitals = [Victim(tmp_path / str(k), sizes[k]) for k in range(2)]
-    for change in (
+    changes: list[dict[str, Any]] = [
         *({"tasks": 2}, {"tasks": 4}, {"tasks": 2, "task-cut": "shared-classes"}),
         {"tasks": 2, "task-cut": "permuted"},
-    ):
+    ]
+    for change in changes:
         told = []
         for hospital in hospitals:
             hospital.place.run_config |= {"num-server-rounds": 4, "task-cut": "classes", **change}
@@ -257,9 +259,8 @@ def test_no_choice_of_tasks_tells_how_many_show_a_rare_class(tmp_path):
                 run = f"{sorted(change.items())}-{task}"
                 order = {"run": hashlib.sha256(run.encode()).hexdigest(), "task": task}
                 network = Architecture("mlp", 1, SIDE, SIDE, len(names))
-                arrays = {"1.weight": np.zeros((len(names), PIXELS), "f4")}
-                arrays |= {"1.bias": np.zeros(len(names), "f4")}
-                record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+                shapes = {"1.weight": (len(names), PIXELS), "1.bias": (len(names),)}
+                record = ArrayRecord({k: Array(np.zeros(s, "f4")) for k, s in shapes.items()})
                 label = Manifest("mallory", network.to_json(), names)
                 model = pack({"model": record}, label)
                 for answer in (
