@@ -1,0 +1,1 @@
+"""The check before embeddings leave a hospital (strategies that train at the server)."""
