@@ -258,10 +258,38 @@ class Disclosure:
             "release-nearer-to-training": min(train, unseen),
             "projection": min(train, settings.gan.projections),
         }
+        return self._of_enough(figures, about, train)
+
+    def of_embeddings(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
+        """The figures of embeddings of the training images `rows` that are about enough patients.
+
+        How many embeddings are linked is told in whole groups, the rest to two digits. What could
+        not be measured, or has no bound, is not told.
+        """
+        if self.rules is None:
+            return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+        patients = len(np.unique(self.owners[rows]))
+        about = {
+            "embedding-bits-most": 1,
+            "embedding-bits-median": patients / 2,
+            "embedding-own-median": patients / 2,
+            "embedding-other-median": patients / 2,
+        }
+        told = self._of_enough(figures, about, patients)
+        if linked := told.keys() & {"embedding-linked"}:
+            exact = figures["embedding-linked"] * patients
+            told |= dict.fromkeys(linked, min(self.rounded(exact) / patients, 1.0))
+        return told
+
+    def _of_enough(
+        self, figures: Mapping[str, float], about: Mapping[str, float], others: float
+    ) -> dict[str, float]:
+        """Figures about enough patients, to two digits; how many, the beginnings of names say."""
+        assert self.rules
         told = {}
         for name, figure in figures.items():
-            patients = next((n for begin, n in about.items() if name.startswith(begin)), train)
-            if patients >= self.rules.smallest_group:
+            patients = next((n for begin, n in about.items() if name.startswith(begin)), others)
+            if patients >= self.rules.smallest_group and math.isfinite(figure):
                 told[name] = float(f"{figure:.2g}")
         return told
 

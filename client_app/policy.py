@@ -4,15 +4,17 @@ It is a file of the hospital's own, which `python -m client_app policy` writes; 
 policy.toml beside this file. A simulation has one owner and no policy.
 """
 
+import math
 import os
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from client_app.presets import most_iterations
 from strategies.protocol.code import code_hash
+from strategies.protocol.embeddings import PARTS
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, read_section, require
@@ -92,6 +94,50 @@ class ReleaseRules:
 
 
 @dataclass(frozen=True)
+class Ruling:
+    """What one rule says of a run.
+
+    Attributes:
+        rule: Its name, as "table.name".
+        allowed: What it allows, in words.
+        asked: What the run asks for.
+        holds: Whether the rule allows it.
+    """
+
+    rule: str
+    allowed: str
+    asked: object
+    holds: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingRules:
+    """The table `embeddings`."""
+
+    kinds: list[str]
+    max_bits: float
+    max_linked: float
+    max_inverted: float
+    max_samples: int
+
+    def __post_init__(self) -> None:
+        require(self.max_samples >= 0, "embeddings.max-samples", self.max_samples, "0 or more")
+        allowed = f"a list of names out of {', '.join(PARTS)}"
+        require(set(PARTS).issuperset(self.kinds), "embeddings.kinds", self.kinds, allowed)
+
+    def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
+        """What each rule says of embeddings of a kind, and of the figures of their audit."""
+        yield Ruling("embeddings.kinds", ", ".join(self.kinds) or "none", kind, kind in self.kinds)
+        limits = {"linked": self.max_linked, "inverted": self.max_inverted}
+        if kind == "sampled":  # only noise bounds what an embedding tells
+            limits["bits"] = self.max_bits
+        for name, limit in limits.items():
+            figure = f"embedding-{name}" + ("-most" if name == "bits" else "")
+            # What was not measured is NaN, which is not below a limit.
+            yield at_most(f"embeddings.max-{name}", figures.get(figure, math.nan), limit)
+
+
+@dataclass(frozen=True)
 class FigureRules:
     """The table `figures`."""
 
@@ -125,23 +171,6 @@ class MachineRules:
 
 
 @dataclass(frozen=True)
-class Ruling:
-    """What one rule says of a run.
-
-    Attributes:
-        rule: Its name, as "table.name".
-        allowed: What it allows, in words.
-        asked: What the run asks for.
-        holds: Whether the rule allows it.
-    """
-
-    rule: str
-    allowed: str
-    asked: object
-    holds: bool
-
-
-@dataclass(frozen=True)
 class Policy:
     """All rules of a hospital; a rule's name is its field's with dashes."""
 
@@ -150,6 +179,7 @@ class Policy:
     images: ImageRules
     models: ModelRules
     release: ReleaseRules
+    embeddings: EmbeddingRules
     figures: FigureRules
     machine: MachineRules
 

@@ -77,7 +77,8 @@ def train_here(message: Message, context: Context) -> Message:
         Details(disclosure).keep_alone(network, label)
     beside = {"memory": pack_memory(memory)} if memory else {}
     if order.embeddings:
-        beside |= embeddings_of(request, learner)
+        sent, told = embeddings_of(request, learner, disclosure)
+        beside, metrics = {**beside, **sent}, {**metrics, **told}
     parcel = pack(request, network, label, beside)
     keep_local(request, network)
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)

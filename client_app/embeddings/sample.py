@@ -1,38 +1,60 @@
 """What a hospital sends of a task: embeddings of a share of its images (strategies/fil_ver.py).
 
-The noise of `sampled` embeddings is drawn once for each image of a task, from a secret of the
-hospital: a server that could draw it too, or get another draw, would take it off.
+They are audited before, and the policy decides whether they leave. The noise of `sampled`
+embeddings is drawn once for each image, from a secret of the hospital: a server that could draw it
+too would take it off. With other noise for the same images it could average; so a hospital counts
+the samples that have left it, over all runs (`embeddings.max-samples`).
 """
 
 import hashlib
 import hmac
+import logging
 
 import numpy as np
 import torch
+from filelock import FileLock
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from client_app.disclosure import secret_of
+from client_app.disclosure import Disclosure, secret_of
+from client_app.embeddings.audit import Encoded, audit
+from client_app.policy import EmbeddingRules, PolicyError, uphold
 from client_app.request import Request
+from client_app.store import Store, own_folder
 from learning.learners.fil_ver import FilVer
 from learning.learners.plain import Learner
+from strategies.protocol.embeddings import MOST
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
 
-def embeddings_of(request: Request, learner: Learner) -> dict[str, ArrayRecord]:
-    """The record `embeddings` of a visit's answer.
+def embeddings_of(
+    request: Request, learner: Learner, disclosure: Disclosure
+) -> tuple[dict[str, ArrayRecord], dict[str, float]]:
+    """The record `embeddings` of a visit's answer, if it may leave, and the figures of its audit.
 
     Raises:
         ParcelError: The learner has no embeddings, or not of the kind that was ordered.
+        DeadlineError: The deadline has passed.
     """
-    kind = request.order.embeddings
+    kind, hospital = request.order.embeddings, request.hospital
     if not isinstance(learner, FilVer):
         raise ParcelError("The order asks for embeddings, which its learner does not make.")
-    all_values = leaving(learner.samples.images, kind, _noise(request))
-    rows = learner.chosen
-    values, labels = all_values[rows].cpu().numpy(), learner.samples.labels[rows].cpu().numpy()
-    return {"embeddings": ArrayRecord({"values": Array(values), "labels": Array(labels)})}
+    rows = learner.chosen[:MOST]
+    values = leaving(learner.samples.images, kind, _noise(request))[rows]
+    try:
+        if hospital.policy:  # an audit takes seconds
+            uphold(next(hospital.policy.embeddings.judge(kind, {})))
+        figures = _audited(request, learner, rows, values)
+        if hospital.policy:
+            _check(hospital.policy.embeddings, kind, figures, hospital.store, request)
+    except PolicyError as error:
+        logging.getLogger("flwr").error("No embeddings leave. %s", error.explain())
+        return {}, {}
+    labels = learner.samples.labels[rows]
+    arrays = {"values": values, "labels": labels}
+    record = ArrayRecord({name: Array(each.cpu().numpy()) for name, each in arrays.items()})
+    return {"embeddings": record}, disclosure.of_embeddings(figures, rows.numpy())
 
 
 def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
@@ -57,6 +79,51 @@ def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     return (means + sigmas * noise)[:, None]
 
 
+def _audited(request: Request, learner: FilVer, rows: Tensor, values: Tensor) -> dict[str, float]:
+    """The figures of an audit, which is made once for a sample; its pictures stay in the store."""
+    hospital, kind, name = request.hospital, request.order.embeddings, _name(request)
+    if kept := request.run.load(name):
+        return {key: float(value) for key, value in kept.items()}
+    embeddings = learner.samples.images
+    variances = (2 * embeddings[:, 1]).exp() if embeddings.shape[1] == 2 else embeddings[:, 0] * 0
+    encoded = Encoded(kind, hospital.data.train, embeddings[:, 0], variances)
+    rng = rng_for(hospital.settings.seed, "audit", hospital=hospital.name)
+    with request.clock.measure("evaluate"):
+        result = audit(encoded, rows, values.flatten(1), rng, request.clock.deadline)
+    result.draw(hospital.store.folder / f"{name}.png")
+    request.run.save(name, {key: np.array(value) for key, value in result.figures.items()})
+    return result.figures
+
+
+def _check(
+    rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, request: Request
+) -> None:
+    """Refuse what the policy does not allow, and count what it does.
+
+    Raises:
+        PolicyError: Names the rule and the value.
+    """
+    for ruling in rules.judge(kind, figures):
+        uphold(ruling)
+    path = own_folder(store.folder / "embeddings") / "left"
+    with FileLock(path.with_name(".left.lock")):
+        known = path.read_text("utf-8").splitlines() if path.exists() else []
+        if _name(request) in known:
+            return
+        if len(known) >= rules.max_samples:
+            count, allowed = len(known) + 1, f"{rules.max_samples} or fewer"
+            raise PolicyError("embeddings.max-samples", count, allowed)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{_name(request)}\n")
+
+
+def _name(request: Request) -> str:
+    """Of a sample: by its encoder, its images and its kind."""
+    order, images = request.order, request.hospital.data.train_fingerprint
+    facts = f"{order.encoder} {images} {order.embeddings}"
+    return f"embeddings/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+
+
 def _noise(request: Request) -> np.random.Generator:
     """For the noise of a task: from the seed in a simulation, else from the hospital's secret.
 
@@ -65,6 +132,5 @@ def _noise(request: Request) -> np.random.Generator:
     hospital, order = request.hospital, request.order
     if hospital.policy is None:
         return rng_for(hospital.settings.seed, "embeddings", order.task, hospital=hospital.name)
-    place = f"embeddings {order.encoder} {hospital.data.train_fingerprint}"
-    key = hmac.digest(secret_of(hospital.store), place.encode(), hashlib.sha256)
+    key = hmac.digest(secret_of(hospital.store), _name(request).encode(), hashlib.sha256)
     return np.random.default_rng(int.from_bytes(key))

@@ -190,6 +190,15 @@ METRICS: Mapping[str, Range] = {
         )
         for distance in ("pixels", *DISTANCES)
     },
+    # The check of embeddings (client_app.embeddings.audit): shares that attackers link to their
+    # image, and restore of it; bits that one tells of its image; distances to its own and to the
+    # nearest other image's mean, as shares of the spread of all.
+    "embedding-linked": SHARE,
+    "embedding-inverted": SHARE,
+    "embedding-bits-median": COUNT,
+    "embedding-bits-most": COUNT,
+    "embedding-own-median": FIGURE,
+    "embedding-other-median": FIGURE,
     # Mean distance of two images of one class; of real images to their projections.
     **{f"diversity-{kind}-{d}": FIGURE for kind in ("real", "synthetic") for d in DISTANCES},
     **{f"projection-{kind}-{d}": FIGURE for kind in ("plain", "private") for d in DISTANCES},

@@ -146,6 +146,44 @@ def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
     assert figures.of_buffer(FIGURES) == FIGURES
 
 
+EMBEDDINGS = {
+    **{"embedding-linked": 0.0612, "embedding-inverted": 0.0334, "embedding-own-median": 0.987},
+    **{"embedding-bits-most": 33.3, "embedding-bits-median": 15.69},
+}
+
+
+@pytest.mark.parametrize(
+    ("patients", "leave"),
+    [
+        (9, {}),
+        (19, {"embedding-linked": 0.0, "embedding-inverted": 0.033}),
+        (
+            100,
+            {
+                **{"embedding-linked": 0.1, "embedding-inverted": 0.033},
+                **{"embedding-own-median": 0.99, "embedding-bits-median": 16.0},
+            },
+        ),
+    ],
+)
+def test_figures_of_embeddings_are_about_enough_patients(patients, leave, tmp_path):
+    """Of each patient two embeddings leave; six of a hundred are linked, about one group."""
+    groups = [*range(200)] * 2
+    figures = of(tmp_path, [0, 1] * 200, groups)
+    rows = np.array([*range(patients), *range(200, 200 + patients)])
+    assert figures.of_embeddings(EMBEDDINGS, rows) == leave
+    figures.rules = None
+    assert figures.of_embeddings(EMBEDDINGS, rows) == EMBEDDINGS
+
+
+def test_what_could_not_be_measured_of_embeddings_is_not_told(tmp_path):
+    figures = of(tmp_path, [0, 1] * 200)
+    unmeasured = {"embedding-linked": float("nan"), "embedding-inverted": float("nan")}
+    assert figures.of_embeddings(unmeasured, np.arange(100)) == {}
+    figures.rules = None
+    assert figures.of_embeddings(unmeasured, np.arange(100)) == {}
+
+
 def test_figures_are_right_on_the_average_in_whole_steps_and_the_same_again(tmp_path):
     labels = [0, 1] * 200
     figures = of(tmp_path, labels, classes=2)

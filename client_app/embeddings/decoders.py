@@ -1,0 +1,106 @@
+"""Decoders: what comes back of images from their embeddings.
+
+The attacker has embeddings of other images of the same hospital, with the images and their classes.
+Two decoders correct the mean image of the class: a ridge regression in closed form, and a network
+of one hidden layer that draws the noise anew at each step. The best penalty, and the best length of
+training, are those that suit the very images that are to be restored.
+
+n known and m unknown embeddings of k numbers, P pixels, K classes.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.errors import DeadlineError
+
+FEW = 5  # known images of a class, of which there is a mean
+PENALTIES = [10.0**power for power in range(-9, 0)]  # as shares of a coordinate's variance
+SMALLEST = 1e-3  # variance of a direction, from which on the network sees it in full
+HIDDEN, STEPS, BATCH, LEARNING_RATE, EVERY = 512, 600, 128, 3e-3, 100
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """What an attacker learns from.
+
+    Attributes:
+        centres: Means of embeddings, in units of their coordinates' spread, float64 [n, k].
+        noise: Variances around these, [n, k].
+        pixels: Of the images, float [n, P].
+        classes: The class of each image as a row with a single 1, [n, K].
+    """
+
+    centres: Tensor
+    noise: Tensor
+    pixels: Tensor
+    classes: Tensor
+
+    def of_class(self, rows: Tensor, classes: Tensor) -> Tensor:
+        """The mean [m, .] of those of the rows [n, .] whose class is that of each of `classes`.
+
+        Of a class that fewer than `FEW` known images have it is the mean of all.
+        """
+        of = self.classes.to(rows.dtype)
+        counts = of.sum(0)[:, None]
+        means = torch.where(counts >= FEW, of.T @ rows / counts.clamp(min=1), rows.mean(0))
+        return means[classes.argmax(dim=1)]
+
+
+def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> Iterator[Tensor]:
+    """What an attacker makes of embeddings, again and again; the first guess has the class alone.
+
+    Args:
+        known: What he learns from.
+        values: The embeddings, as `known.centres`, [m, k].
+        classes: Their classes, as `known.classes`, [m, K].
+        deadline: When to give up, in the time of `time.monotonic`.
+
+    Yields:
+        Pixels [m, P].
+
+    Raises:
+        DeadlineError: The deadline has passed.
+    """
+    base = known.of_class(known.pixels, classes)
+    yield base
+    centres = known.centres - known.of_class(known.centres, known.classes)
+    pixels = known.pixels - known.of_class(known.pixels, known.classes)
+    values = values - known.of_class(known.centres, classes)
+    covariance = (centres.T @ centres + torch.diag(known.noise.sum(0))) / len(centres)
+    variances, directions = torch.linalg.eigh(covariance)  # [k], [k, k]
+    slopes = directions.T @ (centres.T @ pixels.double() / len(centres))  # [k, P]
+    for penalty in PENALTIES:
+        _check(deadline)
+        yield base + (values @ directions @ (slopes / (variances + penalty)[:, None])).float()
+
+    # The network sees each direction as large as any other.
+    whiten = directions / (variances.clamp(min=0) + SMALLEST).sqrt()
+    seen = torch.cat([values @ whiten, classes], dim=1).float()  # [m, k + K]
+    last = nn.Linear(HIDDEN, pixels.shape[1])
+    nn.init.zeros_(last.weight)  # it begins with the mean image
+    nn.init.zeros_(last.bias)
+    network = nn.Sequential(nn.Linear(seen.shape[1], HIDDEN), nn.ReLU(), last)
+    optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE, weight_decay=0.1)
+    scale, deviations = float(pixels.std()) or 1.0, known.noise.sqrt()
+    for step in range(1, STEPS + 1):
+        _check(deadline)
+        batch = torch.randint(len(centres), (BATCH,))
+        drawn = centres[batch] + deviations[batch] * torch.randn(BATCH, len(whiten))
+        drawn = torch.cat([drawn @ whiten, known.classes[batch]], dim=1).float()
+        loss = functional.mse_loss(network(drawn), pixels[batch] / scale)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % EVERY == 0:
+            with torch.no_grad():
+                yield base + scale * network(seen)
+
+
+def _check(deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise DeadlineError("The check of embeddings took longer than allowed.")
