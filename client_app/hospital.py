@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from client_app.datasets import LocalData, open_data
+from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
@@ -30,7 +30,7 @@ class Hospital:
     Attributes:
         name: The name by which the others know it.
         settings: Those of the run, with the hospital's own `dataset`.
-        data: Its images, on `device`.
+        data: Its images, on `device`; those that are there at `task`.
         device: Where it computes.
         model: Name of the network that it starts with.
         store: Its own folder.
@@ -40,6 +40,8 @@ class Hospital:
         policy: What it allows; None in a simulation, where all hospitals have one owner.
         keep: Which models it takes home (client_app.afterwards.home).
         own_settings: What its node-config replaces, as "key=value"; of files only that it does.
+        whole: All its images, before they are cut in tasks.
+        task: The task, from 1; 0 = there are none, or all images are there.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Hospital:
     policy: Policy | None = None
     keep: str = "none"
     own_settings: tuple[str, ...] = ()
+    whole: LocalData | None = None
+    task: int = 0
 
     @property
     def architecture(self) -> Architecture:
@@ -68,8 +72,24 @@ class Hospital:
         """How many images it trains on at a time, and how many it has to test on."""
         return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
 
+    def at(self, task: int) -> "Hospital":
+        """The hospital with the images that are there at a task (`LocalData.at`).
+
+        Raises:
+            DataError: Nothing says of an image in which of the run's tasks it arrives.
+            SettingsError: The classes cannot be cut in such tasks.
+            PolicyError: Classes that take part at the hospital are in no task, or its images would
+                be copied for more tasks than its memory holds.
+        """
+        whole = self.whole or self.data
+        if self.policy and whole.tasks:
+            check_all_named(whole.shown, whole.tasks.named)
+            most = self.policy.machine.max_memory_gb
+            uphold(at_most("machine.max-memory-gb", whole.copied(task) / 1e9, most))
+        return replace(self, data=whole.at(task), whole=whole, task=task)
+
     def everyone(self) -> Samples:
-        """The training images of all simulated hospitals.
+        """The training images of all simulated hospitals, of all tasks up to the present one.
 
         Raises:
             SettingsError: This is not a simulation.
@@ -79,9 +99,22 @@ class Hospital:
                 "The setting 'strategy' is 'centralized' with real images, which works in a "
                 "simulation only: this hospital's images do not leave it."
             )
-        count, classes, store = self.partitions, self.data.classes, self.store.folder.parent
+        whole = self.whole or self.data
+        count, classes, store = self.partitions, whole.classes, self.store.folder.parent
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
-        return joined(data.train for data in each).to(self.device)
+        return joined(data.train_so_far(self.task) for data in each).to(self.device)
+
+    def public(self) -> Samples:
+        """The images of the public archive that `filver.pretrain` names, all of them.
+
+        Raises:
+            SettingsError: It names none.
+            DataError: The archive cannot be used, or its images have another shape or more classes.
+        """
+        chosen = str(self.settings.run_config["filver.pretrain"])
+        file = chosen.removeprefix("public:")
+        require(chosen != file, "filver.pretrain", chosen, "public:<absolute file>")
+        return open_public(file, self.settings, self.data).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
@@ -172,7 +205,8 @@ def _own_settings(
     if policy is None:
         return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
     for key in OWN_FILES:
-        if key not in own and Path(str(run_config[key])).is_absolute():
+        file = str(run_config[key]).removeprefix("public:")
+        if key not in own and Path(file).is_absolute():
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
     allowed = settings.release.without_privacy and policy.release.without_privacy
     return replace(settings, release=replace(settings.release, without_privacy=allowed))

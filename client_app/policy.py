@@ -14,12 +14,12 @@ from typing import Any
 
 from client_app.presets import most_iterations
 from strategies.protocol.code import code_hash
+from strategies.protocol.embeddings import PARTS
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, read_section, require
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
-EMBEDDINGS = ("sampled", "ebr", "stats")  # kinds, from the one that reveals least
 WITH_BUFFERS = ("feder", "centralized")  # methods that may ask for synthetic images
 
 
@@ -120,8 +120,8 @@ class EmbeddingRules:
     max_inverted: float
 
     def __post_init__(self) -> None:
-        allowed = f"a list of names out of {', '.join(EMBEDDINGS)}"
-        require(set(EMBEDDINGS).issuperset(self.kinds), "embeddings.kinds", self.kinds, allowed)
+        allowed = f"a list of names out of {', '.join(PARTS)}"
+        require(set(PARTS).issuperset(self.kinds), "embeddings.kinds", self.kinds, allowed)
 
     def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
         """What each rule says of embeddings of a kind, and of the figures of their audit."""

@@ -10,7 +10,7 @@ model that cannot be written is missing here, and the hospital's log says why.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,11 +18,12 @@ import numpy as np
 from torch import nn
 
 from client_app.datasets import LocalData
+from client_app.datasets.pool import Indices
 from client_app.disclosure import Disclosure, in_large_classes
 from client_app.hospital import Hospital
 from client_app.limits import check_disk
 from client_app.policy import PolicyError
-from client_app.request import Request
+from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
@@ -67,7 +68,7 @@ def keep_visit(
             _save(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
-def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
+def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:
     """Note what the models that are kept were worth together."""
     if _keeps_final(request):
         with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
@@ -75,11 +76,11 @@ def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
             draft.write_text(json.dumps({request.hospital.name: told}), encoding="utf-8")
 
 
-def _keeps_final(request: Request) -> bool:
+def _keeps_final(request: Inquiry) -> bool:
     return request.order.final and request.hospital.keep != "none"
 
 
-def _folder(request: Request, *below: str) -> Path:
+def _folder(request: Inquiry, *below: str) -> Path:
     return own_folder(
         request.hospital.store.folder.joinpath("models", request.run.folder.name, *below)
     )
@@ -140,27 +141,30 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
         raise ModelError(f"{file}: {error}") from error
 
 
-def counted(data: LocalData, smallest: int = 1) -> dict[str, float]:
+def counted(
+    data: LocalData, smallest: int = 1, number: Callable[[Indices], float] = len
+) -> dict[str, float]:
     """How many images and groups a hospital has, as `ModelManifest.images` has it.
 
     Args:
         data: The images.
         smallest: Classes that fewer patients have are left out, as they are of all figures.
+        number: How many images there are of some strata (`LocalData.test_strata`), [n].
     """
     counts: dict[str, float] = {}
-    for part, samples, groups, patients in (
-        ("train", data.train, data.train_groups, data.train_patients),
-        ("test", data.test, data.test_groups, data.test_patients),
+    for part, samples, strata, groups, patients in (
+        ("train", data.train, data.train_strata, data.train_groups, data.train_patients),
+        ("test", data.test, data.test_strata, data.test_groups, data.test_patients),
     ):
-        labels = samples.labels.cpu().numpy()
-        shown = in_large_classes(patients, labels, smallest)
+        shown = in_large_classes(patients, strata, smallest)
         if not len(shown):
             continue
         counts[part] = float(len(shown))
-        of_class = np.bincount(labels[shown], minlength=len(data.classes)).tolist()
-        for name, count in zip(data.classes, of_class, strict=True):
-            if count or smallest == 1:
-                counts[f"{part}/{name}"] = float(count)
+        labels = samples.labels.cpu().numpy()[shown]
+        for k, name in enumerate(data.classes):
+            of_class = strata[shown][labels == k]
+            if len(of_class) or smallest == 1:
+                counts[f"{part}/{name}"] = float(number(of_class))
         if groups is not None:
             counts[f"{part}-groups"] = float(len(np.unique(groups[shown])))
     return counts
@@ -188,7 +192,7 @@ def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelMan
 
 
 @contextmanager
-def _undisturbed(request: Request) -> Iterator[None]:
+def _undisturbed(request: Inquiry) -> Iterator[None]:
     """The time that it takes is measured, and a failure is logged and goes no further."""
     try:
         with request.clock.measure("serialise"):

@@ -1,1 +1,1 @@
-"""The check before embeddings leave a hospital (strategies that train at the server)."""
+"""Embeddings of a hospital's images: what leaves of a task, and the check before it does."""

@@ -45,7 +45,7 @@ class Victim:
         images = rng.integers(0, 256, (len(labels), SIDE, SIDE), dtype=np.uint8)
         images[:, 0, 0] = 0
         self.folder, self.classes = folder, [str(k) for k in range(len(sizes))]
-        self.config = run_config(num_server_rounds=1, **(config or {}))
+        self.config = run_config(**{"num_server_rounds": 1, **(config or {})})
         (folder / "policy.toml").write_text(policy, "utf-8")
         node = {"dataset": f"npz:{folder}/a.npz", "store_dir": folder / "store", "site": "graz"}
         self.place = deployment(self.config, policy=folder / "policy.toml", **node)
@@ -235,6 +235,46 @@ def test_no_number_of_images_depends_on_how_many_show_a_rare_class(tmp_path):
     assert told_of_sizes(exact)["num-train"] == 80 + 82 + 7
 
 
+def answers_of_tasks(victim, classes, **config):
+    """What a hospital tells of numbers, or why it tells nothing, at every task."""
+    victim.place.run_config |= {"num-server-rounds": 4, **config}
+    victim.place.run_config["train.learning-rate"] = 1e-30
+    network = Architecture("mlp", 1, SIDE, SIDE, len(classes))
+    weights = Array(np.zeros((len(classes), PIXELS), "f4"))
+    record = ArrayRecord({"1.weight": weights, "1.bias": Array(np.zeros(len(classes), "f4"))})
+    model = pack({"model": record}, Manifest("mallory", network.to_json(), list(classes)))
+    for task in range(1, config["tasks"] + 1):
+        order = {"run": f"{config['task-cut']}-{config['tasks']}-{task}", "task": task}
+        tested = bundle({"m": model}, ["manifest", "model"])
+        for verb, sent in (("query.prepare", {}), ("train", model), ("evaluate", tested)):
+            answer = victim.ask(verb, sent, epochs=1, **order)
+            if answer.has_error():
+                yield {answer.error.reason: float(answer.error.code)}
+            else:
+                told = answer.content["metrics"].items()
+                yield {name: each for name, each in told if "num-" in name or "images-of" in name}
+
+
+@pytest.mark.parametrize(
+    ("cut", "tasks", "classes"),
+    [
+        ("classes", 2, "0123"),
+        ("classes", 4, "0123"),
+        ("shared-classes", 2, ["0/2", "1/3"]),
+        ("permuted", 2, "0123"),
+    ],
+)
+def test_no_choice_of_tasks_tells_how_many_show_a_rare_class(cut, tasks, classes, tmp_path):
+    """Rare are three, and nine: neither numbers nor what is refused depend on it."""
+    told = []
+    for k, sizes in enumerate([(100, 100, 3, 3), (103, 100, 9, 9)]):
+        (tmp_path / str(k)).mkdir()
+        victim = Victim(tmp_path / str(k), sizes)
+        told.append(list(answers_of_tasks(victim, classes, **{"tasks": tasks, "task-cut": cut})))
+    assert told[0] == told[1]
+    assert told[0][0]["num-train"] == 160
+
+
 def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
     """All multiples of a step give the step away, and it follows from the number of patients."""
     steps = set()
@@ -368,7 +408,8 @@ def sealed(tmp_path, monkeypatch, caplog):
     members = {name: identities[name].member for name in names[:2]}
     graz = Seal(identities["graz"], members, "1")
     monkeypatch.setattr(request, "seal_for", lambda hospital, order: replace(graz, run=order.run))
-    victim = Victim(tmp_path, LARGE, "", config={"sealed": True})
+    config = {"sealed": True, "tasks": 2, "task_cut": "permuted", "num_server_rounds": 2}
+    victim = Victim(tmp_path, LARGE, "", config=config)
     sent = {**members, "stranger": identities["stranger"].member}
 
     def ask(label, number=0, by="mallory", run="1", relabelled=None, **order):
@@ -382,7 +423,7 @@ def sealed(tmp_path, monkeypatch, caplog):
             parcel = pack(parcel.array_records, label)
         content = bundle({"m": parcel}, ["manifest", "model"])
         caplog.clear()
-        answer = victim.ask("evaluate", content, sealed=True, round=2, **order)
+        answer = victim.ask("evaluate", content, sealed=True, round=2, **{"task": 1, **order})
         refused = answer.content["metrics"].get("m/refused") == Failure.PARCEL
         return caplog.messages[-1] if refused else ""
 
@@ -396,6 +437,8 @@ def test_each_signed_model_is_tested_under_its_label_alone(sealed):
     assert "Another model was tested already" in sealed(label, number=1)
     assert sealed({**label, "hop": 3}, number=2) == ""
     assert sealed({**label, "epochs": 2}, number=3) == ""  # `evaluate.epochs`: in any order
+    assert sealed(label, task=2) == ""  # a model that failed a visit, in the round after it
+    assert "Another model was tested already" in sealed(label, number=1, task=2)
     assert "as it was after round 1" in sealed({"round": 1, "hop": 9}, number=4)
     assert "No member is called 'nobody'" in sealed({**label, "lineage": "nobody"})
 
