@@ -50,7 +50,8 @@ class Encoded:
     """What an encoder makes of all training images of a hospital.
 
     Attributes:
-        kind: What leaves of an image: `sampled` µ + σε, `stats` µ and σ², `ebr` f(x).
+        kind: What leaves of an image, a key of `strategies.protocol.embeddings.PARTS`: `sampled`
+            µ + σε, `stats` µ and σ², `ebr` f(x).
         samples: The images and their classes, n.
         means: µ or f(x), [n, d].
         variances: σ², [n, d]; 0 for `ebr`.

@@ -59,7 +59,11 @@ class Server:
 
     def __init__(self, folder, store, policy):
         (store / "policy.toml").write_text(f"runs.sealed-only = false\n{policy}", "utf-8")
-        own: dict[str, bool | float | int | str] = {"site": "graz", "store-dir": str(store), "policy": str(store / "policy.toml")}
+        own: dict[str, bool | float | int | str] = {
+            "site": "graz",
+            "store-dir": str(store),
+            "policy": str(store / "policy.toml"),
+        }
         own["data-dir"] = str(folder / "images")
         self.place = Context(1, 100, own, RecordDict(), dict(CONFIG))
 
@@ -113,9 +117,7 @@ def test_noise_decides_whether_a_sample_leaves(folder, tmp_path, caplog):
     assert min(shape[:2]) > 16
 
 
-def test_a_sample_is_the_same_whenever_it_is_asked_for_and_is_counted(
-    folder, tmp_path, caplog
-):
+def test_a_sample_is_the_same_whenever_it_is_asked_for_and_is_counted(folder, tmp_path, caplog):
     server = Server(folder, tmp_path, OPEN + "max-samples = 1\n")
     first, again = sent(server.ask(spread=1.0)), sent(server.ask(spread=1.0, run="2"))
     assert hash_arrays(first) == hash_arrays(again)

@@ -107,7 +107,7 @@ def leaking(samples, amplitude=1.0, deviation=1e-6, noisy=0):
 
 @pytest.mark.parametrize("hidden", [{}, {"amplitude": 1e-3, "deviation": 1e-6, "noisy": 200}])
 def test_pixels_in_embeddings_are_found(hidden, tmp_path):
-    """Also at a small amplitude under much noise, which hides them from plain distances."""
+    """Also at a small amplitude under much noise."""
     result = audited(leaking(images(), **hidden))
     figures = result.figures
     assert figures["embedding-linked"] > 0.98
@@ -120,6 +120,14 @@ def test_pixels_in_embeddings_are_found(hidden, tmp_path):
     for rule in ("max-bits = inf", "max-linked = 1.0"):
         lax = policy_of(tmp_path, f"[embeddings]\nkinds = ['sampled']\n{rule}")
         assert not allowed(lax, "sampled", figures)
+
+
+def test_a_number_of_each_image_among_noise_links_it():
+    """One coordinate of twenty-one is exact; in plain distances it counts as much as any other."""
+    torch.manual_seed(0)
+    means = torch.cat([torch.arange(N)[:, None] / N, 0.3 * torch.randn(N, 20)], dim=1)
+    deviations = torch.tensor([1e-4] + [1.0] * 20)
+    assert audited(encoded(images(), means, deviations)).figures["embedding-linked"] == 1
 
 
 def test_one_image_that_leaks_is_enough(tmp_path):
