@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from math import inf
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
@@ -185,16 +185,26 @@ def speed(seeds: Sequence[int]) -> None:
                 runs["the same, synchronous"] = with_it | {"asynchronous": False}
             for run, case in runs.items():
                 seconds = _timed(run, seed, base, **case)
-                ratios = [a / b for a, b in zip(seconds, base, strict=True)]
-                times.setdefault(run, []).append(ratios)
+                times.setdefault(run, []).append(_ratios(seconds, base))
     print()
-    print_head("run", *(f"times to {target}: median (range)" for target in TARGETS))
+    print_head("run", *(f"times to {target}: median (range; seeds)" for target in TARGETS))
     for run, of_seeds in times.items():
-        shown = [
-            f"{median(each):.2f} ({min(each):.2f} to {max(each):.2f})"
-            for each in zip(*of_seeds, strict=True)
-        ]
+        shown = [_spread(each) for each in zip(*of_seeds, strict=True)]
         print_row(run, *shown)
+
+
+def _ratios(seconds: Sequence[float], without: Sequence[float]) -> list[float]:
+    """How many times as long it takes to each target; NaN for one that both do not reach."""
+    pairs = zip(seconds, without, strict=True)
+    return [a / b if isfinite(a) and isfinite(b) else nan for a, b in pairs]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    """Their median and range, and how many there are: NaN is not counted."""
+    known = [each for each in ratios if not isnan(each)]
+    if not known:
+        return "–"
+    return f"{median(known):.2f} ({min(known):.2f} to {max(known):.2f}; {len(known)})"
 
 
 def _timed(name: str, seed: int, without: Sequence[float], **case: Any) -> list[float]:
@@ -203,7 +213,7 @@ def _timed(name: str, seed: int, without: Sequence[float], **case: Any) -> list[
     Args:
         name: Of the run.
         seed: Of the run.
-        without: The seconds of the run that it is compared with; empty if with none.
+        without: The seconds of the run that it is compared with; empty: with itself.
         case: As in `do`.
     """
     with tempfile.TemporaryDirectory() as folder, no_disk():
@@ -211,7 +221,7 @@ def _timed(name: str, seed: int, without: Sequence[float], **case: Any) -> list[
         result, summary = do(Path(folder), num_server_rounds=ROUNDS, **settings)
         points = curve(result, summary)
     seconds = [reached(points, target) for target in TARGETS]
-    ratios = [f"{a / b:.2f}" for a, b in zip(seconds, without, strict=False)]
+    ratios = [f"{each:.2f}" for each in _ratios(seconds, without or seconds)]
     shares = [each for name, each in summary["over_time"]["busy"].items() if name in QUICK]
     visits = sum(each["visits"] for each in summary["participation"].values())
     print_row(

@@ -385,7 +385,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.buffers = {"h0": parcel}
     state.delivered = {("h0", "hash")}
     state.under_way = [Visit("h0", "a", "plain", 1)]
-    state.queues, state.resting = {"h0": ["a"]}, ["h1"]
+    state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.ordered, state.clock = {"h0 a": (3, 7.5)}, 6.5
     state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
     state.finished = state.replayed = 1

@@ -32,7 +32,7 @@ from strategies.engine.enrolment import (
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
 from strategies.engine.run import Content, Ordered, Run, RunError
-from strategies.engine.state import State
+from strategies.engine.state import Model, State
 from strategies.engine.testing import Batch, begin_tests, letters, record_tests
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
@@ -178,7 +178,7 @@ class Engine:
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
-                self.strategy.arrived(state, visit, None)
+                self._end(visit, None)
 
     def _reachable(self) -> set[int]:
         """The nodes that take messages, as far as can be told without holding anybody up."""
@@ -279,8 +279,12 @@ class Engine:
                 num_examples=event.metrics["num-examples"],
             )
         state.under_way.remove(visit)
-        del state.ordered[visit.key]
-        self.strategy.arrived(state, visit, trained)
+        self._end(visit, trained)
+
+    def _end(self, visit: Visit, trained: Model | None) -> None:
+        """Have the method move on; if the visit comes again, it is another one, of a new round."""
+        self.state.ordered.pop(visit.key, None)
+        self.strategy.arrived(self.state, visit, trained)
 
     def _look_round(self) -> None:
         """Ask those who have come who they are, and those who are back whether they are."""

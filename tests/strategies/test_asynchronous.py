@@ -246,13 +246,22 @@ def test_if_nobody_can_train_the_run_fails_after_its_rounds():
         done(settings(num_server_rounds=4), FakeGrid(hospitals))
 
 
-def test_a_hospital_that_always_fails_is_asked_once_in_a_round_and_holds_nobody_up():
+def test_a_hospital_that_always_fails_is_asked_once_more_in_a_round_and_holds_nobody_up():
     hospitals = federation(4, h3=Moody("h3", [True] * 99))
     state, ledger = done(settings(num_server_rounds=6), FakeGrid(hospitals), keep=Watched())
     outcomes = Counter((each.hospital, each.outcome) for each in ledger.of("train"))
-    assert outcomes["h3", "crashed"] <= 6
+    assert outcomes["h3", "crashed"] <= 1 + 6
     assert sum(count for (_, how), count in outcomes.items() if how == "ok") == 24
     assert all(paths(state).values())
+
+
+def test_quick_hospitals_that_fail_once_do_not_leave_all_models_to_a_slow_one():
+    """Each fails its second visit; if they rested, the slow one had 20 s before the next visit."""
+    moody = {f"h{k}": Moody(f"h{k}", [False, True]) for k in range(4)}
+    chosen = settings(async__seconds="1,1,1,1,20", num_server_rounds=8, evaluate__every=8)
+    _, ledger = done(chosen, FakeGrid(federation(5, **moody)))
+    assert {each.outcome for each in ledger.of("train")} == {"ok", "crashed"}
+    assert min(busy(ledger)[name] for name in moody) > 0.9
 
 
 # Hospitals that leave, and come.
