@@ -169,6 +169,7 @@ class Engine:
             if (node := state.nodes[visit.hospital]) in reachable:
                 ordered = self._ordered(visit)
                 state.under_way.append(visit)
+                state.sent[visit.key] = state.shelf.label(ordered.sent).round
                 letter = self.run.letter(
                     visit.verb, node, ordered.order, ordered, partial(self._content, ordered)
                 )

@@ -23,7 +23,16 @@ from strategies.engine.strategy import HandsOn
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of
-from tests.fakes import CountingHospital, FakeGrid, Ledger, failing, federation, go, parcels_of
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    Ledger,
+    Sealing,
+    failing,
+    federation,
+    go,
+    parcels_of,
+)
 from tests.fakes import settings as any_settings
 
 settings = partial(any_settings, strategy="rwt", asynchronous=True)
@@ -397,6 +406,15 @@ def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_al
     first_late = next(k for k, e in enumerate(ledger.events) if e.verb == "train" and e.round == 2)
     if tests == "next":
         assert any(e.verb == "evaluate" and e.round == 1 for e in ledger.events[first_late:])
+
+
+@pytest.mark.parametrize("tests", ["next", "idle"])
+def test_nobody_is_asked_about_a_model_that_was_there_in_a_newer_version(tests, tmp_path):
+    """A hospital that waits with its tests has newer models until then."""
+    hospitals = {100 + k: Sealing(f"h{k}", tmp_path) for k in range(5)}
+    chosen = settings(num_server_rounds=20, async__tests=tests)
+    _, ledger = done(chosen, Slow(hospitals))
+    assert len(ledger.of("evaluate")) > 5 * 5
 
 
 # The order of a run, replayed.
