@@ -75,7 +75,7 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        check_ready(self.run, enrol(self.run))
+        check_ready(self.run, enrol(self.run, self.exchange.later))
         log(INFO, "%d rounds at %s", rounds, ", ".join(state.hospitals))
         state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
         self._ask_for_tests()
@@ -86,7 +86,7 @@ class Engine:
             state.round, state.hop, state.after_visits = state.round + 1, 0, {}
             self.keep(state)
             if state.round <= rounds and not state.under_way:
-                enrol(self.run)
+                enrol(self.run, self.exchange.later)
             self.asked.clear()
         if not any(model.round for model in state.models.values()):
             raise RunError("No hospital has trained any model; see the failures above.")
@@ -238,7 +238,9 @@ class Engine:
                 self._welcome(delivery)
             case str(hospital):
                 self.asked.discard(delivery.letter.node)
-                if delivery.failure is None:
+                if delivery.letter.verb == "query.enrol":
+                    self._join(hospital)
+                elif delivery.failure is None:
                     self.run.journal.record(Event.of(delivery, hospital, round=0, hop=0))
                     self.strategy.returned(self.state, hospital)
 
@@ -299,6 +301,15 @@ class Engine:
         back = sorted(connected & away.keys() - run.courier.answering)
         self.exchange.post(run.courier.live(node, away[node], away[node]) for node in back)
         self.asked |= {*new, *back}
+
+    def _join(self, hospital: str) -> None:
+        """Have a hospital join that did so now in the run that is replayed."""
+        enrol(self.run, self.exchange.later)
+        if hospital not in self.state.nodes:
+            raise RunError(
+                f"In the record of async.replay '{hospital}' joins next, here it does not: is it "
+                "connected, and willing?"
+            )
 
     def _welcome(self, delivery: Delivery[Order]) -> None:
         """Take in what a hospital says that has come, or has come back, while visits go on."""
