@@ -320,7 +320,7 @@ def feder(seeds: Sequence[int]) -> None:
                         evaluate__every=EVERY,
                     )
                 history = summary["history"]
-                pair.append({each: fmean(history[each][-LAST:]) for each in columns})
+                pair.append({each: _of_last(history[each]) for each in columns})
             before, after = pair
             for each in columns:
                 differences[each].append(after[each] - before[each])
@@ -329,6 +329,11 @@ def feder(seeds: Sequence[int]) -> None:
         print_row(
             variant, "async − sync, 95 %", *(_interval(differences[each]) for each in columns)
         )
+
+
+def _of_last(values: Sequence[float | None]) -> float:
+    """Mean of the last evaluations; of the ensemble there is one."""
+    return fmean(each for each in values[-LAST:] if each is not None)
 
 
 def blend(hospital: Hospital, size: int, deadline: float) -> Release:
