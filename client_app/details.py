@@ -142,13 +142,18 @@ class Details:
         """
         said = self.says(self.disclosure.fingerprint(network, label), network)
         arrays = {"test": said.test.cpu().numpy(), "seen": said.seen.cpu().numpy()}
-        self.disclosure.request.run.save(ALONE, {**arrays, "model": np.array(said.model)})
+        about = {"model": said.model, "images": self.images}
+        named = {name: np.array(text) for name, text in about.items()}
+        self.disclosure.request.run.save(ALONE, {**arrays, **named})
 
     def of_alone(self) -> dict[str, float]:
-        """The figures and details of the hospital's own model, if one is kept."""
+        """The figures and details of the hospital's own model, if one is kept.
+
+        None is told if the images are no longer the same: of other tasks, or by another seed.
+        """
         disclosure = self.disclosure
         kept = disclosure.request.run.load(ALONE)
-        if not kept:
+        if str(kept.get("images")) != self.images:
             return {}
         model, test, seen = str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"]))
         try:
@@ -160,6 +165,12 @@ class Details:
             return {}
         self._alone = self._judge(Said(model, test, seen), figures)
         return figures | (self._alone.told if self._alone else {})
+
+    @property
+    def images(self) -> str:
+        """Changes with the images that are asked about."""
+        data = self.disclosure.data
+        return f"{data.test_fingerprint} {data.train_fingerprint}"
 
     def of(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
         """The details of a model; empty if none may be told.
@@ -188,7 +199,8 @@ class Details:
         error = tell("error", np.array([outcome.calibration_error]), 2 / sizes.sum(), 1.0)
         images, hits = np.rint(tell("bins", np.stack(in_bins), 2, sizes.sum()) * sizes.sum())
         # Sizes in what follows are those that are told: a noise that is told would tell others.
-        sizes = np.array([self.disclosure.rounded(size) for size in sizes])
+        strata = self.disclosure.strata
+        sizes = np.array([self.disclosure.number(strata[labels == k]) for k in range(count)])
         others, width = sizes.sum() - sizes, self._width
         tables = _Tables()
         tables.add(CALIBRATION, error[0], 2 * width / sizes.sum())

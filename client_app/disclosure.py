@@ -20,6 +20,9 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
 - Models are counted, over restarts too, in each run and in each day (client_app.run.Tested).
 - Numbers of images are about such classes, too, and are rounded to whole groups. So that steps do
   not tell them, s is rounded up to a power of sqrt(2).
+- Where images arrive in tasks, the server chooses these. So a class counts as another one in each
+  task, wherever it is asked how many patients have it, and numbers of images are sums of rounded
+  ones. The accuracies of all tasks together tell of a patient what the accuracy alone would.
 - Of a buffer a figure leaves if it is about so many patients: no smallest distance does.
 - What is told after the last round, such as counts for each class, is in details.py.
 
@@ -66,16 +69,23 @@ class Disclosure:
         policy = request.hospital.policy
         self.rules = policy.figures if policy else None
         test = self.data.test
-        labels, patients = test.labels.cpu().numpy(), self.data.test_patients
+        strata, patients = self.data.test_strata, self.data.test_patients
         smallest = self.rules.smallest_group if self.rules else 1
-        chosen = in_large_classes(patients, labels, smallest)
-        self.chosen, self.patients = torch.from_numpy(chosen), patients[chosen]
+        chosen = in_large_classes(patients, strata, smallest)
+        self.chosen, self.patients, self.strata = (
+            torch.from_numpy(chosen),
+            patients[chosen],
+            strata[chosen],
+        )
         self.labels = test.labels[self.chosen]
+        self.tasks = None if self.data.test_tasks is None else self.data.test_tasks[chosen]
         if self.rules is None:
             return
-        self.effects = effects(self.patients, labels[chosen])
-        train, self.owners = self.data.train.labels.cpu().numpy(), self.data.train_patients
-        self.learnt = in_large_classes(self.owners, train, self.rules.smallest_group)
+        self.effects = effects(self.patients, self.labels.cpu().numpy())
+        if self.tasks is not None:
+            self.effects |= effects_of_tasks(self.patients, self.tasks)
+        self.owners = self.data.train_patients
+        self.learnt = in_large_classes(self.owners, self.data.train_strata, smallest)
         self.secret = secret_of(request.hospital.store)
         if small := len(test) - len(self.labels):
             log_once(f"{small} test images are in no figure: too few patients have their class.")
@@ -106,10 +116,11 @@ class Disclosure:
 
     def counts(self) -> dict[str, float]:
         """How many images the hospital trains on, tests on, and cannot use."""
-        counts = {"num-test": self.num_test, "num-quarantined": self.data.quarantined}
-        learnt = len(self.data.train) if self.rules is None else len(self.learnt)
+        learnt = self.data.train_strata
         return {
-            name: self.rounded(count) for name, count in {"num-train": learnt, **counts}.items()
+            "num-train": self.number(learnt if self.rules is None else learnt[self.learnt]),
+            "num-test": self.number(self.strata),
+            "num-quarantined": self.rounded(self.data.quarantined),
         }
 
     def weight(self, images: float) -> float:
@@ -117,12 +128,23 @@ class Disclosure:
         if self.rules is None or self.request.order.images != "own":
             return images
         # One group at the least: a model that counted nothing could not be averaged.
-        return max(self.rounded(len(self.learnt)), float(self.rules.smallest_group))
+        learnt = self.number(self.data.train_strata[self.learnt])
+        return max(learnt, float(self.rules.smallest_group))
 
     def rounded(self, count: float) -> float:
         """A number of images or patients, to whole groups; in a simulation as it is."""
         group = self.rules.smallest_group if self.rules else 1
         return float(group * math.floor(count / group + 0.5))
+
+    def number(self, strata: Indices) -> float:
+        """The number of some images, of which each is of a class within its task (strata [n]).
+
+        Without tasks it is rounded as it is. With tasks those of each stratum are rounded: no
+        choice of tasks tells more of them than that.
+        """
+        if self.tasks is None:
+            return self.rounded(len(strata))
+        return sum(map(self.rounded, np.unique(strata, return_counts=True)[1].tolist()), 0.0)
 
     def admit(self, model: str, label: Manifest | None = None) -> None:
         """Refuse to test a model, or count it.
@@ -142,7 +164,8 @@ class Disclosure:
             if label.lineage not in seal.members:
                 raise ParcelError(f"No member is called '{label.lineage:.80}', as a lineage is.")
             check_newest(self.request.run, label, tested=True)
-            place = fingerprint([label.lineage, label.round, label.hop, label.epochs])
+            task = self.request.order.task  # which decides on the images it is tested on
+            place = fingerprint([label.lineage, label.round, label.hop, label.epochs, task])
         if place or self.rules:
             most = self.rules.max_models if self.rules else None
             Tested(self.request.run).add(model, place, most)
@@ -163,25 +186,34 @@ class Disclosure:
             if not scores.isfinite().all():
                 raise DivergedError("The outputs of the model are not finite.")
             counts = count_right(scores, self.labels) if per_class else {}
-            return score(scores, self.labels) | counts
+            return score(scores, self.labels) | self._of_tasks(scores) | counts
         if not self.num_test:
             return {}
         scores = scores[self.chosen].nan_to_num()
-        exact = score(scores, self.labels)
-        told = {"num-examples": self.rounded(exact["num-examples"])}
+        exact = score(scores, self.labels) | self._of_tasks(scores)
+        told = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:
             step = step_of(self.effects[name], self.rules.max_models)
-            images = f"images-of-{name.removeprefix('right-of-')}"
             if step > COARSEST:
                 log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
             elif name in exact:
                 told[name] = self._coarse(name, model, exact[name], step)
             else:
+                number = name.removeprefix("right-of-class-")
+                images = f"images-of-class-{number}"
                 share = self._coarse(name, model, counts[name] / counts[images], step)
-                size = self.rounded(counts[images])
+                size = self.number(self.strata[(self.labels == int(number)).cpu().numpy()])
                 told |= {images: size, name: share * size}
         return told
+
+    def _of_tasks(self, scores: Tensor) -> dict[str, float]:
+        """The accuracy of each task that there is, from the scores [n, K]; none without tasks."""
+        if self.tasks is None:
+            return {}
+        right = (scores.argmax(dim=1) == self.labels).cpu().numpy()
+        present = np.unique(self.tasks).tolist()
+        return {f"accuracy-of-task-{t}": float(right[self.tasks == t].mean()) for t in present}
 
     def noise_of(self, figures: Iterable[str]) -> dict[str, float]:
         """The standard deviation of the noise in each of some figures; none in a simulation."""
@@ -282,6 +314,30 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
         found["auroc"] = min((share_of + stands).max() / len(classes), 1.0)
     of_class = {f"right-of-class-{c}": share[label == k].max() for k, c in enumerate(classes)}
     return {name: float(effect) for name, effect in (found | of_class).items()}
+
+
+def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
+    """How much one patient's images can change the accuracy of each task, at the most.
+
+    A patient may have images in several tasks. So these are multiplied by the largest length of the
+    vector of one patient's effects, each as a share of the largest in its task: with noise in
+    proportion to them, all these figures together tell of a patient no more than one would.
+
+    Args:
+        patients: Whose the images are, [n].
+        tasks: The task of each, [n].
+    """
+    owner = np.unique(patients, return_inverse=True)[1]
+    present, task, sizes = np.unique(tasks, return_inverse=True, return_counts=True)
+    table = np.zeros((int(owner.max(initial=-1)) + 1, len(present)))  # [patients, tasks]
+    np.add.at(table, (owner, task), 1)
+    shares = table / sizes
+    largest = shares.max(axis=0, initial=0)
+    length = np.linalg.norm(shares / largest, axis=1).max(initial=1)
+    return {
+        f"accuracy-of-task-{t}": float(min(share * length, 1.0))
+        for t, share in zip(present.tolist(), largest.tolist(), strict=True)
+    }
 
 
 def step_of(effect: float, models: int = 0) -> float:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -12,7 +13,7 @@ from client_app.afterwards.home import counted, keep_ensemble, keep_tested
 from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint, secret_of
-from client_app.errors import failure_of
+from client_app.errors import DataError, failure_of
 from client_app.hospital import Hospital
 from client_app.limits import check_model
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
@@ -69,14 +70,15 @@ def prepare(message: Message, context: Context) -> Message:
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
         order, hospital = request.order, request.hospital
-        data = hospital.data
         if order.images == "everyone":
             hospital.everyone()  # refuses here, before the first hop
         network = _first_model(hospital, order.own_start)
-        disclosure = Disclosure(request)
+        # Numbers and hashes are about all images, whatever task the order is for.
+        disclosure = Disclosure(replace(request, hospital=hospital.at(0)))
+        data = disclosure.data
         metrics = disclosure.counts()
         smallest = hospital.policy.figures.smallest_group if hospital.policy else 1
-        counts = _numbers(counted(data, smallest), data.classes)
+        counts = _numbers(counted(data, smallest, disclosure.number), data.classes)
         metrics |= {name: disclosure.rounded(count) for name, count in counts.items()}
         secret = secret_of(hospital.store) if hospital.policy else b""
         card: dict[str, str | list[str] | list[int]] = {
@@ -91,7 +93,7 @@ def prepare(message: Message, context: Context) -> Message:
 
             made = make_buffer(hospital, order.buffer_size, clock.deadline)
             beside["buffer"] = pack_buffer(made.samples)
-            metrics |= disclosure.of_buffer(made.figures)
+            metrics |= Disclosure(request).of_buffer(made.figures)
             release = f"{len(made.samples)} synthetic images passed the release check."
             if made.figures.get("gan-private") == 0:
                 release += " The privacy loss had no part in them."
@@ -109,6 +111,7 @@ def test(message: Message, context: Context) -> Message:
 
     Raises:
         DeadlineError: The deadline has passed.
+        DataError: The hospital has no test image yet of the tasks so far.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
     clock, hospital, disclosure = request.clock, request.hospital, Disclosure(request)
@@ -116,6 +119,8 @@ def test(message: Message, context: Context) -> Message:
     metrics: dict[str, float] = {}
     models: list[str] = []
     images = hospital.data.test.images  # once: it may be a copy
+    if not len(images):
+        raise DataError(f"The hospital has no image to test on of tasks up to {hospital.task}.")
     total = torch.zeros((), device=hospital.device)
     seen = torch.zeros((), device=hospital.device)
     details = Details(disclosure) if request.order.final else None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from client_app.datasets import LocalData, open_data
+from client_app.datasets import LocalData, check_all_named, open_data
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
@@ -30,7 +30,7 @@ class Hospital:
     Attributes:
         name: The name by which the others know it.
         settings: Those of the run, with the hospital's own `dataset`.
-        data: Its images, on `device`.
+        data: Its images, on `device`; those that are there at `task`.
         device: Where it computes.
         model: Name of the network that it starts with.
         store: Its own folder.
@@ -40,6 +40,8 @@ class Hospital:
         policy: What it allows; None in a simulation, where all hospitals have one owner.
         keep: Which models it takes home (client_app.afterwards.home).
         own_settings: What its node-config replaces, as "key=value"; of files only that it does.
+        whole: All its images, before they are cut in tasks.
+        task: The task, from 1; 0 = there are none, or all images are there.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Hospital:
     policy: Policy | None = None
     keep: str = "none"
     own_settings: tuple[str, ...] = ()
+    whole: LocalData | None = None
+    task: int = 0
 
     @property
     def architecture(self) -> Architecture:
@@ -68,8 +72,21 @@ class Hospital:
         """How many images it trains on at a time, and how many it has to test on."""
         return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
 
+    def at(self, task: int) -> "Hospital":
+        """The hospital with the images that are there at a task (`LocalData.at`).
+
+        Raises:
+            DataError: Nothing says of an image in which of the run's tasks it arrives.
+            SettingsError: The classes cannot be cut in such tasks.
+            PolicyError: Classes that take part at the hospital are in no task.
+        """
+        whole = self.whole or self.data
+        if self.policy and whole.tasks:
+            check_all_named(whole.shown, whole.tasks.named)
+        return replace(self, data=whole.at(task), whole=whole, task=task)
+
     def everyone(self) -> Samples:
-        """The training images of all simulated hospitals.
+        """The training images of all simulated hospitals, of all tasks up to the present one.
 
         Raises:
             SettingsError: This is not a simulation.
@@ -79,9 +96,10 @@ class Hospital:
                 "The setting 'strategy' is 'centralized' with real images, which works in a "
                 "simulation only: this hospital's images do not leave it."
             )
-        count, classes, store = self.partitions, self.data.classes, self.store.folder.parent
+        whole = self.whole or self.data
+        count, classes, store = self.partitions, whole.classes, self.store.folder.parent
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
-        return joined(data.train for data in each).to(self.device)
+        return joined(data.train_so_far(self.task) for data in each).to(self.device)
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:

@@ -39,8 +39,8 @@ from strategies.protocol.records import from_record
 
 LONGEST = 2**20  # bytes of a line; what would need more does not leave
 ORDER = (
-    *("run", "round", "hop", "learner", "epochs", "images", "test", "snapshots", "buffer_size"),
-    "replay",
+    *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
+    *("buffer_size", "replay"),
 )
 
 

@@ -99,6 +99,11 @@ class Request:
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
+        tasks = hospital.settings.tasks
+        if order.task not in (range(1, tasks + 1) if tasks > 1 and not joining else [0]):
+            raise ParcelError(f"The order is for task {order.task}, of {tasks}.")
+        if not joining:  # before, the classes of the federation are not known
+            hospital = hospital.at(order.task)
         order = replace(order, hospital=hospital.name)
         return cls(message, order, clock, hospital, run, seal_for(hospital, order))
 
@@ -132,13 +137,14 @@ class Request:
         if withheld:
             log_once(f"Withheld, as the policy says: {', '.join(withheld)}.")
         measured = {**metrics, **self.clock.seconds}
-        figures = MetricRecord({k: v for k, v in measured.items() if _base(k) not in withheld})
-        content = RecordDict({**(parcel or {}), "metrics": figures})
+        kept = MetricRecord({k: v for k, v in measured.items() if not _names(k) & {*withheld}})
+        content = RecordDict({**(parcel or {}), "metrics": kept})
         if card:
             content["card"] = ConfigRecord({**card})
         return Message(content, reply_to=self.message)
 
 
-def _base(key: str) -> str:
-    """The figure that a metric is, or is an end of the interval of."""
-    return metric_of(key).removesuffix("-low").removesuffix("-high")
+def _names(key: str) -> set[str]:
+    """The figures with which a metric is withheld: what it is an end of, what it is for a task."""
+    name = metric_of(key).removesuffix("-low").removesuffix("-high")
+    return {name, name.removesuffix("-of-task-#")}

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
@@ -11,8 +12,10 @@ from torch import Tensor, nn
 from client_app.afterwards.home import keep_visit
 from client_app.details import Details
 from client_app.disclosure import Disclosure
+from client_app.errors import DataError
+from client_app.hospital import Hospital
 from client_app.parcels import keep_local, pack, replayed, unpack
-from client_app.policy import PolicyError
+from client_app.policy import PolicyError, at_least, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
@@ -37,6 +40,7 @@ def train_here(message: Message, context: Context) -> Message:
         DivergedError: The trained network, or its memory, is not finite.
         DeadlineError: The deadline has passed.
         PolicyError: The hospital allows no such model, or no more visits today.
+        DataError: The task has too few images here.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
     if policy := request.hospital.policy:
@@ -120,9 +124,28 @@ def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -
 
 def _images(request: Request) -> Samples:
     """The images that the order says are trained on, beside buffers."""
-    own = request.hospital.data.train
+    hospital = request.hospital
+    own = hospital.data.train
     if request.order.images == "own":
+        if hospital.task:
+            _check_enough(hospital)
         return own
     if request.order.images == "everyone":
-        return request.hospital.everyone()
+        return hospital.everyone()
     return own[torch.empty(0, dtype=torch.int64)]
+
+
+def _check_enough(hospital: Hospital) -> None:
+    """Refuse to train on a task of too few images, or patients.
+
+    A model that was trained on few images can tell them. Without tasks the hospital itself decides
+    on how many it has; with tasks the server does.
+    """
+    if len(hospital.data.train) < 2:
+        raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
+    if policy := hospital.policy:
+        patients, fewest = (
+            len(np.unique(hospital.data.train_patients)),
+            policy.figures.smallest_group,
+        )
+        uphold(at_least("figures.smallest-group", patients, fewest))

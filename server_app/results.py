@@ -277,7 +277,7 @@ class Results:
             wall_seconds,
             error,
             self._resumed,
-            state.classes,
+            state.outputs,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
         )
         for text in texts(summary.worth, "run", "class"):

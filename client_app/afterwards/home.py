@@ -10,7 +10,7 @@ model that cannot be written is missing here, and the hospital's log says why.
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ import numpy as np
 from torch import nn
 
 from client_app.datasets import LocalData
+from client_app.datasets.pool import Indices
 from client_app.disclosure import Disclosure, in_large_classes
 from client_app.hospital import Hospital
 from client_app.limits import check_disk
@@ -140,27 +141,30 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
         raise ModelError(f"{file}: {error}") from error
 
 
-def counted(data: LocalData, smallest: int = 1) -> dict[str, float]:
+def counted(
+    data: LocalData, smallest: int = 1, number: Callable[[Indices], float] = len
+) -> dict[str, float]:
     """How many images and groups a hospital has, as `ModelManifest.images` has it.
 
     Args:
         data: The images.
         smallest: Classes that fewer patients have are left out, as they are of all figures.
+        number: How many images there are of some strata (`LocalData.test_strata`), [n].
     """
     counts: dict[str, float] = {}
-    for part, samples, groups, patients in (
-        ("train", data.train, data.train_groups, data.train_patients),
-        ("test", data.test, data.test_groups, data.test_patients),
+    for part, samples, strata, groups, patients in (
+        ("train", data.train, data.train_strata, data.train_groups, data.train_patients),
+        ("test", data.test, data.test_strata, data.test_groups, data.test_patients),
     ):
-        labels = samples.labels.cpu().numpy()
-        shown = in_large_classes(patients, labels, smallest)
+        shown = in_large_classes(patients, strata, smallest)
         if not len(shown):
             continue
         counts[part] = float(len(shown))
-        of_class = np.bincount(labels[shown], minlength=len(data.classes)).tolist()
-        for name, count in zip(data.classes, of_class, strict=True):
-            if count or smallest == 1:
-                counts[f"{part}/{name}"] = float(count)
+        labels = samples.labels.cpu().numpy()[shown]
+        for k, name in enumerate(data.classes):
+            of_class = strata[shown][labels == k]
+            if len(of_class) or smallest == 1:
+                counts[f"{part}/{name}"] = float(number(of_class))
         if groups is not None:
             counts[f"{part}-groups"] = float(len(np.unique(groups[shown])))
     return counts

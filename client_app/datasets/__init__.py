@@ -4,7 +4,7 @@ Each data set has one file with its loader, and one line in `DATASETS`.
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from client_app.datasets.partition import Shares, cut
 from client_app.datasets.pool import Indices, LocalData, Pool, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
+from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from client_app.policy import MachineRules, Ruling, uphold
 from client_app.store import DEFAULT
@@ -73,7 +74,7 @@ def open_data(
     if taking_part is not None:
         chosen = tuple(name for name in pool.classes if not taking_part or name in taking_part)
         classes = classes or chosen
-        _check_all_named(chosen, classes)
+        check_all_named(chosen, classes)
         own = own[_labels(pool, chosen)[own] >= 0]
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
@@ -118,12 +119,23 @@ def open_data(
         test_groups=None if pool.groups is None else pool.groups[test],
         train_contents=contents(train),
         test_contents=contents(test),
+        tasks=_tasks(pool, train, test, settings, classes or pool.classes),
         kind=pool.kind,
     )
 
 
-def _check_all_named(chosen: tuple[str, ...], classes: tuple[str, ...]) -> None:
-    """Refuse a federation without one of the hospital's classes.
+def _tasks(
+    pool: Pool, train: Indices, test: Indices, settings: Settings, classes: tuple[str, ...]
+) -> Tasks | None:
+    """How a hospital's training and test images are to be cut in tasks, if they are."""
+    if settings.tasks == 1:
+        return None
+    given = [None if pool.tasks is None else pool.tasks[part] for part in (train, test)]
+    return Tasks(settings, classes, *given)
+
+
+def check_all_named(chosen: Sequence[str], classes: Sequence[str]) -> None:
+    """Refuse a federation, or tasks, without one of the hospital's classes.
 
     Otherwise it could choose whose images take part, and by two choices tell how many there are.
     """

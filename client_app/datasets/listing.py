@@ -12,6 +12,7 @@ patient of the same name in another class is the same patient.
   have the same text here belong together; an empty field means that the image is on its own;
 - `split` (optional): `train` or `test`;
 - `site` (optional): which hospital the image is from, for simulations;
+- `task` (optional): where images arrive in tasks, the number of this one's, from 1;
 - `slice` (optional): of a NIfTI volume, the number of the slice from 0.
 
 Other columns are ignored. Nothing is dropped: what cannot be used is listed with the reason.
@@ -28,7 +29,7 @@ from client_app.datasets.files import is_image
 from client_app.errors import DataError
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
-OPTIONAL = ("split", "site", "slice")
+OPTIONAL = ("split", "site", "slice", "task")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Entry:
         split: "train", "test", or empty if the hospital is to choose.
         site: The hospital that it is from; empty if nothing says so.
         slice: Number of the slice of a volume; None = the file is one image.
+        task: The task that it arrives in, from 1; 0 = nothing says so.
     """
 
     where: str
@@ -53,6 +55,7 @@ class Entry:
     split: str = ""
     site: str = ""
     slice: int | None = None
+    task: int = 0
 
 
 @dataclass(frozen=True)
@@ -239,10 +242,13 @@ def _entry(
         if not field[name]:
             raise _RowError(f"has nothing in the column '{name}'")
     split, number = field.get("split", "").lower(), field.get("slice", "")
+    task = field.get("task", "")
     if split not in ("", "train", "test"):
         raise _RowError("has in the column 'split' neither 'train' nor 'test'")
     if number and not number.isdecimal():
         raise _RowError("has in the column 'slice' no whole number from 0")
+    if task and not (task.isdecimal() and len(task) < 10 and int(task) > 0):
+        raise _RowError("has in the column 'task' no whole number from 1")
     return Entry(
         where,
         find(field["image"]),
@@ -251,6 +257,7 @@ def _entry(
         split,
         field.get("site", ""),
         int(number) if number else None,
+        int(task or 0),
     )
 
 

@@ -156,7 +156,9 @@ class Survey:
         entries = self.entries
         classes = ordered(entry.label for entry in entries)
         number = {name: index for index, name in enumerate(classes)}
-        sites, splits = ([getattr(e, name) for e in entries] for name in ("site", "split"))
+        sites, splits, tasks = (
+            [getattr(entry, name) for entry in entries] for name in ("site", "split", "task")
+        )
         groups = np.array(self.groups)
         return Pool(
             images=self.opened.pixels,
@@ -167,6 +169,7 @@ class Survey:
             held_out=np.array([split == "test" for split in splits]) if any(splits) else None,
             always_held_out=any(splits),
             groups=groups if len(np.unique(groups)) < len(groups) else None,
+            tasks=np.array(tasks) if any(tasks) else None,
             quarantined=len(self.unusable),
             fingerprint=hashlib.sha256(repr([entries, self.contents]).encode()).hexdigest(),
             contents=self.contents,

@@ -3,11 +3,16 @@
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from learning.samples import Samples
 
@@ -29,6 +34,8 @@ class Pool:
             hospital they are all trained on or all tested on. Only the partition `site` keeps a
             group at one hospital; the others cut without regard to groups. None if every image is
             on its own.
+        tasks: int64 [N], the task that each image is said to arrive in, from 1; 0 = nothing is
+            said. None if nothing is said of any.
         rows: int64 [N], where each image is in `images`; None = one after the other, M = N.
         quarantined: How many more images there are that cannot be used.
         fingerprint: Changes with the images, if they are a hospital's own files; else empty.
@@ -46,6 +53,7 @@ class Pool:
     held_out: NDArray[np.bool_] | None = None
     always_held_out: bool = False
     groups: NDArray[np.int64] | None = None
+    tasks: NDArray[np.int64] | None = None
     rows: NDArray[np.int64] | None = None
     quarantined: int = 0
     fingerprint: str = ""
@@ -86,6 +94,10 @@ class LocalData:
         test_groups: and which test images.
         train_contents: Hashes of the training images' files, [n]; None if they have none here.
         test_contents: The same of the test images.
+        train_tasks: int64 [n], the task that each training image has arrived in, from 1; None if
+            there are no tasks,
+        test_tasks: and each test image.
+        tasks: How these images are still to be cut in tasks; None if they are not.
         kind: Of the pool.
     """
 
@@ -100,6 +112,9 @@ class LocalData:
     test_groups: Indices | None = None
     train_contents: list[str] | None = None
     test_contents: list[str] | None = None
+    train_tasks: Indices | None = None
+    test_tasks: Indices | None = None
+    tasks: Tasks | None = None
     kind: str = ""
 
     @property
@@ -111,6 +126,73 @@ class LocalData:
     def test_patients(self) -> Indices:
         """Whose each test image is, [n]; without groups each is one patient's."""
         return np.arange(len(self.test)) if self.test_groups is None else self.test_groups
+
+    @property
+    def train_strata(self) -> Indices:
+        """The class of each training image within its task, as one number, [n]."""
+        return self._strata(self.train, self.train_tasks)
+
+    @property
+    def test_strata(self) -> Indices:
+        """The same of each test image."""
+        return self._strata(self.test, self.test_tasks)
+
+    def _strata(self, samples: Samples, tasks: Indices | None) -> Indices:
+        labels: Indices = samples.labels.cpu().numpy()
+        return labels if tasks is None else labels + len(self.classes) * tasks
+
+    @property
+    def shown(self) -> list[str]:
+        """The classes that an image here shows."""
+        labels = torch.cat([self.train.labels, self.test.labels])
+        return [self.classes[label] for label in labels.unique().tolist()]
+
+    def at(self, task: int) -> "LocalData":
+        """The images that are there at a task.
+
+        They are the training images of that task alone, and the test images of all tasks so far.
+
+        Args:
+            task: From 1; 0 = all that arrive, each once.
+
+        Raises:
+            DataError: It is not said of each image in which of the run's tasks it arrives.
+            SettingsError: The classes cannot be cut in tasks like that.
+        """
+        if self.tasks is None:
+            return self
+        so_far = range(1, task + 1) if task else self.tasks.once
+        now = so_far[-1:] if task else so_far
+        sides = self._side("train", now) | self._side("test", so_far)
+        return replace(self, classes=self.tasks.outputs, tasks=None, **sides)
+
+    def train_so_far(self, task: int) -> Samples:
+        """The training images of all tasks up to one."""
+        if self.tasks is None:
+            return self.train
+        samples: Samples = self._side("train", range(1, task + 1))["train"]
+        return samples
+
+    def _side(self, name: str, tasks: Sequence[int]) -> dict[str, Any]:
+        """What is said here of the training or the test images, of those of some tasks."""
+        assert self.tasks is not None
+        samples, groups, contents, fingerprint = (
+            getattr(self, name + what) for what in ("", "_groups", "_contents", "_fingerprint")
+        )
+        given = getattr(self.tasks, name)
+        shown, places, arrived = self.tasks.arriving(samples, given, tasks)
+        patients = getattr(self, f"{name}_patients")[places]
+        # An image that is shown in several tasks is several images of one patient.
+        known = groups is not None or len(np.unique(places)) < len(places)
+        settings = self.tasks.settings
+        facts = [fingerprint, settings.task_cut, settings.seed, places.tolist(), arrived.tolist()]
+        return {
+            name: shown,
+            f"{name}_tasks": arrived,
+            f"{name}_groups": patients if known else None,
+            f"{name}_contents": contents and [contents[place] for place in places],
+            f"{name}_fingerprint": hashlib.sha256(repr(facts).encode()).hexdigest(),
+        }
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

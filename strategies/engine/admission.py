@@ -37,8 +37,13 @@ def admit(
         return replace(delivery, failure=Failure.PARCEL, reason=str(error)), None
 
 
-def admit_first(content: RecordDict, order: Order) -> RecordDict:
+def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> RecordDict:
     """The first parcel of a hospital.
+
+    Args:
+        content: The answer.
+        order: What the hospital was asked.
+        outputs: What the outputs of the networks stand for.
 
     Raises:
         ParcelError: It is not what the order asked for.
@@ -46,7 +51,7 @@ def admit_first(content: RecordDict, order: Order) -> RecordDict:
     parcel = parcel_in(content)
     label = check_parcel(parcel)
     _check_lineage(label, order.hospital)
-    first = Manifest(order.hospital, label.architecture, order.classes, hashes=label.hashes)
+    first = Manifest(order.hospital, label.architecture, outputs, hashes=label.hashes)
     if label != first:
         raise ParcelError("The label of the model is not that of one that nobody has trained yet.")
     check_sealed([parcel], order.sealed)

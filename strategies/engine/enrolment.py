@@ -17,7 +17,7 @@ from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run, RunError
 from strategies.engine.state import Model
-from strategies.protocol.classes import ordered
+from strategies.protocol.classes import ordered, outputs
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -63,7 +63,7 @@ def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
     """The messages that ask the hospitals at some nodes who they are."""
     registered = _registered(run)
     for node in nodes:
-        order = run.order(registered.get(node, ""), code=code_hash())
+        order = run.order(registered.get(node, ""), task=0, code=code_hash())
         yield run.letter("query.enrol", node, order, order)
 
 
@@ -76,14 +76,14 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
 
     Raises:
         RunError: They have fewer than two classes, or no shape of images that most of them have.
+        SettingsError: Their classes cannot be cut in tasks as the settings say.
     """
     state = run.state
     cards, failed = _judge(run, list(answers))
     if cards and not state.classes:
-        state.classes = run.settings.class_names or agreed(
-            _classes(card) for _, card in cards.values()
-        )
-        log(INFO, "The classes are %s", ", ".join(state.classes))
+        classes = run.settings.class_names or agreed(_classes(card) for _, card in cards.values())
+        state.outputs, state.classes = outputs(classes, run.settings), classes
+        log(INFO, "The classes are %s", ", ".join(state.outputs))
     coming = {}
     for hospital, (node, _) in cards.items():
         if hospital in state.withheld:
@@ -225,7 +225,7 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     state, newcomer = run.state, dict[str, Model]()
     order, node = delivery.letter.about, delivery.letter.node
     hospital = order.hospital
-    delivery, parcel = admit(delivery, admit_first, order)
+    delivery, parcel = admit(delivery, admit_first, order, state.outputs)
     card = delivery.content.config_records.get("card", ConfigRecord())
     facts = {key: value for key, value in card.items() if key in FACTS}
     run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))

@@ -64,7 +64,11 @@ class Run:
         return self.settings.sealed and not self.courier.simulates
 
     def order(self, hospital: str, **changes: Any) -> Order:
-        """What the server asks of a hospital, with what all orders have in common."""
+        """What the server asks of a hospital, with what all orders have in common.
+
+        Before the first round, in which hospitals prepare whenever they join, the first task's
+        images are there.
+        """
         common = Order(
             round=0,
             hop=0,
@@ -72,6 +76,7 @@ class Run:
             classes=self.state.classes,
             learner=self.strategy.learner,
             run=self.state.run,
+            task=self.strategy.task_at(changes.get("round", 0)),
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
             sealed=self.sealed,

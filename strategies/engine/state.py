@@ -45,7 +45,8 @@ class State:
         run: Identity of the run, for as long as it goes on.
         round: The round that goes on, from 1.
         hop: The hop of this round that was begun last, from 1; 0 = the round is still to begin.
-        classes: Names of the classes in the order of the networks' outputs; fixed at the start.
+        classes: Names of the federation's classes; fixed at the start.
+        outputs: What the networks' outputs stand for: the classes, or what tasks make of them.
         shape: Channels, height and width of the images; fixed at the start.
         nodes: Flower's node id of each hospital that ever took part; it may change.
         withheld: The same of hospitals whose buffer may not leave, however often they are asked.
@@ -78,6 +79,7 @@ class State:
     round: int = 1
     hop: int = 0
     classes: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
     shape: list[int] = field(default_factory=list)
     nodes: dict[str, int] = field(default_factory=dict)
     withheld: dict[str, int] = field(default_factory=dict)

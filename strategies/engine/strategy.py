@@ -65,6 +65,10 @@ class Strategy(ABC):
                 "average models: set it to float32."
             )
 
+    def task_at(self, server_round: int) -> int:
+        """The task whose images are at hospitals in a round, from 1; 0 if there are no tasks."""
+        return self.settings.task_at(server_round)
+
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in the first models of hospitals that have joined, in order of their names."""
         state.models.update(newcomers)

@@ -56,6 +56,7 @@ def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
         hospital,
         round=state.round,
         hop=state.hop,
+        task=run.strategy.task_at(state.tested_round),
         # Hospitals keep nothing from one message to the next.
         ensemble=ensemble and len(batches) == 1,
         final=last,

@@ -127,6 +127,7 @@ METRICS: Mapping[str, Range] = {
     "train-loss": FIGURE,  # mean over the last epoch of a visit
     "accuracy": SHARE,
     "accuracy-after-visit": SHARE,  # on the hospital's own test images
+    "accuracy-of-task-#": SHARE,  # where images arrive in tasks: on the test images of task #
     "balanced-accuracy": SHARE,
     "auroc": SHARE,
     # With `evaluate.per-class`: test images of a class, and how many of them the model gets.

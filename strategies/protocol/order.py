@@ -17,11 +17,12 @@ class Order:
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 before the first.
         hospital: Name of the hospital; empty in the first message if the server knows none.
-        classes: Names of the federation's classes, in the order of a network's outputs; empty in
-            the first message, by which a hospital is asked for its own.
+        classes: Names of the federation's classes, in one order; empty in the first message, by
+            which a hospital is asked for its own.
         learner: Name of the local objective (learning.learners.LEARNERS).
         run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
             own changes when a run is resumed.
+        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
         epochs: Passes over the training images.
         leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
         images: What is trained on beside buffers: the hospital's own images, those of everyone (in
@@ -45,6 +46,7 @@ class Order:
     classes: list[str]
     learner: str
     run: str
+    task: int = 0
     epochs: int = 0
     leg: int = 1
     images: str = "own"
@@ -72,6 +74,7 @@ class Order:
         right = {
             "round": order.round >= 0,
             "hop": order.hop >= 0,
+            "task": order.task >= 0,
             "epochs": order.epochs >= 0,
             "leg": order.leg >= 1,
             "images": order.images in ("own", "everyone", "none"),

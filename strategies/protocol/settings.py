@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut` by which a task is some classes
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 SectionT = TypeVar("SectionT")
@@ -168,6 +169,9 @@ class Settings:
     partition_alpha: float
     partition_classes: int
     classes: str
+    tasks: int
+    task_cut: Literal["classes", "shared-classes", "permuted", "given"]
+    task_classes: int
     test_fraction: float
     test_balanced: bool
     test_per_class: str
@@ -210,6 +214,13 @@ class Settings:
         names = self.class_names
         distinct = len(set(names)) == len(names) != 1
         require(distinct, "classes", self.classes, "two or more different names, or empty")
+        tasks, size, rounds = self.tasks, self.task_classes, self.num_server_rounds
+        require(tasks >= 1, "tasks", tasks, "1 or more")
+        allowed = f"{tasks} or more, a round for each of the 'tasks'"
+        require(rounds >= tasks, "num-server-rounds", rounds, allowed)
+        require(size >= 0, "task-classes", size, "0 or more")
+        allowed = f"0 with the task-cut '{self.task_cut}'"
+        require(size == 0 or self.task_cut in BY_CLASSES, "task-classes", size, allowed)
         for key in ("test_fraction", "validation_fraction", "max_quarantined"):
             share, allowed = getattr(self, key), "0 or more, and below 1"
             require(0 <= share < 1, key.replace("_", "-"), share, allowed)
@@ -239,6 +250,12 @@ class Settings:
     def class_names(self) -> list[str]:
         """The classes of the federation; empty if the hospitals are to name them."""
         return [name.strip() for name in self.classes.split(",") if name.strip()]
+
+    def task_at(self, server_round: int) -> int:
+        """The task whose images are there in a round, from 1; 0 if there are no tasks."""
+        if self.tasks == 1:
+            return 0
+        return 1 + (max(server_round, 1) - 1) * self.tasks // self.num_server_rounds
 
     @property
     def asynchrony(self) -> AsyncSettings:

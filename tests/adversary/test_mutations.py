@@ -357,7 +357,12 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
     trained = RecordDict({**back, **shown, "metrics": figures})
     about = MetricRecord({"a/accuracy": 0.5, "a/auroc": 1.0, "ensemble/accuracy": 0.5})
     answers: list[Any] = [
-        ("query.prepare", {**given, "metrics": figures, "card": card}, admit_first, (first,)),
+        (
+            "query.prepare",
+            {**given, "metrics": figures, "card": card},
+            admit_first,
+            (first, first.classes),
+        ),
         ("train", trained, admit_trained, (visit, sent, layout_of(given))),
         ("evaluate", {"metrics": about}, admit_tested, ("a",)),
     ]

@@ -115,7 +115,10 @@ def alone(tmp_path):
     wrong = [1 - k if at < 30 else k for at, k in enumerate(labels)]
     own = said(saying(wrong), "own")
     arrays = {"test": own.test.numpy(), "seen": own.seen.numpy(), "model": np.array("own")}
-    figures.disclosure.request.run.save("alone", arrays)
+    run = figures.disclosure.request.run
+    run.save("alone", {**arrays, "images": np.array("others")})
+    assert figures.of_alone() == {}
+    run.save("alone", {**arrays, "images": np.array(figures.images)})
     assert figures.of_alone()["balanced-accuracy"] == pytest.approx(0.7)
     return figures, labels
 
