@@ -302,7 +302,8 @@ def _check_here(row: Row, repeat: Repeat, output: Path) -> None:
 def known_columns(hospitals: int) -> dict[str, Column]:
     """All columns that a table may have, by name.
 
-    They are the accuracies, AUROCs and disagreements of summary.json, and:
+    They are the accuracies, AUROCs and disagreements of summary.json, `forgetting` and
+    `backward_transfer`, and:
 
         best_<accuracy>  the highest over the evaluated rounds, chosen on test data
         last_5_<accuracy>
@@ -332,7 +333,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     columns = {
         field.name: Column(f"{field.name.replace('_', ' ')}, %", 100, _scalar(field.name))
         for field in fields(Summary)
-        if re.search("accuracy|auroc|disagreement", field.name) and field.name != "accuracy_matrix"
+        if re.search("accuracy|auroc|disagreement|forgetting|transfer", field.name)
+        and field.name != "accuracy_matrix"
     }
     accuracies = [name for name in columns if "accuracy" in name]
     for name in accuracies:

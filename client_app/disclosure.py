@@ -44,7 +44,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.datasets.pool import Indices
-from client_app.request import Request, log_once
+from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
 from client_app.store import Store
 from learning.errors import DivergedError
@@ -61,10 +61,11 @@ class Disclosure:
     """The figures of a hospital, in answer to one request.
 
     Args:
-        request: Its hospital has the images, and the policy unless this is a simulation.
+        request: Its hospital has the images, and the policy; without one, as in a simulation,
+            figures are exact.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Inquiry) -> None:
         self.request, self.data = request, request.hospital.data
         policy = request.hospital.policy
         self.rules = policy.figures if policy else None

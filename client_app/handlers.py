@@ -111,7 +111,7 @@ def test(message: Message, context: Context) -> Message:
 
     Raises:
         DeadlineError: The deadline has passed.
-        DataError: The hospital has no test image yet of the tasks so far.
+        DataError: The hospital has too few test images of the tasks so far.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
     clock, hospital, disclosure = request.clock, request.hospital, Disclosure(request)
@@ -119,8 +119,8 @@ def test(message: Message, context: Context) -> Message:
     metrics: dict[str, float] = {}
     models: list[str] = []
     images = hospital.data.test.images  # once: it may be a copy
-    if not len(images):
-        raise DataError(f"The hospital has no image to test on of tasks up to {hospital.task}.")
+    if request.order.task and not disclosure.num_test:
+        raise DataError(f"The hospital has too few test images of tasks up to {hospital.task}.")
     total = torch.zeros((), device=hospital.device)
     seen = torch.zeros((), device=hospital.device)
     details = Details(disclosure) if request.order.final else None

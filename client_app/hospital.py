@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from flwr.app import Context
 
-from client_app.datasets import LocalData, check_all_named, open_data
+from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
@@ -101,6 +101,18 @@ class Hospital:
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
         return joined(data.train_so_far(self.task) for data in each).to(self.device)
 
+    def public(self) -> Samples:
+        """The images of the public archive that `filver.pretrain` names, all of them.
+
+        Raises:
+            SettingsError: It names none.
+            DataError: The archive cannot be used, or its images have another shape or more classes.
+        """
+        chosen = str(self.settings.run_config["filver.pretrain"])
+        file = chosen.removeprefix("public:")
+        require(chosen != file, "filver.pretrain", chosen, "public:<absolute file>")
+        return open_public(file, self.settings, self.data).to(self.device)
+
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
     """Open the hospital that a message is for; its data are loaded once per process.
@@ -190,7 +202,8 @@ def _own_settings(
     if policy is None:
         return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
     for key in OWN_FILES:
-        if key not in own and Path(str(run_config[key])).is_absolute():
+        file = str(run_config[key]).removeprefix("public:")
+        if key not in own and Path(file).is_absolute():
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
     allowed = settings.release.without_privacy and policy.release.without_privacy
     return replace(settings, release=replace(settings.release, without_privacy=allowed))

@@ -46,7 +46,7 @@ def text(lines: Sequence[Line], verdict: str) -> str:
 
 def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
     """The ledger as a page that needs no other file."""
-    title, runs = f"Ledger of {_printable(site)}", list(_runs(lines))
+    title, runs = f"Ledger of {printable(site)}", list(_runs(lines))
     parts = [heading(title, 1), notice("green" if whole else "red", paragraph(verdict))]
     for run, of_run in runs:
         titles = ["line", "SHA-256", "UTC", "asked", "left"]
@@ -64,7 +64,7 @@ def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
     runs: dict[str, list[Line]] = {}
     for line in lines:
         run = line.entry.get("run")
-        title = "Outside of a run" if run is None else f"Run {_printable(run)}"
+        title = "Outside of a run" if run is None else f"Run {printable(run)}"
         runs.setdefault(title, []).append(line)
     yield from runs.items()
 
@@ -73,7 +73,7 @@ def _row(line: Line) -> tuple[str, ...]:
     entry = line.entry
     asked = [f"{title} {entry[key]}" for key, title in FIELDS.items() if entry.get(key)]
     cells = (line.number, line.hash[:12], entry.get("time"), " ".join([entry["verb"], *asked]))
-    return (*map(_printable, cells), _printable(_answer(entry)))
+    return (*map(printable, cells), printable(_answer(entry)))
 
 
 def _answer(entry: dict[str, Any]) -> str:
@@ -105,10 +105,10 @@ def _settings(line: Line, *, changed: bool) -> list[str]:
         if key not in usual or usual[key] != value
     ]
     facts = [f"code {entry['code']}", f"policy {entry['policy']}"]
-    return [_printable(each) for each in (*facts, *settings)]
+    return [printable(each) for each in (*facts, *settings)]
 
 
-def _printable(value: object) -> str:
+def printable(value: object) -> str:
     """A value as text that controls no terminal and hides nothing."""
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode()

@@ -19,7 +19,7 @@ from client_app.sealing import open_parcel
 from learning.models import Architecture
 from learning.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
 from learning.samples import Samples
-from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays
+from strategies.protocol.parcel import Manifest, check_arrays, completed, hash_arrays
 from strategies.protocol.records import ParcelError
 
 
@@ -45,7 +45,7 @@ def unpack(
     """
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
-        opened, label = open_parcel(parcel, request.seal)
+        opened, label = open_parcel(completed(parcel, encoder_of(request)), request.seal)
         if label.round > request.order.round:
             raise ParcelError(
                 f"Lineage '{label.lineage}' comes from a round that is still to come."
@@ -102,10 +102,34 @@ def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
     Raises:
         PolicyError: The hospital's store would be too large.
     """
+    _keep(hospital, f"buffers/{hash_}", buffer)
+
+
+def encoder_of(request: Request) -> ArrayRecord:
+    """The arrays of a model that the order says travel once; none if models are whole.
+
+    Raises:
+        ParcelError: They are damaged or missing.
+        PolicyError: The hospital's store would be too large.
+    """
+    hospital, hash_ = request.hospital, request.order.encoder
+    if not hash_:
+        return ArrayRecord()
+    sent = request.message.content.array_records.get("encoder")
+    record = sent or _kept(hospital, f"encoders/{hash_}")
+    check_arrays(record)
+    if hash_arrays(record) != hash_:
+        raise ParcelError(f"The encoder {hash_:.12} is missing, or has changed on its way.")
+    if sent:
+        _keep(hospital, f"encoders/{hash_}", sent)
+    return record
+
+
+def _keep(hospital: Hospital, name: str, record: ArrayRecord) -> None:
     machine = hospital.policy.machine if hospital.policy else None
-    size = sum(len(array.data) for array in buffer.values())
+    size = sum(len(array.data) for array in record.values())
     check_disk(machine, hospital.store.folder.parent, size)
-    hospital.store.save(f"buffers/{hash_}", {name: array.numpy() for name, array in buffer.items()})
+    hospital.store.save(name, {key: array.numpy() for key, array in record.items()})
 
 
 def _local(request: Request, network: nn.Module) -> set[str]:
@@ -137,7 +161,7 @@ def _check_fit(hospital: Hospital, label: Manifest) -> None:
 def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     hospital, order = request.hospital, request.order
     sent = request.message.content.array_records.get(f"{hash_}/buffer")
-    record = sent or _kept_buffer(hospital, hash_)
+    record = sent or _kept(hospital, f"buffers/{hash_}")
     check_arrays(record)
     if hash_arrays(record) != hash_:
         raise ParcelError(f"The buffer {hash_:.12} is missing, or has changed on its way.")
@@ -149,10 +173,10 @@ def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     return samples.to(hospital.device)
 
 
-def _kept_buffer(hospital: Hospital, hash_: str) -> ArrayRecord:
-    """A buffer that came earlier; empty if it is damaged or missing, and must be sent again."""
+def _kept(hospital: Hospital, name: str) -> ArrayRecord:
+    """What came earlier; empty if it is damaged or missing, and must be sent again."""
     try:
-        kept = hospital.store.load(f"buffers/{hash_}")
+        kept = hospital.store.load(name)
     except (OSError, ValueError, EOFError, BadZipFile):
         return ArrayRecord()
     return ArrayRecord({name: Array(array) for name, array in kept.items()})

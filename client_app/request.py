@@ -54,24 +54,40 @@ class Clock:
 
 
 @dataclass(frozen=True)
-class Request:
-    """What it takes to do what the server asks.
+class Inquiry:
+    """What it takes to say what models are worth here, whoever asks.
 
     Attributes:
-        message: As it came.
+        verb: The message type; empty if the hospital asks itself.
         order: What to do; `order.hospital` is the hospital's own name.
-        clock: Runs since the message came.
+        clock: Runs since the question came.
         hospital: Whom it is for.
         run: The run's part of the hospital's store.
         seal: The keys for parcels; None if parcels are not sealed.
     """
 
-    message: Message
+    verb: str
     order: Order
     clock: Clock
     hospital: Hospital
     run: Store
     seal: Seal | None
+
+    @property
+    def is_rewind(self) -> bool:
+        """Whether the model is another hospital's, here on its rewind leg: nothing of it stays."""
+        return self.verb == "train.rewind"
+
+
+@dataclass(frozen=True)
+class Request(Inquiry):
+    """What it takes to do what the server asks.
+
+    Attributes:
+        message: As it came.
+    """
+
+    message: Message
 
     @classmethod
     def open(cls, message: Message, context: Context, clock: Clock) -> "Request":
@@ -86,7 +102,8 @@ class Request:
         order = Order.of(message.content)
         if order.learner not in LEARNERS:
             raise ParcelError(f"There is no learner '{order.learner:.80}' at this hospital.")
-        joining = message.metadata.message_type == "query.enrol"
+        verb = message.metadata.message_type
+        joining = verb == "query.enrol"
         if joining and order.code != code_hash():
             raise SettingsError(
                 "The hospital runs other code than the server. In a deployment it runs the version "
@@ -105,7 +122,7 @@ class Request:
         if not joining:  # before, the classes of the federation are not known
             hospital = hospital.at(order.task)
         order = replace(order, hospital=hospital.name)
-        return cls(message, order, clock, hospital, run, seal_for(hospital, order))
+        return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 
     @property
     def learner(self) -> type[Learner]:
@@ -116,11 +133,6 @@ class Request:
     def visit(self) -> tuple[int, int]:
         """Round and hop."""
         return self.order.round, self.order.hop
-
-    @property
-    def is_rewind(self) -> bool:
-        """Whether the model is another hospital's, here on its rewind leg: nothing of it stays."""
-        return self.message.metadata.message_type == "train.rewind"
 
     def answer(
         self,

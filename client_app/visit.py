@@ -4,18 +4,18 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_visit
 from client_app.details import Details
-from client_app.disclosure import Disclosure
+from client_app.disclosure import Disclosure, in_large_classes
+from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.parcels import keep_local, pack, replayed, unpack
-from client_app.policy import PolicyError, at_least, uphold
+from client_app.parcels import encoder_of, keep_local, pack, replayed, unpack
+from client_app.policy import PolicyError, Ruling, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
@@ -24,7 +24,7 @@ from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.console import Pace
-from strategies.protocol.parcel import Manifest, bundle, parcel_in
+from strategies.protocol.parcel import Manifest, bundle, parcel_in, without
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
@@ -75,14 +75,18 @@ def train_here(message: Message, context: Context) -> Message:
     metrics = _figures(disclosure, network, label, metrics)
     if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
         Details(disclosure).keep_alone(network, label)
-    parcel = pack(request, network, label, {"memory": pack_memory(memory)} if memory else {})
+    beside = {"memory": pack_memory(memory)} if memory else {}
+    if order.embeddings:
+        beside |= embeddings_of(request, learner)
+    parcel = pack(request, network, label, beside)
     keep_local(request, network)
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)
     shown = bundle(snapshots, ["manifest", "model"])
-    return request.answer(metrics, RecordDict({**parcel, **shown}))
+    left = without(parcel, encoder_of(request)) if order.encoder else parcel
+    return request.answer(metrics, RecordDict({**left, **shown}))
 
 
 def _figures(
@@ -119,6 +123,7 @@ def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -
         rehearsal={name: torch.from_numpy(array).to(device) for name, array in kept.items()},
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
+        task=request.order.task,
     )
 
 
@@ -132,20 +137,23 @@ def _images(request: Request) -> Samples:
         return own
     if request.order.images == "everyone":
         return hospital.everyone()
+    if request.order.images == "public":
+        return hospital.public()
     return own[torch.empty(0, dtype=torch.int64)]
 
 
 def _check_enough(hospital: Hospital) -> None:
-    """Refuse to train on a task of too few images, or patients.
+    """Refuse to train on a task of too few images.
 
     A model that was trained on few images can tell them. Without tasks the hospital itself decides
-    on how many it has; with tasks the server does.
+    on how many it has, with tasks the server does. In a deployment that follows from classes that
+    are in figures: what happens depends on no small one.
     """
-    if len(hospital.data.train) < 2:
-        raise DataError(f"The hospital has too few images to train on of task {hospital.task}.")
+    data, task = hospital.data, hospital.task
     if policy := hospital.policy:
-        patients, fewest = (
-            len(np.unique(hospital.data.train_patients)),
-            policy.figures.smallest_group,
-        )
-        uphold(at_least("figures.smallest-group", patients, fewest))
+        rule, fewest = "figures.smallest-group", policy.figures.smallest_group
+        large = in_large_classes(data.train_patients, data.train_strata, fewest)
+        asked, allowed = f"task {task}", f"tasks with a class that {fewest} patients have"
+        uphold(Ruling(rule, allowed, asked, len(large) > 0))
+    if len(data.train) < 2:
+        raise DataError(f"The hospital has too few images to train on of task {task}.")

@@ -1,6 +1,6 @@
 """Labelled images: what is trained and tested on.
 
-Shapes: `n` samples, `C` channels, `H, W` pixels.
+Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may stand in the place of images.
 """
 
 from collections.abc import Iterable

@@ -36,6 +36,28 @@ class FedProxSettings:
 
 
 @dataclass(frozen=True)
+class EmbeddingSettings:
+    """What FIL-VER's hospitals do: of the keys `filver.*`."""
+
+    share: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, "filver.share", self.share, "above 0, and at most 1")
+        require(self.beta >= 0, "filver.beta", self.beta, "0 or more")
+
+
+@dataclass(frozen=True)
+class RehearsalSettings:
+    """Naive rehearsal: the keys `rehearsal.*`."""
+
+    share: float
+
+    def __post_init__(self) -> None:
+        require(0 < self.share <= 1, "rehearsal.share", self.share, "above 0, and at most 1")
+
+
+@dataclass(frozen=True)
 class ReplaySettings:
     """The weight of FedER's buffer: one of the keys `feder.*`."""
 
@@ -60,4 +82,7 @@ TABLES: dict[str, tuple[str, type[Any]]] = {
     "fedprox": ("fedprox", FedProxSettings),
     "fedrewind": ("rewind", BatchNormSettings),
     "fedrewind-averaged": ("rewind", BatchNormSettings),
+    "fil-ver": ("filver", EmbeddingSettings),
+    "fil-ver-encoder": ("filver", EmbeddingSettings),
+    "rehearsal": ("rehearsal", RehearsalSettings),
 }

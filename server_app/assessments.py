@@ -6,26 +6,17 @@ patients, so their errors are independent; the models at one hospital are tested
 so theirs count as one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite, nan
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from learning.intervals import Estimate, combined
 from strategies.engine.events import Event
+from strategies.protocol.figures import Row, largest, row_of
 
 if TYPE_CHECKING:
     from server_app.measures import Round
-
-Row = dict[str, Any]
-BINS = 10
-ESTIMATES = {
-    "balanced_accuracy": "balanced-accuracy",
-    "accuracy": "accuracy",
-    "auroc": "auroc",
-    "ece": "calibration-error",
-    "gain": "gain",
-}
 
 
 def assess(last: "Round", events: Sequence[Event], classes: Sequence[str]) -> list[Row]:
@@ -43,7 +34,7 @@ def assess(last: "Round", events: Sequence[Event], classes: Sequence[str]) -> li
     for (model, hospital), metrics in sorted(last.tests.items()):
         known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
         held = {"held": (model, hospital) in last.held}
-        rows.append(_row("model", model, hospital, known, classes) | held)
+        rows.append(row_of("model", model, hospital, known, classes) | held)
     kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
     told = {
         (event.verb, event.hospital): event.metrics
@@ -52,7 +43,7 @@ def assess(last: "Round", events: Sequence[Event], classes: Sequence[str]) -> li
     }
     for (kind, hospital), metrics in sorted(told.items()):
         model = hospital if kind == "standalone" else ""
-        rows.append(_row(kind, model, hospital, metrics, classes) | {"held": False})
+        rows.append(row_of(kind, model, hospital, metrics, classes) | {"held": False})
     return rows
 
 
@@ -67,32 +58,6 @@ def _handed_on(events: Iterable[Event]) -> bool:
     return any(len(hospitals) > 1 for hospitals in trained.values())
 
 
-def _row(
-    kind: str, model: str, hospital: str, metrics: Mapping[str, float], classes: Sequence[str]
-) -> Row:
-    described = [_class(name, k, metrics) for k, name in enumerate(classes)]
-    gain = _estimate(metrics, "gain")
-    return {
-        "kind": kind,
-        "model": model,
-        "hospital": hospital,
-        "images": metrics.get("num-examples"),
-        "patients": metrics.get("num-patients"),
-        **{name: _estimate(metrics, metric) for name, metric in ESTIMATES.items()},
-        "compared": compared(gain) if gain else "",
-        "largest_class": _largest(described),
-        "classes": described,
-        "confusion": _confusion(metrics, len(classes)),
-        "calibration": [*_bins(metrics)],
-    }
-
-
-def _estimate(metrics: Mapping[str, float], name: str) -> Row | None:
-    if not isfinite(value := metrics.get(name, nan)):
-        return None
-    return _shown(Estimate(value, *(metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))))
-
-
 def _shown(estimate: Estimate) -> Row:
     ends = {"low": estimate.low, "high": estimate.high}
     known = {name: end if isfinite(end) else None for name, end in ends.items()}
@@ -102,62 +67,6 @@ def _shown(estimate: Estimate) -> Row:
 def _read(shown: Row) -> Estimate:
     ends = (nan if shown[name] is None else shown[name] for name in ("low", "high"))
     return Estimate(shown["value"], *ends)
-
-
-def compared(gain: Row) -> str:
-    """What may be said of a difference: nothing, if its interval has 0 in it."""
-    if gain["low"] is None:
-        return ""
-    if gain["low"] > 0:
-        return "better"
-    return "worse" if gain["high"] < 0 else "not shown"
-
-
-def _class(name: str, k: int, metrics: Mapping[str, float]) -> Row:
-    images = metrics.get(f"images-of-class-{k}") or None
-    right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
-    recall = _estimate(metrics, f"recall-of-class-{k}")
-    if recall is None and images and right is not None:
-        recall = _shown(Estimate(right / images, nan, nan))
-    return {
-        "name": name,
-        "images": images,
-        "patients": metrics.get(f"patients-of-class-{k}"),
-        "right": right if images else None,
-        "recall": recall,
-        "threshold": metrics.get(f"threshold-of-class-{k}"),
-        "sensitivity": _estimate(metrics, f"sensitivity-of-class-{k}"),
-        "specificity": _estimate(metrics, f"specificity-of-class-{k}"),
-    }
-
-
-def _largest(described: Sequence[Row]) -> Row | None:
-    told = [each for each in described if each["images"]]
-    if not told:
-        return None
-    most = max(told, key=lambda each: float(each["images"]))
-    return {"name": most["name"], "share": most["images"] / sum(each["images"] for each in told)}
-
-
-def _confusion(metrics: Mapping[str, float], count: int) -> list[list[float | None]]:
-    cells = [
-        [metrics.get(f"answers-{answer}-of-class-{k}") for answer in range(count)]
-        for k in range(count)
-    ]
-    return cells if any(cell is not None for row in cells for cell in row) else []
-
-
-def _bins(metrics: Mapping[str, float]) -> Iterable[Row]:
-    for b in range(BINS):
-        if images := metrics.get(f"images-in-bin-{b}"):
-            low, high = b / BINS, (b + 1) / BINS
-            yield {
-                "from": low,
-                "to": high,
-                "images": images,
-                "confidence": metrics.get(f"confidence-in-bin-{b}", (low + high) / 2),
-                "right": _estimate(metrics, f"right-in-bin-{b}"),
-            }
 
 
 def pool(rows: Iterable[Row]) -> list[Row]:
@@ -185,7 +94,7 @@ def _pooled(kind: str, model: str, tests: Sequence[Row]) -> Row:
         "balanced_accuracy": _shown(balanced) if balanced else None,
         "accuracy": _weighted(tests, "accuracy", images),
         **{name: _weighted(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
-        "largest_class": _largest(classes),
+        "largest_class": largest(classes),
         "classes": classes,
         "confusion": [
             [_sum(cells) for cells in zip(*lines, strict=True)]

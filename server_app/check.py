@@ -24,6 +24,7 @@ from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.engine.strategy import Strategy
+from strategies.protocol.classes import outputs
 from strategies.protocol.settings import Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
 
@@ -37,7 +38,7 @@ DATASETS = {
     "manifest:": "<absolute folder>",
 }
 # The networks that are not torchvision's (learning.models.MODELS).
-SMALL_MODELS = {"mlp", "cnn"}
+SMALL_MODELS = {"mlp", "cnn", "ebr", "vee"}
 # As Flower finds the settings in a text.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
@@ -182,6 +183,12 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
             "The setting 'partition' is 'site', and the data set does not say which site an image "
             f"comes from ('dataset' is {dataset!r}); it must be iid, dirichlet or classes."
         )
+    given = settings.tasks > 1 and settings.task_cut == "given"
+    allowed = "another one where images are not in a manifest, which has the column 'task'"
+    require(kind == "manifest" or not given, "task-cut", settings.task_cut, allowed)
+    numbered = [str(k) for k in range(10)] if kind in ("digits", "mnist") else []
+    if classes := settings.class_names or numbered:
+        outputs(classes, settings)
 
 
 def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:

@@ -12,7 +12,17 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from server_app.comparison import COSTS, FIGURES, MORE, Comparison, Difference, Method, compared
+from server_app.comparison import (
+    COSTS,
+    FIGURES,
+    MORE,
+    OVER_TASKS,
+    Comparison,
+    Difference,
+    Figure,
+    Method,
+    compared,
+)
 from server_app.measures import mean, spread
 
 WIDTH = 80  # of a line of text
@@ -121,11 +131,9 @@ def text(comparison: Comparison) -> str:
 def _tables(comparison: Comparison) -> Iterator[str]:
     methods, headline, hospitals = comparison.methods, FIGURES[0], comparison.hospitals
     yield "\n".join(_wrapped(f"{method.letter}  {made_of(method)}", "") for method in methods)
-    columns = FIGURES + COSTS
-    yield _aligned(
-        [["", *(figure.heading[line] for figure in columns)] for line in (0, 1)]
-        + [[m.letter, *(cell(m.values(f), f.digits) for f in columns)] for m in methods]
-    )
+    yield _overview(methods, FIGURES + COSTS)
+    if with_tasks := [m for m in methods if any(map(m.values, OVER_TASKS))]:
+        yield _overview(with_tasks, OVER_TASKS)
     title = " ".join(headline.heading)
     if len(hospitals) <= MOST_HOSPITALS:
         rows = [["", *(hospital[:13] for hospital in hospitals)]]
@@ -141,6 +149,13 @@ def _tables(comparison: Comparison) -> Iterator[str]:
             [*names(each), interval(each, headline.digits), verdict(each)] for each in differences
         ]
         yield f"{title}, differences:\n{_aligned(rows)}"
+
+
+def _overview(methods: Sequence[Method], figures: Sequence[Figure]) -> str:
+    return _aligned(
+        [["", *(figure.heading[line] for figure in figures)] for line in (0, 1)]
+        + [[m.letter, *(cell(m.values(f), f.digits) for f in figures)] for m in methods]
+    )
 
 
 def names(difference: Difference) -> list[str]:

@@ -6,10 +6,11 @@ from math import isfinite, log10
 from server_app.compare import ABOUT, APART, cell, interval, made_of, names, verdict
 from server_app.comparison import COSTS, FIGURES, MORE, Comparison, Difference, Figure, Method
 from server_app.measures import mean, spread
-from server_app.plots import Axis, Row, Span, spans
 from strategies.protocol.page import document, figure, heading, notice, paragraph, section, table
+from strategies.protocol.plots import Axis, Row, Span, spans
 
 MOST_ROWS = 60  # of a picture
+SIGNED = Axis(-1, 1, (-1, -0.5, 0, 0.5, 1))
 
 
 def page(comparison: Comparison) -> str:
@@ -52,7 +53,7 @@ def _about(comparison: Comparison, compared: Figure) -> Iterator[str]:
         yield figure(
             "Each method's mean over its runs, and one standard deviation to both sides. Grey: "
             "single runs.",
-            spans(f"{title} by method", rows),
+            spans(f"{title} by method", rows, axis=SIGNED if compared.signed else None),
         )
     cells = [
         [m.letter, *(cell(m.values(compared, h), compared.digits) for h in ["", *hospitals])]

@@ -34,6 +34,7 @@ class Figure:
         metric: What hospitals measure for it; empty: it has no figures at hospitals.
         held: Of the model that a hospital holds, not of all models.
         digits: After the point.
+        signed: It may be below 0.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Figure:
     metric: str = ""
     held: bool = False
     digits: int = 3
+    signed: bool = False
 
     def of(self, run: Run) -> float:
         """The figure of a run; NaN if it was not measured."""
@@ -77,12 +79,19 @@ FIGURES = (
     ),
     Figure("personalized_accuracy", ("personalised", "accuracy"), "accuracy", True),
 )
-# In the CSV file and on the page alone.
+# Of runs whose images arrive in tasks (server_app/over_tasks.py).
+OVER_TASKS = (
+    Figure("accuracy_over_tasks", ("accuracy", "over tasks")),
+    Figure("forgetting", ("forgetting", "over tasks")),
+    Figure("backward_transfer", ("backward", "transfer"), signed=True),
+)
+# In the CSV file and on the page; in the terminal only those over tasks, if there are any.
 MORE = (
     Figure("federation_auroc", ("federation", "AUROC"), "auroc"),
     Figure("personalized_auroc", ("personalised", "AUROC"), "auroc", True),
     Figure("ensemble_balanced_accuracy", ("ensemble", "balanced")),
     Figure("ensemble_accuracy", ("ensemble", "accuracy")),
+    *OVER_TASKS,
 )
 COSTS = (
     Figure("wall_seconds", ("time", "s"), digits=0),
@@ -94,7 +103,7 @@ COSTS = (
 DATA = ("dataset", "images", "classes", "max-quarantined", "hospitals")
 SPLIT = (
     *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
-    *("test-per-class", "validation-fraction", "num-folds"),
+    *("test-per-class", "validation-fraction", "num-folds", "tasks", "task-cut", "task-classes"),
 )
 _REPEATED = {"seed", "fold"}
 _FACTS = {"hospitals", "images", "commit"}  # of a run, that are no settings

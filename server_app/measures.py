@@ -11,6 +11,7 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     ensemble       1/N Σ A[mean of all models, j]   what they are worth together (last round)
     disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
     global         Σ n[j]·A[m, j] / Σ n[j]          what one model is worth after one visit
+    over tasks     mean over tasks of the accuracy  every task counting alike (over_tasks.py)
 
 A model may be tested several times in a round: after each of its visits (serial strategies), or
 after each epoch of a visit. Each of these tests is of another version of the model. `after visit`
@@ -31,6 +32,7 @@ from typing import Any, NamedTuple
 
 from server_app.assessments import assess, headline_of, pool
 from server_app.data import data_of
+from server_app.over_tasks import measure as measure_over_tasks
 from server_app.over_time import measure as measure_over_time
 from server_app.summary import Summary
 from server_app.worth import sentences
@@ -41,6 +43,7 @@ Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
+OF_TASK = "accuracy-of-task-"  # how the names begin of the accuracies on the images of one task
 PHASES = ("prepare", "train", "evaluate", "serialise")
 # How the names begin of what a hospital measures of its synthetic images.
 _OF_SYNTHETIC = re.compile(
@@ -68,6 +71,7 @@ class Round:
         trained: Hospitals that trained a model.
         tests: What was measured of the latest version of each model, by (model, hospital).
         matrix: Accuracy by (model, hospital); empty if the round was not evaluated.
+        by_task: Mean accuracy on each task that a hospital tells of, by its number.
         held: (model, hospital) of the model that each hospital holds after the round.
         figures: Means over the round, under their names in `Summary`.
         visits: As in `Summary`, of this round.
@@ -78,6 +82,7 @@ class Round:
     trained: frozenset[str]
     tests: Tests
     matrix: dict[tuple[str, str], float]
+    by_task: dict[int, float]
     held: set[tuple[str, str]]
     figures: dict[str, float]
     visits: list[dict[str, Any]]
@@ -120,6 +125,8 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     figures["fa_as_printed"] = figures["federation_accuracy"] * len(latest) / 2
     figures["disagreement"] = _disagreement(everywhere, "accuracy")
     figures["balanced_disagreement"] = _disagreement(everywhere, "balanced-accuracy")
+    by_task = _by_task(everywhere or {pair: tests.get(pair, {}) for pair in held})
+    figures["accuracy_over_tasks"] = mean(by_task.values())
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
     figures["origin_accuracy"] = mean(a for (model, where), a in matrix.items() if model == where)
@@ -130,6 +137,7 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
         trained=frozenset(event.hospital for event in visits),
         tests=tests,
         matrix=matrix,
+        by_task=by_task,
         held=held,
         figures=figures,
         visits=[
@@ -149,8 +157,13 @@ def summarise(
     classes: Sequence[str] = (),
     *,
     timed: bool = False,
+    tasks: Sequence[int] = (),
 ) -> Summary:
-    """The figures of a run, from all its events and its finished rounds; `timed`: over time too."""
+    """The figures of a run, from all its events and its finished rounds.
+
+    With `timed` also those over time; with `tasks`, of which task each round of the run is, also
+    those over tasks.
+    """
     evaluated = [each for each in rounds if each.matrix]
     last = evaluated[-1] if evaluated else measure_round(0, [], cross=False)
     hospitals = took_part(events)
@@ -170,6 +183,8 @@ def summarise(
         for event in events
         if event.outcome != "ok"
     ]
+    by_task = {each.number: each.by_task for each in evaluated}
+    over_tasks = measure_over_tasks(tasks, by_task) if any(tasks) else {}
     status = "completed with failures" if failures else "completed"
     rows = assess(last, events, classes)
     pooled = pool(rows)
@@ -232,6 +247,8 @@ def summarise(
             for event in events
             if event.verb == "query.prepare" and "release-passed" in event.metrics
         },
+        tasks=over_tasks,
+        **{name: mean(over_tasks.get(name, ())) for name in ("forgetting", "backward_transfer")},
         over_time=measure_over_time(events, [each.number for each in evaluated]) if timed else {},
     )
 
@@ -254,6 +271,11 @@ def mean(values: Iterable[float]) -> float:
 
 def _mean_of(metric: str, measured: Iterable[Metrics]) -> float:
     return mean(metrics.get(metric, nan) for metrics in measured)
+
+
+def _by_task(tests: Tests) -> dict[int, float]:
+    names = {name for told in tests.values() for name in told if name.startswith(OF_TASK)}
+    return {int(name.removeprefix(OF_TASK)): _mean_of(name, tests.values()) for name in names}
 
 
 def _is_visit(event: Event) -> bool:

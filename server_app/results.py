@@ -55,6 +55,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings, SettingsError
+from strategies.registry import strategy_of
 
 # Seconds of silence after which the log says whom the server waits for; each next time twice as
 # long, up to the second.
@@ -270,6 +271,7 @@ class Results:
 
     def _close(self, state: State, error: str) -> None:
         wall_seconds = monotonic() - self._began
+        task_at = strategy_of(self._settings).task_at
         summary = summarise(
             self._settings.strategy,
             self._events,
@@ -279,6 +281,7 @@ class Results:
             self._resumed,
             state.outputs,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
+            tasks=[*map(task_at, range(1, self._settings.num_server_rounds + 1))],
         )
         for text in texts(summary.worth, "run", "class"):
             self._say(INFO, text)

@@ -44,6 +44,9 @@ class Summary:
         fa_as_printed: The federation accuracy times half the number of models (Eq. 4.11).
         accuracy_after_visit: Of the last model that each hospital trained in the round.
         train_loss: Mean over the visits of the round.
+        accuracy_over_tasks: With tasks, the mean of the accuracies on each task so far.
+        forgetting: Over all tasks but the last; NaN before a round of the last was evaluated.
+        backward_transfer: Likewise.
         node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there;
             `balanced_mean` and `balanced_std` of their balanced accuracy.
         accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
@@ -74,6 +77,9 @@ class Summary:
             model, and the rounds in which it `missed` a visit that was asked of it.
         failures: Which hospitals failed, when, at what and why.
         synthetic: Per hospital that made synthetic images, what it measured of them.
+        tasks: With tasks (server_app/over_tasks.py), in lists over them: with which round each task
+            `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after
+            its last round; over all but the last the `forgetting` and `backward_transfer` of each.
         over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
@@ -124,6 +130,9 @@ class Summary:
     fa_as_printed: float
     accuracy_after_visit: float
     train_loss: float
+    accuracy_over_tasks: float
+    forgetting: float
+    backward_transfer: float
     node_convergence: dict[str, dict[str, float]]
     accuracy_matrix: list[list[float]]
     balanced_accuracy_matrix: list[list[float]]
@@ -141,6 +150,7 @@ class Summary:
     participation: dict[str, dict[str, Any]]
     failures: list[dict[str, Any]]
     synthetic: dict[str, dict[str, float]]
+    tasks: dict[str, Any]
     over_time: dict[str, Any]
 
     @classmethod

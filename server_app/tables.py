@@ -1,6 +1,6 @@
 """What a run left, as tables of pandas.
 
-    from server_app.tables import events, rounds
+    from server_app.tables import events, rounds, tasks
     table = events("~/fedhandoff/runs/2026-11-22_14-37-39-cwt")
 
 No run needs this file.
@@ -41,16 +41,38 @@ def rounds(directory: str | Path) -> pd.DataFrame:
 
     Returns:
         The figures of `Summary` as columns, and for each hospital `held.<name>`, its personalised
-        accuracy, and `held_balanced.<name>`, the balanced one; the index is the round.
+        accuracy, and `held_balanced.<name>`, the balanced one; with tasks, for each from 1 on
+        `task.<number>`, the accuracy on it; the index is the round.
 
     Raises:
         OSError: There is no summary.json: the run has not ended.
         ValueError: Another version of this app wrote it.
     """
-    history = Summary.read(directory).history
+    summary = Summary.read(directory)
+    history = summary.history
     at_hospitals = {
         f"{name}.{hospital}": values
         for name in ("held", "held_balanced")
         for hospital, values in history.pop(name).items()
     }
-    return pd.DataFrame({**history, **at_hospitals}).set_index("round")
+    accuracies = enumerate(summary.tasks.get("accuracy", ()), 1)
+    on_tasks = {f"task.{number}": values for number, values in accuracies}
+    return pd.DataFrame({**history, **at_hospitals, **on_tasks}).set_index("round")
+
+
+def tasks(directory: str | Path) -> pd.DataFrame:
+    """The accuracy on each task (columns) after the last evaluated round of each task (index).
+
+    Args:
+        directory: The result directory.
+
+    Returns:
+        R of server_app/over_tasks.py [T, T], NaN where it was not measured; empty without tasks.
+
+    Raises:
+        OSError: There is no summary.json: the run has not ended.
+        ValueError: Another version of this app wrote it.
+    """
+    matrix = Summary.read(directory).tasks.get("matrix", [])
+    numbers = pd.RangeIndex(1, len(matrix) + 1, name="task")
+    return pd.DataFrame(matrix, numbers, numbers.rename("on task"))

@@ -2,7 +2,8 @@
 
 In a round's line `balanced accuracy` is the mean over all pairs of model and hospital, `held` the
 mean over the hospitals, each with the model that it holds after the round, and `ensemble` that of
-all models together; `visits` are the global accuracies of a model that was tested after each visit.
+all models together; `over tasks` is the mean accuracy on the tasks so far; `visits` are the global
+accuracies of a model that was tested after each visit.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ FIGURES = {
     "held (accuracy)": "personalized_accuracy",
     "ensemble": "ensemble_balanced_accuracy",
     "ensemble (accuracy)": "ensemble_accuracy",
+    "over tasks": "accuracy_over_tasks",
 }
 VERBS = {
     "query.live": "say that it is there",

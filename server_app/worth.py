@@ -8,12 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from server_app.assessments import Row, compared, mean_over_hospitals
+from server_app.assessments import mean_over_hospitals
+from strategies.protocol.figures import LISTED, RARELY, WIDE, Row, compared, number, size
 
-WIDE = 0.1  # half an interval above which test images are called few
-RARELY = 0.5  # of the images of a class, below which a model finds it rarely
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
-LISTED = 8  # names in a sentence
 
 
 def sentences(
@@ -187,27 +185,6 @@ def _hospitals(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
             text += f" It finds no image of {', '.join(missed[:LISTED])}."
             judgement = "bad"
         yield _said("hospital", judgement, text, hospital=hospital, model=row["model"])
-
-
-def number(estimate: Row, signed: bool = False) -> str:
-    """An estimate in words: "0.712 (0.634 to 0.781)"."""
-    sign = "+" if signed else ""
-    known = [each for key in ("value", "low", "high") if (each := estimate[key]) is not None]
-    value, *ends = (f"{each:{sign}.3f}" for each in known)
-    return f"{value} ({' to '.join(ends)})" if ends else value
-
-
-def size(row: Row) -> str:
-    """How many images, and patients if they are known: "128 images of 64 patients"."""
-    if row["images"] is None:
-        return "an unknown number of images"
-    images = f"{row['images']:.0f} image{'s' * (row['images'] != 1)}"
-    known = row["patients"] is not None
-    return (
-        f"{images} of {row['patients']:.0f} patient{'s' * (row['patients'] != 1)}"
-        if known
-        else images
-    )
 
 
 def chance(rows: Iterable[Row]) -> float:

@@ -46,6 +46,7 @@ class FedAvg(Strategy):
     """One global model; during a round every hospital has a copy, known by the hospital's name."""
 
     reads_models = True
+    enrols_by_plan = True
     needs_rounds = "it averages the models of all hospitals, and so waits for each of them"
 
     def __init__(self, settings: Settings) -> None:
@@ -68,13 +69,13 @@ class FedAvg(Strategy):
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks, and train that of most hospitals", others)
         first = newcomers[alike[0]]
-        state.models[GLOBAL] = _global(state, first, _network(state, first), 0)
+        state.models[GLOBAL] = as_global(state, first, _network(state, first), 0)
 
     def plan(self, state: State) -> list[Visit]:
         """Everybody trains the global model."""
         if state.hop:
             return []
-        return [self.visit(hospital, GLOBAL, test=True) for hospital in state.hospitals]
+        return [self.visit(hospital, GLOBAL, test=True) for hospital in self.present(state)]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """A copy of the global model stays with the hospital until the end of the round."""
@@ -90,11 +91,16 @@ class FedAvg(Strategy):
         trained = [model for _, model in copies if model.round == state.round]
         mean = state.models[GLOBAL]
         if trained:
-            mean = _global(state, trained[0], average(state, trained, self.equal), state.round)
+            mean = as_global(state, trained[0], average(state, trained, self.equal), state.round)
         state.models = {GLOBAL: mean}
 
+    def holders(self, state: State) -> dict[str, str]:
+        """All that take part in the round use the mean."""
+        return dict.fromkeys(self.present(state), GLOBAL)
 
-def _global(state: State, like: Model, network: ArrayRecord, server_round: int) -> Model:
+
+def as_global(state: State, like: Model, network: ArrayRecord, server_round: int) -> Model:
+    """The global model with the arrays of a network, and otherwise like another model."""
     label = state.shelf.label(like.parcel)
     label = replace(label, lineage=GLOBAL, round=server_round, visited=[])
     return Model(

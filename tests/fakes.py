@@ -53,14 +53,15 @@ Handler = Callable[[Message], Message | None]
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The default settings, but for `sealed`, which needs hospitals with keys.
+    """The default settings, but for `sealed`, which needs keys, and for FIL-VER its network.
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
     flat = defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
-    return {**flat, "sealed": False, **changes}
+    network = {"model": "vee"} if overrides.get("strategy") == "fil-ver" else {}
+    return {**flat, "sealed": False, **network, **changes}
 
 
 def settings(**overrides: Any) -> Settings:
@@ -225,6 +226,8 @@ def parcels_of(state: State) -> dict[str, RecordDict]:
 class CountingHospital:
     """A hospital without torch: its model is [number of visits], and training adds one.
 
+    Where images arrive in tasks, it adds the task.
+
     Its buffer is one image with its name; those that it has been sent are in `buffers`, by hash.
     """
 
@@ -268,7 +271,7 @@ class CountingHospital:
             self.buffers[hash_] = sent.array_records["buffer"]
         buffers = [self.buffers[hash_] for hash_ in order.hash_of.values()]
         self.replayed.append([buffer["images"].numpy().tobytes().decode() for buffer in buffers])
-        parcel = self.parcel(visits + 1, label.after(order))
+        parcel = self.parcel(visits + max(order.task, 1), label.after(order))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
         return Message(RecordDict({**parcel, "metrics": metrics}), reply_to=message)
 

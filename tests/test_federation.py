@@ -45,7 +45,8 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
         **{
             "strategy": strategy,
             "num_server_rounds": 2,
-            "model": "cnn" if strategy == "fedbn" else "mlp",
+            "model": {"fedbn": "cnn", "fil-ver": "vee"}.get(strategy, "mlp"),
+            "image_size": 16 if strategy == "fil-ver" else 0,
             "mlp__hidden": "16",
             "train__epochs": 3 if strategy == "fedrewind" else 1,
             "train__learning_rate": 0.01,

@@ -31,6 +31,7 @@ from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.engine.visit import Visit
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, pack
 from strategies.protocol.parcel import save as save_parcel
 from strategies.protocol.settings import Settings, SettingsError
@@ -175,6 +176,7 @@ CASES["centralized synthetic"] = ("centralized", {"centralized__data": "syntheti
 QUICK = ("cwc",)  # the other cases are slow
 CASES["without evaluation"] = ("cwc", {"evaluate__every": 2})
 IN_VIRTUAL_TIME = {"asynchronous": True, "async__seconds": "1,2,5"}
+CASES["fedavg in tasks"] = ("fedavg", {"tasks": 2, "task_cut": "permuted"})
 CASES["rwt asynchronous"] = ("rwt", IN_VIRTUAL_TIME)
 CASES["feder asynchronous"] = ("feder", {**IN_VIRTUAL_TIME, "async__choose": "uniform"})
 
@@ -282,6 +284,27 @@ def test_orders_name_the_same_run_before_and_after_and_another_in_another(tmp_pa
         (identity,) = {message.content["order"]["run"] for message in each.grid.sent}
         identities.append(identity)
     assert identities[0] == identities[1] != identities[2]
+
+
+def test_orders_are_for_the_same_tasks_before_and_after(tmp_path):
+    """Also those to prepare: the first task's images are there, whenever a hospital comes back."""
+    run = Run(tmp_path, "rwt", tasks=2, task_cut="permuted", num_server_rounds=4)
+    tasks: dict[str, set[tuple[int, int]]] = {}
+    for end in (45, None):
+        run.part(end)
+        for message in run.grid.sent:
+            order = Order.of(message.content)
+            of_verb = tasks.setdefault(message.metadata.message_type, set())
+            of_verb.add((order.round, order.task))
+    assert run.parts == 2
+    assert {each.round for each in run.results._events if each.round} == {1, 2, 3, 4}
+    visits = {(1, 1), (2, 1), (3, 2), (4, 2)}
+    assert tasks == {
+        "query.enrol": {(0, 0)},
+        "query.prepare": {(0, 1)},
+        "train": visits,
+        "evaluate": visits,
+    }
 
 
 # Kills between the operations on files.

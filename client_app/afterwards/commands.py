@@ -1,4 +1,4 @@
-"""The commands `open`, `export` and `predict` of `python -m client_app` (docs/using-a-model.md)."""
+"""The commands `open`, `export`, `predict` and `report` of `python -m client_app`."""
 
 import argparse
 import shutil
@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from client_app.errors import DataError
 from client_app.identity import Identity
 from client_app.members import read_members
+from client_app.policy import Policy
 from strategies.protocol.archive import ArchiveError
+from strategies.protocol.files import replacing
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -59,6 +62,19 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
         metavar="DATA_DIR",
         help="the hospital's own labelled images, as in the run, to fit a temperature on",
     )
+
+    add = commands.add_parser(
+        "report", parents=[hospital], help="write a page on a run, for the hospital's own eyes"
+    )
+    add.set_defaults(command=report)
+    add.add_argument("--run", help="its identity; default: the newest one")
+    add.add_argument("--to", type=Path, required=True, help="the page to write (HTML)")
+    add.add_argument(
+        "--data-dir",
+        type=Path,
+        help="the hospital's own labelled images, as in the run, for exact figures",
+    )
+    add.add_argument("--policy", type=Path, help="its policy in the run; default: the defaults")
 
 
 def open_parcels(arguments: argparse.Namespace) -> int:
@@ -128,3 +144,37 @@ def predict(arguments: argparse.Namespace) -> int:
     models = ", ".join(f"{each.lineage} (round {each.round})" for each in predictor.manifests)
     print(f"{done} images predicted, {len(unusable)} skipped, by {models}: {arguments.output}")
     return int(bool(unusable))
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write what a run was to the hospital: what its models are worth here, and what left it."""
+    from client_app.afterwards.past_run import PastRun
+    from client_app.afterwards.report import page
+    from client_app.afterwards.worth_here import tested, told
+
+    store = arguments.store_dir.expanduser()
+    past = PastRun.find(arguments.site, store, arguments.run)
+    file = past.policy_file(arguments.policy and arguments.policy.expanduser())
+    inexact, rows = "", []
+    if arguments.data_dir is None:
+        inexact = "With the hospital's images (--data-dir) it has exact ones."
+    elif not past.models:
+        inexact = "No model of the run is at home that could be tested again."
+    elif past.policies and file is None:
+        inexact = (
+            "Exact ones need the policy of the run (--policy), which has a part in what is tested."
+        )
+    else:
+        rules = Policy.read(file) if file else None
+        try:
+            rows = tested(past, arguments.data_dir.expanduser(), rules)
+        except DataError as error:
+            inexact = f"Exact ones are not to be had: {error}"
+    rows = rows or told(past)
+    with replacing(arguments.to.expanduser()) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(page(past, rows, inexact, file), encoding="utf-8")
+    if inexact:
+        print(f"The figures are those that were told. {inexact}", file=sys.stderr)
+    print(arguments.to)
+    return 0

@@ -23,7 +23,7 @@ from client_app.disclosure import Disclosure, in_large_classes
 from client_app.hospital import Hospital
 from client_app.limits import check_disk
 from client_app.policy import PolicyError
-from client_app.request import Request
+from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
@@ -68,7 +68,7 @@ def keep_visit(
             _save(request.hospital, path, network, _manifest(disclosure, label, figures))
 
 
-def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
+def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:
     """Note what the models that are kept were worth together."""
     if _keeps_final(request):
         with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
@@ -76,11 +76,11 @@ def keep_ensemble(request: Request, told: Mapping[str, float]) -> None:
             draft.write_text(json.dumps({request.hospital.name: told}), encoding="utf-8")
 
 
-def _keeps_final(request: Request) -> bool:
+def _keeps_final(request: Inquiry) -> bool:
     return request.order.final and request.hospital.keep != "none"
 
 
-def _folder(request: Request, *below: str) -> Path:
+def _folder(request: Inquiry, *below: str) -> Path:
     return own_folder(
         request.hospital.store.folder.joinpath("models", request.run.folder.name, *below)
     )
@@ -192,7 +192,7 @@ def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelMan
 
 
 @contextmanager
-def _undisturbed(request: Request) -> Iterator[None]:
+def _undisturbed(request: Inquiry) -> Iterator[None]:
     """The time that it takes is measured, and a failure is logged and goes no further."""
     try:
         with request.clock.measure("serialise"):

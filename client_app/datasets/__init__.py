@@ -27,7 +27,7 @@ from client_app.store import DEFAULT
 from learning.samples import Samples
 from strategies.protocol.settings import Settings, in_turn
 
-__all__ = ["DATASETS", "LocalData", "Pool", "open_data"]
+__all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 
 # How the setting `dataset` begins -> its loader, called with the rest of the setting, all settings,
 # the folder for decoded images, and the machine that may be used. A name that ends in ':' needs a
@@ -122,6 +122,29 @@ def open_data(
         tasks=_tasks(pool, train, test, settings, classes or pool.classes),
         kind=pool.kind,
     )
+
+
+def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
+    """All images of a public archive, in the form that the run asks for.
+
+    Args:
+        file: As for `npz:`.
+        settings: Say what images are brought to.
+        like: The hospital's images.
+
+    Raises:
+        DataError: It cannot be read, or its images have another shape or more classes than these.
+    """
+    pool = load_npz(file)
+    images = formed(torch.from_numpy(pool.images), Form.of(settings))
+    samples = Samples(images, torch.from_numpy(pool.labels))
+    if samples.shape != like.train.shape or len(pool.classes) > len(like.classes):
+        raise DataError(
+            f"The public images are {samples.shape} (channels, height, width) of "
+            f"{len(pool.classes)} classes; the hospital's are {like.train.shape} of "
+            f"{len(like.classes)}."
+        )
+    return samples
 
 
 def _tasks(

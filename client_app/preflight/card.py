@@ -127,7 +127,11 @@ def examine(
     except DataError as error:
         finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
         return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
-    findings = [*found.findings(settings.max_quarantined), *_unknown_classes(found, settings)]
+    findings = [
+        *found.findings(settings.max_quarantined),
+        *_unknown_classes(found, settings),
+        *_unknown_tasks(found, settings),
+    ]
     if not found.entries:
         nothing = Card(hospital, path, chosen, findings, 0, found.unusable, found.listing.ignored)
         return Examined(nothing)
@@ -203,6 +207,18 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
             f"{strange} of {total} images show none of the federation's classes (classes).",
             "Give them one of these labels, or leave them out.",
             "red" if too_many(strange, total, settings.max_quarantined) else "amber",
+        )
+
+
+def _unknown_tasks(found: Survey, settings: Settings) -> Iterator[Finding]:
+    """Images of which nothing says when they arrive, if the settings leave that to the data."""
+    last, total = settings.tasks, len(found.entries)
+    unknown = sum(not 1 <= entry.task <= last for entry in found.entries)
+    if unknown and last > 1 and settings.task_cut == "given":
+        yield Finding(
+            "unknown-tasks",
+            f"{unknown} of {total} images have no task from 1 to {last} (task-cut).",
+            "Write its number into the column 'task' of the manifest.",
         )
 
 

@@ -6,6 +6,8 @@ from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.fedrewind import FedRewind, FedRewindAveraged
+from learning.learners.fil_ver import Encoding, FilVer
+from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Learner, Plain
 
 LEARNERS: dict[str, type[Learner]] = {
@@ -16,5 +18,8 @@ LEARNERS: dict[str, type[Learner]] = {
     "fedprox": FedProx,
     "fedrewind": FedRewind,
     "fedrewind-averaged": FedRewindAveraged,
+    "fil-ver": FilVer,
+    "fil-ver-encoder": Encoding,
     "plain": Plain,
+    "rehearsal": NaiveRehearsal,
 }

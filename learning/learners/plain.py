@@ -24,6 +24,7 @@ class Received:
         rehearsal: What the hospital has kept for its stream, by name; empty at its first visit.
         leg: Which of a visit's trainings of one model this is, from 1.
         new_rounds: How many rounds have begun since the model's last visit.
+        task: Whose images the samples are, from 1; 0 if there are no tasks.
     """
 
     buffers: Sequence[Samples] = ()
@@ -31,6 +32,7 @@ class Received:
     rehearsal: Mapping[str, Tensor] = field(default_factory=dict)
     leg: int = 1
     new_rounds: int = 0
+    task: int = 0
 
 
 class Learner:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from learning.errors import ModelError
+from learning.models.embedding import ebr, vee
 from learning.models.pixels import SCALES, scale_input
 from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
@@ -60,7 +61,7 @@ class Architecture:
         if self.name not in MODELS and self.name not in torchvision_names():
             near = difflib.get_close_matches(self.name, torchvision_names()) or ["resnet18"]
             raise ModelError(
-                f"There is no model {self.name!r}; choose mlp, cnn or a torchvision "
+                f"There is no model {self.name!r}; choose {', '.join(MODELS)} or a torchvision "
                 f"classification model, such as {' or '.join(near)}."
             )
 
@@ -163,7 +164,12 @@ class Architecture:
         return cls(**{**values, "hidden": tuple(values["hidden"])})
 
 
-MODELS: dict[str, Callable[[Architecture], nn.Module]] = {"mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "ebr": ebr,
+    "vee": vee,
+}
 
 
 @cache

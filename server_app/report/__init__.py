@@ -4,7 +4,7 @@ First what a clinician asks (worth.py), then a researcher (method.py), an engine
 and a data protection officer (privacy.py).
 
 Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
-the page through `strategies.protocol.page` or `server_app.plots`, which escape it.
+the page through `strategies.protocol.page` or `strategies.protocol.plots`, which escape it.
 """
 
 import re
@@ -15,7 +15,7 @@ from datetime import datetime
 
 from flwr.common.config import flatten_dict
 
-from server_app.report import method, operation, over_time, privacy, worth
+from server_app.report import method, operation, over_tasks, over_time, privacy, worth
 from server_app.summary import Summary
 from server_app.worth import chance
 from strategies.engine.events import Event
@@ -56,6 +56,7 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
         worth.TITLE: worth.part(summary, chances),
         worth.DATA: worth.data(summary),
         method.TITLE: method.part(summary, events, chances, queues=queues),
+        over_tasks.TITLE: over_tasks.part(summary),
         over_time.TITLE: over_time.part(summary, chances),
         operation.TITLE: operation.part(summary, events, flatten_dict(config), toml),
         privacy.TITLE: privacy.part(summary, config),

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from server_app import plots
 from server_app.measures import LAST_ROUNDS, finished
-from server_app.plots import Line, Row, Span
 from server_app.summary import Summary
 from strategies.engine.events import Event
+from strategies.protocol import plots
 from strategies.protocol.page import (
     figure,
     folded,
@@ -18,6 +17,7 @@ from strategies.protocol.page import (
     shown,
     table,
 )
+from strategies.protocol.plots import Line, Row, Span
 
 TITLE = "How the method did"
 PANELS = 12  # hospitals whose lines over all visits are shown, each by itself

@@ -6,10 +6,10 @@ Of runs whose hospitals do not wait for one another, and of those in virtual tim
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
-from server_app import plots
-from server_app.plots import Line
 from server_app.summary import Summary
-from strategies.protocol.page import figure, heading, paragraph, table
+from strategies.protocol import plots
+from strategies.protocol.page import figure, paragraph, section, table
+from strategies.protocol.plots import Line
 
 TITLE = "Over time"
 COLUMNS = 8  # hospitals in the table of staleness
@@ -19,9 +19,7 @@ def part(summary: Summary, chances: Mapping[str, float]) -> str:
     """Make the part; empty if the run has no `Summary.over_time`."""
     if not summary.over_time:
         return ""
-    return heading(TITLE) + "".join(
-        (*_figures(summary, chances), *_busy(summary), *_stale(summary))
-    )
+    return section(TITLE, *_figures(summary, chances), *_busy(summary), *_stale(summary))
 
 
 def _figures(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:

@@ -3,17 +3,25 @@
 What is judged, `Summary.worth` has judged, in its own words; here are figures and what they mean.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from math import nan
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server_app import plots
-from server_app.nan_json import with_nan
-from server_app.plots import Line, Row, Span
 from server_app.summary import Summary
-from server_app.worth import number, size
+from strategies.protocol import plots
+from strategies.protocol.figures import size
+from strategies.protocol.figures_view import (
+    COMPARED,
+    OF_CLASS,
+    class_row,
+    commonest,
+    confusion,
+    interval,
+    reliability,
+    span,
+    tested,
+    whole,
+)
 from strategies.protocol.page import (
-    Marked,
     figure,
     folded,
     heading,
@@ -23,6 +31,7 @@ from strategies.protocol.page import (
     shown,
     table,
 )
+from strategies.protocol.plots import Row
 
 TITLE = "What the models are worth"
 DATA = "On which images"
@@ -31,12 +40,6 @@ EACH = 12  # more hospitals than this: long tables are folded, and only models t
 SAID = 8  # sentences on the page; more are folded
 FOLDED = 6  # more hospitals than this are folded, class by class
 MODELS = {"ensemble": "mean of all models", "standalone": "its own, before the first hand-off"}
-NO_BREAK = "\N{NO-BREAK SPACE}"
-COMPARED = {
-    "better": Marked("better", "good"),
-    "worse": Marked("worse", "bad"),
-    "not shown": f"not{NO_BREAK}shown",
-}
 
 Told = dict[str, Any]  # a row of the summary
 
@@ -57,10 +60,10 @@ def data(summary: Summary) -> str:
         return ""
     rows = []
     for hospital, own in sorted(summary.data.items()):
-        sizes = [_tested(own[part]) for part in ("train", "test")]
+        sizes = [tested(own[part]) for part in ("train", "test")]
         changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
         prints = [own[part]["fingerprint"] or "not told" for part in ("train", "test")]
-        unusable = _whole(own["unusable"])
+        unusable = whole(own["unusable"])
         rows.append(
             [
                 hospital,
@@ -72,7 +75,7 @@ def data(summary: Summary) -> str:
             ]
         )
     by_class = [
-        [hospital, name, *(_whole(own[part]["classes"].get(name)) for part in ("train", "test"))]
+        [hospital, name, *(whole(own[part]["classes"].get(name)) for part in ("train", "test"))]
         for hospital, own in sorted(summary.data.items())
         for name in summary.classes
         if own["train"]["classes"] or own["test"]["classes"]
@@ -99,7 +102,7 @@ def _headline(summary: Summary, chance: float) -> Iterator[str]:
     first = summary.headline
     if first is None:
         return
-    value, _, within = _number(first).partition(" ")
+    value, _, within = interval(first).partition(" ")
     models = "each model" if first["models"] > 1 else "the model"
     where = "at each hospital" if "federation" in first["figure"] else "at the hospital that has it"
     yield figure(
@@ -109,7 +112,7 @@ def _headline(summary: Summary, chance: float) -> Iterator[str]:
         f"Always the same answer gives {shown(chance)}, and 1 is perfect. In brackets a 95 % "
         "interval: how far the figure depends on which patients happened to be tested.",
         f'<p class="headline"><b>{value}</b> {within}</p>\n',
-        plots.spans("Balanced accuracy of the run", [Row("", [_span(first)], chance)]),
+        plots.spans("Balanced accuracy of the run", [Row("", [span(first)], chance)]),
     )
 
 
@@ -128,10 +131,10 @@ def _alone(
     names.append("the model that it holds after the run")
     rows = []
     for hospital, row in own.items():
-        spans = [_span(row["balanced_accuracy"])]
+        spans = [span(row["balanced_accuracy"])]
         if alone:
             first = alone.get(hospital)
-            spans.insert(0, _span(first["balanced_accuracy"] if first else None))
+            spans.insert(0, span(first["balanced_accuracy"] if first else None))
         rows.append(Row(hospital, spans, chances[hospital]))
     drawn = plots.spans("Balanced accuracy by hospital", rows, names, CHANCE)
     yield figure(
@@ -144,11 +147,11 @@ def _alone(
     lines = [
         [
             hospital,
-            _number(alone[hospital]["balanced_accuracy"]) if hospital in alone else None,
-            _number(row["balanced_accuracy"]),
-            _number(row["gain"], signed=True),
+            interval(alone[hospital]["balanced_accuracy"]) if hospital in alone else None,
+            interval(row["balanced_accuracy"]),
+            interval(row["gain"], signed=True),
             COMPARED.get(row["compared"], "–"),
-            _tested(row),
+            tested(row),
         ]
         for hospital, row in own.items()
     ]
@@ -164,7 +167,7 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
     yield heading("For which class?", 3)
     yield _said(summary, "class")
     shares = [
-        [_span(_class(row, place, "recall")).value for row in own.values()]
+        [span(_class(row, place, "recall")).value for row in own.values()]
         for place in range(len(summary.classes))
     ]
     caption = (
@@ -176,9 +179,9 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
     drawn = plots.heat("Share right", summary.classes, list(own), shares, halves, "half or less")
     yield figure(caption, drawn)
     for place, name in enumerate(summary.classes):
-        at = [Row(hospital, [_span(_class(row, place, "recall"))]) for hospital, row in own.items()]
-        lines = [_class_row(hospital, row["classes"][place]) for hospital, row in own.items()]
-        head = ["hospital", "images", "right", "share right", "sensitivity", "specificity"]
+        at = [Row(hospital, [span(_class(row, place, "recall"))]) for hospital, row in own.items()]
+        lines = [class_row(hospital, row["classes"][place]) for hospital, row in own.items()]
+        head = ["hospital", *OF_CLASS]
         parts = [
             figure(
                 f"The share of the images of class {name} that the model a hospital holds gets "
@@ -198,13 +201,6 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
         "was chosen on training images.",
         soft=True,
     )
-
-
-def _class_row(hospital: str, told: Told) -> list[object]:
-    if told["images"] is None:
-        return [hospital, "none, or too few patients to tell", None, None, None, None]
-    figures = (_number(told[key]) for key in ("recall", "sensitivity", "specificity"))
-    return [hospital, _whole(told["images"]), _whole(told["right"]), *figures]
 
 
 def _all(summary: Summary) -> Iterator[str]:
@@ -237,23 +233,23 @@ def _all(summary: Summary) -> Iterator[str]:
 def _figures(row: Told) -> list[object]:
     return [
         MODELS.get(row["kind"], row["model"]),
-        *(_number(row[key]) for key in ("balanced_accuracy", "accuracy")),
-        _commonest(row["largest_class"]),
-        *(_number(row[key]) for key in ("auroc", "ece")),
-        _tested(row),
+        *(interval(row[key]) for key in ("balanced_accuracy", "accuracy")),
+        commonest(row["largest_class"]),
+        *(interval(row[key]) for key in ("auroc", "ece")),
+        tested(row),
     ]
 
 
 def _probabilities(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
     """Confusion counts and calibration of the models that hospitals hold."""
     confused = [
-        heading(hospital, 4) + _confusion(summary.classes, row["confusion"])
+        heading(hospital, 4) + confusion(summary.classes, row["confusion"])
         for hospital, row in own.items()
         if row["confusion"]
     ]
     if confused:
         yield folded("What is taken for what: the model that each hospital holds", *confused)
-    panels = [_reliability(h, row["calibration"]) for h, row in own.items() if row["calibration"]]
+    panels = [reliability(h, row["calibration"]) for h, row in own.items() if row["calibration"]]
     if panels:
         yield folded(
             "Can its probabilities be believed?",
@@ -264,20 +260,6 @@ def _probabilities(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
                 f'<div class="panels small">{"".join(panels)}</div>\n',
             ),
         )
-
-
-def _confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> str:
-    rows = [
-        [name, *("not told" if n is None else _whole(n) for n in row)]
-        for name, row in zip(classes, counts, strict=True)
-    ]
-    return table(["the image shows ↓, the answer is →", *classes], rows, about="Confusion counts")
-
-
-def _reliability(hospital: str, bins: Sequence[Told]) -> str:
-    xs = [each["confidence"] for each in bins]
-    ys = [each["right"]["value"] if each["right"] else nan for each in bins]
-    return plots.reliability(Line(hospital, xs, ys))
 
 
 def _said(summary: Summary, about: str) -> str:
@@ -304,31 +286,3 @@ def _fold(rows: int, title: str, markup: str) -> str:
 def _class(row: Told, place: int, key: str) -> Told | None:
     found: Told | None = row["classes"][place][key]
     return found
-
-
-def _span(told: Told | None) -> Span:
-    if told is None:
-        return Span(nan)
-    known = with_nan(told)
-    return Span(known["value"], known["low"], known["high"])
-
-
-def _number(told: Told | None, *, signed: bool = False) -> str:
-    """A figure with its interval, which stays on one line."""
-    if told is None:
-        return "–"
-    value, _, within = number(told, signed).partition(" ")
-    return f"{value} {within.replace(' ', NO_BREAK)}".strip()
-
-
-def _tested(row: Told) -> str:
-    """How many images, and below them patients."""
-    return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
-
-
-def _commonest(largest: Told | None) -> str:
-    return f"{largest['share']:.3f} ({largest['name']})" if largest else "not told"
-
-
-def _whole(count: float | None) -> str:
-    return "–" if count is None else f"{count:.1f}".removesuffix(".0")

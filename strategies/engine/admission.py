@@ -4,10 +4,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from flwr.app import RecordDict
+from flwr.app import Array, RecordDict
 
 from strategies.engine.courier import Delivery
 from strategies.engine.events import figures
+from strategies.protocol.embeddings import check_embeddings
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
@@ -16,6 +17,7 @@ from strategies.protocol.parcel import (
     check_parcel,
     check_same_layout,
     check_sealed,
+    completed,
     layout_of,
     parcel_in,
     unbundle,
@@ -61,7 +63,11 @@ def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> Record
 
 
 def admit_trained(
-    content: RecordDict, order: Order, sent: Manifest, layout: Layout
+    content: RecordDict,
+    order: Order,
+    sent: Manifest,
+    layout: Layout,
+    encoder: Mapping[str, Array],
 ) -> Mapping[str, RecordDict]:
     """The parcel of a visit, under "visit", and copies after each epoch, under "epoch-<k>".
 
@@ -70,13 +76,16 @@ def admit_trained(
         order: The visit that was ordered.
         sent: The label of the parcel that was sent.
         layout: The layout of its model.
+        encoder: The arrays that models travel without.
 
     Raises:
-        ParcelError: A model is not the one that was sent, after the visit that was ordered.
+        ParcelError: A model is not the one that was sent, after the visit that was ordered; or
+            there are embeddings for which nobody has asked.
     """
     expected = sent.after(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
-    parcels = {**unbundle(content), "visit": parcel_in(content)}
+    found = {**unbundle(content), "visit": parcel_in(content)}
+    parcels = {name: completed(parcel, encoder) for name, parcel in found.items()}
     if parcels.keys() != {*copies, "visit"}:
         raise ParcelError(f"Expected the copies {list(copies)}, there are {list(parcels)[:-1]}.")
     check_sealed(parcels.values(), order.sealed)
@@ -87,6 +96,10 @@ def admit_trained(
         if replace(label, hashes=[]) != replace(wanted, hashes=[]):
             raise ParcelError("The label of the model is not that of the visit that was ordered.")
         check_same_layout(layout_of(parcel), layout)
+        if embeddings := parcel.array_records.get("embeddings"):
+            if not order.embeddings:
+                raise ParcelError("There are embeddings, for which nobody has asked.")
+            check_embeddings(embeddings, order.embeddings, len(sent.classes))
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels

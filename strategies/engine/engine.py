@@ -204,6 +204,7 @@ class Engine:
             leg=visit.leg,
             images=visit.images,
             replay=[f"{whose}={state.buffer_hash(whose)}" for whose in visit.replay],
+            embeddings=visit.embeddings,
             test=visit.test and self.run.evaluates,
             snapshots=self.run.tests_every_visit and self.run.settings.evaluate.epochs,
         )
@@ -215,14 +216,15 @@ class Engine:
         return seconds[self.state.hospitals.index(hospital) % len(seconds)] if seconds else 0.0
 
     def _content(self, ordered: Ordered) -> Content:
-        """The model, and the buffers that its hospital does not hold yet."""
+        """The model, and the buffers and the encoder that its hospital does not hold yet."""
         state, visit = self.state, ordered.visit
         buffers = {
             f"{hash_}/buffer": state.shelf.get(state.buffers[whose])["buffer"]
             for whose, hash_ in ordered.order.hash_of.items()
             if (visit.hospital, hash_) not in state.delivered
         }
-        return {**state.shelf.get(ordered.sent), **buffers}
+        encoder = state.undelivered_encoder(visit.hospital)
+        return {**state.without_encoder(ordered.sent), **buffers, **encoder}
 
     def _take(self) -> None:
         """Wait for what becomes of a message, and take it in."""
@@ -258,7 +260,8 @@ class Engine:
         state, about = self.state, delivery.letter.about
         visit, order = about.visit, about.order
         sent, layout = state.shelf.label(about.sent), state.shelf.layout(about.sent)
-        delivery, parcels = admit(delivery, admit_trained, order, sent, layout)
+        encoder = state.encoder_arrays
+        delivery, parcels = admit(delivery, admit_trained, order, sent, layout, encoder)
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
@@ -266,12 +269,10 @@ class Engine:
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
-        held = {(visit.hospital, hash_) for hash_ in order.hash_of.values()}
+        held = [*order.hash_of.values(), order.encoder]
+        state.note_delivered(visit.hospital, held, arrived=parcels is not None)
         trained = None
-        if parcels is None:
-            state.delivered -= held  # it may have lost what it held
-        else:
-            state.delivered |= held
+        if parcels is not None:
             names = {name: state.shelf.put(parcel) for name, parcel in parcels.items()}
             if self.run.tests_every_visit:
                 state.after_visits |= {f"hop-{order.hop}-{k}": each for k, each in names.items()}

@@ -79,6 +79,7 @@ class Run:
             task=self.strategy.task_at(changes.get("round", 0)),
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
+            encoder=self.state.encoder_hash,
             sealed=self.sealed,
             members=[f"{name} {key}" for name, key in sorted(self.state.keys.items())],
         )

@@ -3,12 +3,15 @@
 Random numbers are no part of it: they follow from the seed, the round, the hop and the hospital.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from flwr.app import Array, ArrayRecord, RecordDict
+
 from strategies.engine.shelf import Shelf
 from strategies.engine.visit import Visit
+from strategies.protocol.parcel import without
 
 AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
 
@@ -56,7 +59,9 @@ class State:
         after_visits: Parcels of the model as it was after each visit of the round, by a name that
             says after which; empty unless the strategy `tests_every_visit`.
         buffers: The parcel that holds each hospital's buffer.
-        delivered: Which hospital holds which buffer, by its hash.
+        encoder: The parcel with the arrays of all models that no visit changes; empty = none.
+        embeddings: The parcels with what hospitals have sent to rehearse, by task and hospital.
+        delivered: Which hospital holds which buffer or encoder, by its hash.
         under_way: The visits that are going on. A checkpoint has none: they are ordered once more.
         queues: Of a method that does not wait: the models that each hospital is to train, first one
             first. Every model is in exactly one.
@@ -87,6 +92,8 @@ class State:
     models: dict[str, Model] = field(default_factory=dict)
     after_visits: dict[str, str] = field(default_factory=dict)
     buffers: dict[str, str] = field(default_factory=dict)
+    encoder: str = ""
+    embeddings: dict[str, str] = field(default_factory=dict)
     delivered: set[tuple[str, str]] = field(default_factory=set)
     under_way: list[Visit] = field(default_factory=list)
     queues: dict[str, list[str]] = field(default_factory=dict)
@@ -120,12 +127,41 @@ class State:
         return self.shelf.label(self.buffers[hospital]).hash_of["buffer"]
 
     @property
+    def encoder_hash(self) -> str:
+        """The hash of the encoder; empty if there is none."""
+        return self.shelf.label(self.encoder).hash_of["model"] if self.encoder else ""
+
+    @property
+    def encoder_arrays(self) -> Mapping[str, Array]:
+        """The arrays of the encoder, by name; none if there is none."""
+        return self.shelf.get(self.encoder).array_records["model"] if self.encoder else {}
+
+    def without_encoder(self, parcel: str) -> RecordDict:
+        """A parcel of the shelf as it travels."""
+        whole = self.shelf.get(parcel)
+        return without(whole, self.encoder_arrays) if self.encoder else whole
+
+    def undelivered_encoder(self, hospital: str) -> dict[str, ArrayRecord]:
+        """The record `encoder` if a hospital does not hold it yet, else nothing."""
+        if not self.encoder or (hospital, self.encoder_hash) in self.delivered:
+            return {}
+        return {"encoder": ArrayRecord({**self.encoder_arrays})}
+
+    def note_delivered(self, hospital: str, hashes: Iterable[str], *, arrived: bool) -> None:
+        """Note that a hospital holds what it was sent; if it failed, it may have lost it."""
+        held = {(hospital, hash_) for hash_ in hashes if hash_}
+        self.delivered = self.delivered | held if arrived else self.delivered - held
+
+    @property
     def parcels(self) -> Iterator[str]:
         """The names of all parcels that the run needs to go on."""
         yield from (model.parcel for model in self.models.values())
         yield from self.after_visits.values()
         yield from self.tested.values()
         yield from self.buffers.values()
+        yield from self.embeddings.values()
+        if self.encoder:
+            yield self.encoder
 
     def to_json(self) -> dict[str, Any]:
         """The state as JSON has it."""

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from strategies.engine.presence import ACTIVE, planned
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError, require
 
 
 class Strategy(ABC):
@@ -29,6 +30,7 @@ class Strategy(ABC):
         waits: A hop ends when all its visits have. Without, the method plans again after each
             delivery, and says itself when a round is `over`.
         buffer_size: Synthetic images that each hospital renders before the first hop.
+        enrols_by_plan: Hospitals may join and leave as the setting `enrolment` plans it.
         needs_rounds: Why its models have to move in rounds (`HandsOn` is for others).
     """
 
@@ -39,10 +41,18 @@ class Strategy(ABC):
     tests_every_visit = False
     waits = True
     buffer_size = 0
+    enrols_by_plan = False
     needs_rounds = "its models move in rounds"
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        if settings.learner:
+            allowed = f"empty with strategy '{settings.strategy}', which has a learner of its own"
+            require(self.learner == "plain", "learner", settings.learner, allowed)
+            self.learner = settings.learner
+        planned = not settings.enrolment or self.enrols_by_plan
+        allowed = f"empty with strategy '{settings.strategy}', whose models go from one to the next"
+        require(planned, "enrolment", settings.enrolment, allowed)
 
     def check(self, *, sealed: bool) -> None:
         """Refuse, before anything starts, a run that this method cannot do.
@@ -83,6 +93,12 @@ class Strategy(ABC):
 
     def returned(self, state: State, hospital: str) -> None:  # noqa: B027 - for those that wait
         """A hospital that failed is back, while visits go on; a method that waits plans on."""
+
+    def present(self, state: State) -> list[str]:
+        """The hospitals that take part in the round, as far as that is planned."""
+        table = planned(self.settings, state.hospitals)
+        task = max(self.task_at(state.round), 1)
+        return [hospital for hospital, here in table.items() if here[task - 1] == ACTIVE]
 
     @abstractmethod
     def plan(self, state: State) -> Sequence[Visit]:

@@ -40,7 +40,7 @@ def begin_tests(run: Run) -> None:
     everything = {name: model.parcel for name, model in state.models.items()}
     chosen = state.after_visits if run.settings.evaluate.cross else {}
     state.tested, state.tested_round = {**(chosen or everything)}, state.round
-    state.owing = dict.fromkeys(state.nodes, 0)
+    state.owing = dict.fromkeys(run.strategy.present(state), 0)
     for hospital, model in run.strategy.holders(state).items():
         lineage = state.models[model].lineage
         run.journal.record(Event("hand-off", state.round, state.hop, hospital, lineage))
@@ -85,7 +85,8 @@ def _tested_at(run: Run, hospital: str) -> dict[str, str]:
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:
     """Cut models into batches that are not much larger than `TEST_BYTES`."""
     shelf, batch = run.state.shelf, dict[str, str]()
-    sizes = {name: shelf.model_bytes(parcel) for name, parcel in parcels.items()}
+    once = sum(len(array.data) for array in run.state.encoder_arrays.values())
+    sizes = {name: shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
     labels = {name: shelf.label(parcel) for name, parcel in parcels.items()}
     for name, parcel in parcels.items():
         batch[name] = parcel
@@ -96,8 +97,9 @@ def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Ba
 
 def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
     def content() -> Content:
-        parcels = {name: run.state.shelf.get(each) for name, each in batch.parcels.items()}
-        return bundle(parcels, ["manifest", "model"])
+        parcels = {name: run.state.without_encoder(each) for name, each in batch.parcels.items()}
+        encoder = run.state.undelivered_encoder(batch.hospital)
+        return {**bundle(parcels, ["manifest", "model"]), **encoder}
 
     return run.letter("evaluate", node, order, batch, content)
 
@@ -106,6 +108,8 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     """Record what a hospital tells of each model; its seconds and bytes are shared out evenly."""
     hop, batch = run.state.hop, delivery.letter.about
     delivery, told = admit(delivery, admit_tested, batch.parcels)
+    state = run.state
+    state.note_delivered(batch.hospital, [state.encoder_hash], arrived=told is not None)
     answer = Event.of(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
     told = told or {}
     for verb in ("ensemble", "standalone"):

@@ -23,16 +23,22 @@ PARCEL_RECORDS = {
     "model": ArrayRecord,
     "buffer": ArrayRecord,
     "memory": ArrayRecord,
+    "embeddings": ArrayRecord,
     "manifest": ConfigRecord,
 }
 _LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
     "query.live": {},
     "query.enrol": {"metrics": MetricRecord, "card": ConfigRecord},
-    "query.prepare": {**PARCEL_RECORDS, "metrics": MetricRecord, "card": ConfigRecord},
+    "query.prepare": {
+        **{"model": ArrayRecord, "buffer": ArrayRecord, "memory": ArrayRecord},
+        **_LABELS,
+        "card": ConfigRecord,
+    },
     "train": {
         "model": ArrayRecord,
         "memory": ArrayRecord,
+        "embeddings": ArrayRecord,  # only if the order asks for them
         **_LABELS,
         # The model after each epoch but the last, if the order asks for `snapshots`.
         "epoch-#/model": ArrayRecord,
@@ -42,7 +48,7 @@ ANSWERS: dict[str, dict[str, type]] = {
 }
 MAX_CLASSES = 1000
 # Settings that a hospital's node-config may replace: how it trains, and files of its own.
-OWN_FILES = ("pretrained", "gan.lpips-weights", "gan.inception-weights")
+OWN_FILES = ("pretrained", "filver.pretrain", "gan.lpips-weights", "gan.inception-weights")
 OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
 

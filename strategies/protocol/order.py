@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import RecordDict
 
+from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, from_record
 
@@ -22,11 +23,11 @@ class Order:
         learner: Name of the local objective (learning.learners.LEARNERS).
         run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
             own changes when a run is resumed.
-        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
         epochs: Passes over the training images.
         leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
+        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
         images: What is trained on beside buffers: the hospital's own images, those of everyone (in
-            a simulation), or none.
+            a simulation), those of a public archive (`filver.pretrain`), or none.
         test: Whether to test the model after training it.
         snapshots: Whether to answer also with the model after each epoch, for others to test.
         own_start: Whether the hospital's first model has initial weights of its own.
@@ -34,6 +35,10 @@ class Order:
         replay: The buffers to train on, as "<hospital>=<hash>"; those that the hospital does not
             hold yet travel beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.
+        encoder: Hash of the arrays that models lack here, because they travel once: to a hospital
+            that does not hold them yet as the record `encoder`; empty = models are whole.
+        embeddings: The kind of embeddings of its images that the server asks for
+            (strategies/protocol/embeddings.py); empty = none.
         final: Whether models are tested for the last time, and the hospital may keep them.
         sealed: Whether parcels travel sealed.
         members: The hospitals of the run and the public halves of their keys, as "name key".
@@ -46,9 +51,9 @@ class Order:
     classes: list[str]
     learner: str
     run: str
-    task: int = 0
     epochs: int = 0
     leg: int = 1
+    task: int = 0
     images: str = "own"
     test: bool = False
     snapshots: bool = False
@@ -56,6 +61,8 @@ class Order:
     buffer_size: int = 0
     replay: list[str] = field(default_factory=list)
     ensemble: bool = False
+    encoder: str = ""
+    embeddings: str = ""
     final: bool = False
     sealed: bool = False
     members: list[str] = field(default_factory=list)
@@ -77,8 +84,10 @@ class Order:
             "task": order.task >= 0,
             "epochs": order.epochs >= 0,
             "leg": order.leg >= 1,
-            "images": order.images in ("own", "everyone", "none"),
+            "images": order.images in ("own", "everyone", "public", "none"),
             "buffer_size": order.buffer_size >= 0,
+            "encoder": re.fullmatch("([0-9a-f]{64})?", order.encoder),  # it names a file
+            "embeddings": order.embeddings in ("", *PARTS),
         }
         if wrong := [name for name, holds in right.items() if not holds]:
             raise ParcelError(f"'{wrong[0]}' of the order is not what it must be.")

@@ -5,17 +5,22 @@ A parcel is a Flower RecordDict of
     model      ArrayRecord    the state dict, names and dtypes kept
     buffer     ArrayRecord    synthetic images, as one PNG picture, and their labels
     memory     ArrayRecord    what a method carries beside the model
+    embeddings ArrayRecord    of images of the last visit, for the server (embeddings.py)
     manifest   ConfigRecord   the label: `Manifest`
 
 The server relays parcels bit for bit and reads their labels only: it checks the manifest, the
 hashes and the shapes, and opens no array.
+
+Arrays of the model that no visit changes, its encoder, travel to a hospital once. Other messages
+leave them out (`without`), and whoever gets one puts them back (`completed`) before it looks at the
+hashes.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -84,7 +89,7 @@ class Manifest:
 
     def _wrong(self) -> str:
         """The field with a value that cannot be; empty if there is none."""
-        entry = re.compile("(model|buffer|memory)=[0-9a-f]{64}")
+        entry = re.compile("(model|buffer|memory|embeddings)=[0-9a-f]{64}")
         hashed = {each.partition("=")[0] for each in self.hashes}
         right = {
             "lineage": is_name(self.lineage),
@@ -133,6 +138,21 @@ def pack(arrays: Mapping[str, ArrayRecord], manifest: Manifest) -> RecordDict:
 def parcel_in(content: RecordDict) -> RecordDict:
     """The parcel of a message or an answer, without what travels beside it."""
     return RecordDict({name: content[name] for name in PARCEL_RECORDS if name in content})
+
+
+def without(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
+    """A parcel whose model lacks the arrays of the encoder."""
+    model = parcel.array_records["model"]
+    rest = ArrayRecord({name: array for name, array in model.items() if name not in encoder})
+    return RecordDict({**parcel, "model": rest})
+
+
+def completed(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
+    """A parcel whose model has the arrays of the encoder, whatever came in their place."""
+    if "model" not in parcel.array_records or not encoder:
+        return parcel
+    model = {**parcel.array_records["model"], **encoder}
+    return RecordDict({**parcel, "model": ArrayRecord(model)})
 
 
 def check_parcel(parcel: RecordDict) -> Manifest:

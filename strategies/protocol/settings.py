@@ -192,6 +192,8 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
+    learner: Literal["", "rehearsal"]
+    enrolment: str
     resume: str
     min_hospitals: int
     hop_timeout: float

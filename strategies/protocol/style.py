@@ -91,6 +91,7 @@ svg .rhombus {{ transform: translate(-2.5px, -2.5px) rotate(45deg); transform-bo
   transform-origin: center; }}
 svg .single {{ fill: var(--soft); opacity: .6; }}
 svg .axis {{ stroke: var(--line); stroke-width: 1; fill: none; }}
+svg .border {{ stroke: var(--soft); stroke-width: 1; fill: none; }}
 svg .chance {{ stroke: var(--soft); stroke-width: 1; stroke-dasharray: 2 3; fill: none; }}
 svg .line {{ fill: none; stroke-width: 1.6; stroke-linejoin: round; stroke-linecap: round; }}
 svg .hollow {{ fill: var(--paper); stroke-width: 1.6; }}

@@ -3,7 +3,9 @@
 The attacker runs the server, and in a sealed run is a member as well.
 """
 
+import hashlib
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,7 +47,7 @@ class Victim:
         images = rng.integers(0, 256, (len(labels), SIDE, SIDE), dtype=np.uint8)
         images[:, 0, 0] = 0
         self.folder, self.classes = folder, [str(k) for k in range(len(sizes))]
-        self.config = run_config(num_server_rounds=1, **(config or {}))
+        self.config = run_config(**{"num_server_rounds": 1, **(config or {})})
         (folder / "policy.toml").write_text(policy, "utf-8")
         node = {"dataset": f"npz:{folder}/a.npz", "store_dir": folder / "store", "site": "graz"}
         self.place = deployment(self.config, policy=folder / "policy.toml", **node)
@@ -235,6 +237,51 @@ def test_no_number_of_images_depends_on_how_many_show_a_rare_class(tmp_path):
     assert told_of_sizes(exact)["num-train"] == 80 + 82 + 7
 
 
+def test_no_choice_of_tasks_tells_how_many_show_a_rare_class(tmp_path):
+    """Rare are three, and nine: neither numbers nor what is refused depend on it."""
+    for k in range(2):
+        (tmp_path / str(k)).mkdir()
+    sizes = [(100, 100, 3, 3), (103, 100, 9, 9)]
+    hospitals = [Victim(tmp_path / str(k), sizes[k]) for k in range(2)]
+    changes: list[dict[str, Any]] = [
+        *({"tasks": 2}, {"tasks": 4}, {"tasks": 2, "task-cut": "shared-classes"}),
+        {"tasks": 2, "task-cut": "permuted"},
+    ]
+    for change in changes:
+        told = []
+        for hospital in hospitals:
+            hospital.place.run_config |= {"num-server-rounds": 4, "task-cut": "classes", **change}
+            hospital.place.run_config["train.learning-rate"] = 1e-30
+            shared = change.get("task-cut") == "shared-classes"
+            names = ["0/2", "1/3"] if shared else hospital.classes
+            answers = []
+            for task in range(1, change["tasks"] + 1):
+                run = f"{sorted(change.items())}-{task}"
+                order = {"run": hashlib.sha256(run.encode()).hexdigest(), "task": task}
+                network = Architecture("mlp", 1, SIDE, SIDE, len(names))
+                shapes = {"1.weight": (len(names), PIXELS), "1.bias": (len(names),)}
+                record = ArrayRecord({k: Array(np.zeros(s, "f4")) for k, s in shapes.items()})
+                label = Manifest("mallory", network.to_json(), names)
+                model = pack({"model": record}, label)
+                for answer in (
+                    hospital.ask("query.prepare", {}, **order),
+                    hospital.ask("train", model, epochs=1, **order),
+                    hospital.ask("evaluate", bundle({"m": model}, ["manifest", "model"]), **order),
+                ):
+                    answers.append(
+                        (answer.error.code, answer.error.reason)
+                        if answer.has_error()
+                        else {
+                            name: value
+                            for name, value in answer.content["metrics"].items()
+                            if "num-" in name or "images-of" in name
+                        }
+                    )
+            told.append(answers)
+        assert told[0] == told[1]
+        assert any(isinstance(each, dict) and each.get("num-train") == 160 for each in told[0])
+
+
 def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
     """All multiples of a step give the step away, and it follows from the number of patients."""
     steps = set()
@@ -368,7 +415,8 @@ def sealed(tmp_path, monkeypatch, caplog):
     members = {name: identities[name].member for name in names[:2]}
     graz = Seal(identities["graz"], members, "1")
     monkeypatch.setattr(request, "seal_for", lambda hospital, order: replace(graz, run=order.run))
-    victim = Victim(tmp_path, LARGE, "", config={"sealed": True})
+    config = {"sealed": True, "tasks": 2, "task_cut": "permuted", "num_server_rounds": 2}
+    victim = Victim(tmp_path, LARGE, "", config=config)
     sent = {**members, "stranger": identities["stranger"].member}
 
     def ask(label, number=0, by="mallory", run="1", relabelled=None, **order):
@@ -382,7 +430,7 @@ def sealed(tmp_path, monkeypatch, caplog):
             parcel = pack(parcel.array_records, label)
         content = bundle({"m": parcel}, ["manifest", "model"])
         caplog.clear()
-        answer = victim.ask("evaluate", content, sealed=True, round=2, **order)
+        answer = victim.ask("evaluate", content, sealed=True, round=2, **{"task": 1, **order})
         refused = answer.content["metrics"].get("m/refused") == Failure.PARCEL
         return caplog.messages[-1] if refused else ""
 
@@ -396,6 +444,8 @@ def test_each_signed_model_is_tested_under_its_label_alone(sealed):
     assert "Another model was tested already" in sealed(label, number=1)
     assert sealed({**label, "hop": 3}, number=2) == ""
     assert sealed({**label, "epochs": 2}, number=3) == ""  # `evaluate.epochs`: in any order
+    assert sealed(label, task=2) == ""  # a model that failed a visit, in the round after it
+    assert "Another model was tested already" in sealed(label, number=1, task=2)
     assert "as it was after round 1" in sealed({"round": 1, "hop": 9}, number=4)
     assert "No member is called 'nobody'" in sealed({**label, "lineage": "nobody"})
 

@@ -22,7 +22,8 @@ from flwr.common.config import unflatten_dict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import __main__ as commands
-from client_app.afterwards import home, predicting
+from client_app.afterwards import home, predicting, worth_here
+from client_app.afterwards.past_run import PastRun
 from client_app.app import app as hospital_app
 from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
@@ -505,6 +506,31 @@ def test_export_copies_the_model_and_writes_its_card(run, call, tmp_path):
     assert " → ".join(read_manifest(there).visited) in card
 
 
+def test_the_own_report_tests_models_again_as_the_run_did(run):
+    """In a simulation figures are exact when they are told: the same, interval by interval."""
+    past = PastRun.find("graz", run.store("graz"), None)
+    again = worth_here.tested(past, run.place / "images" / "graz", None)
+    alone, *others = again
+    assert alone["kind"] == "standalone"
+    assert others == worth_here.told(past)
+    assert [row["kind"] for row in others] == ["model"] * 3 + ["ensemble"]
+    assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
+    (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]
+    assert alone["balanced_accuracy"]["value"] == event.metrics["balanced-accuracy"]
+    with pytest.raises(DataError, match="not the images that the hospital took part"):
+        worth_here.tested(past, run.place / "images" / "linz", None)
+
+
+def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, tmp_path):
+    to = tmp_path / "report.html"
+    status, printed = call("report", *run.hospital("graz"), "--to", to)
+    assert (status, printed.out) == (0, f"{to}\n")
+    text = to.read_text()
+    assert "A deployed hospital writes one; a simulation has none." in text
+    assert f"{run.state.run}/visits" not in text
+    assert "After visits of its own: " in text
+
+
 def test_a_file_that_is_no_model_is_named(run, call, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"hello")
     status, printed = call(
@@ -544,7 +570,7 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     (parcels / "graz.npz").rename(parcels / "hospital-0.npz")
     monkeypatch.chdir(tmp_path)
     lines = [line for line in commands_of("using-a-model.md") if "--onnx" not in line]
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
         given = [path for word in words[5:] for path in sorted(glob(word)) or [word]]
@@ -556,3 +582,4 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
             status = ended.code
         assert status == 0, capsys.readouterr()
     assert len(table(tmp_path / "predictions.csv")) == 25
+    assert "What the models are worth here" in (tmp_path / "report.html").read_text()

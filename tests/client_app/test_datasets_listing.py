@@ -129,6 +129,10 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
     ("column", "value", "reason"),
     [
         ("split", "validation", "has in the column 'split' neither 'train' nor 'test'"),
+        *(
+            ("task", n, "has in the column 'task' no whole number from 1")
+            for n in ("0", "x", "9" * 10)
+        ),
         *(("slice", n, "has in the column 'slice' no whole number from 0") for n in ("-1", "1.5")),
     ],
 )
@@ -140,14 +144,14 @@ def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
 
 def test_optional_columns(manifest):
     folder = manifest(
-        "SITE,Split,slice,label,image,group\n"
-        " Ost ,TRAIN,007,a,0.png, 12 \nWest, test ,0,a,0.png,\n,,,a,0.png,12\n"
+        "SITE,Split,slice,label,image,group,Task\n"
+        " Ost ,TRAIN,007,a,0.png, 12 , 02\nWest, test ,0,a,0.png,,\n,,,a,0.png,12,1\n"
     )
 
     assert list_manifest(str(folder)).entries == [
-        Entry("row 2 (0.png)", folder / "0.png", "a", "12", "train", "Ost", 7),
+        Entry("row 2 (0.png)", folder / "0.png", "a", "12", "train", "Ost", 7, 2),
         Entry("row 3 (0.png)", folder / "0.png", "a", "", "test", "West", 0),
-        Entry("row 4 (0.png)", folder / "0.png", "a", "12", "", "", None),
+        Entry("row 4 (0.png)", folder / "0.png", "a", "12", "", "", None, 1),
     ]
 
 

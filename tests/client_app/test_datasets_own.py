@@ -481,6 +481,36 @@ def test_each_hospital_opens_its_own_folder_and_no_other(site, tmp_path, monkeyp
         assert sorted(values(data.train) + values(data.test)) == list(range(start, start + 10))
 
 
+def test_a_manifest_may_say_when_images_arrive(site, tmp_path):
+    """Values below 10 are of task 1, others of task 2; without the column nothing is said."""
+    numbers = [*range(10), *range(100, 110)]
+    rows = [f"{n}.png,a,{1 + n // 10}\n" for n in range(20)]
+    folder = site("image,label,task\n" + "".join(rows), numbers)
+    chosen = settings(dataset=f"manifest:{folder}", tasks=2, task_cut="given", test_fraction=0.3)
+    data = open_data(chosen, 0, 1, store=tmp_path / "store")
+    first, second = data.at(1), data.at(2)
+    assert sorted(values(first.train) + values(first.test)) == numbers[:10]
+    assert set(values(second.train)) == {*numbers[10:]} - {*values(second.test)}
+    assert {*values(first.test)} < {*values(second.test)} == {*values(data.test)}
+    assert second.train.pixels.data_ptr() == data.train.pixels.data_ptr()
+    at_once = open_data(replace(chosen, tasks=1), 0, 1, store=tmp_path / "store")
+    assert values(at_once.train) == values(data.train)
+    assert at_once.test_strata.tolist() == [0] * len(at_once.test)
+    for column, text in (("", ""), (",task", ",1"), (",task", ","), (",task", ",3")):
+        bad = site(
+            f"image,label{column}\n0.png,a{text}\n"
+            + "".join(f"{n}.png,a{',2' if column else ''}\n" for n in range(1, 20)),
+            numbers,
+        )
+        data = open_data(chosen, 0, 1, store=tmp_path / "store")
+        if text == ",1":
+            assert values(data.at(1).train) + values(data.at(1).test) == [0]
+        else:
+            with pytest.raises(DataError, match="a number from 1 to 2 for every image, and has"):
+                data.at(1)
+        assert bad == folder
+
+
 def test_a_simulated_hospital_splits_its_folder_as_it_does_on_its_own_machine(site, tmp_path):
     rows = "image,label\n" + "".join(f"{n}.png,a\n" for n in range(30))
     folders = [str(site(rows, range(start, start + 30), str(start))) for start in (0, 100)]

@@ -197,6 +197,24 @@ def test_classes_that_the_federation_does_not_know(
     assert found == ({level} if level else set())
 
 
+@pytest.mark.parametrize(
+    ("column", "tasks", "text"),
+    [
+        ("", 2, "3 of 3 images have no task from 1 to 2"),
+        (",1", 2, ""),
+        (",3", 2, "3 of 3 images have no task from 1 to 2"),
+        ("", 1, ""),
+    ],
+)
+def test_images_of_which_nothing_says_when_they_arrive(column, tasks, text, folder, tmp_path):
+    rows = "".join(f"a/patient-0/{n}.png,a{column}\n" for n in (0, 2, 4))
+    (folder / "manifest.csv").write_text("image,label" + ",task" * bool(column) + f"\n{rows}")
+    dataset = f"manifest:{folder}"
+    examined = card_of(folder, tmp_path, dataset=dataset, tasks=tasks, task_cut="given")
+    found = [each for each in examined.card.findings if each.problem == "unknown-tasks"]
+    assert [each.text[: len(text)] for each in found] == [text] * bool(text)
+
+
 def test_names_cannot_break_the_page(folder, tmp_path):
     (folder / "a").rename(folder / "<script>a&b")
     written = page(card_of(folder, tmp_path))

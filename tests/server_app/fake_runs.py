@@ -111,6 +111,7 @@ def fake_run(
     strategy: str = "cwt",
     classes: Sequence[str] = CLASSES,
     error: str = "",
+    tasks: Sequence[int] = (),
     **overrides: Any,
 ) -> FakeRun:
     """The run of these events."""
@@ -119,7 +120,7 @@ def fake_run(
         measure_round(r, [event for event in events if event.round == r], cross=True)
         for r in numbers
     ]
-    summary = summarise(strategy, events, rounds, 60.0, error, classes=classes)
+    summary = summarise(strategy, events, rounds, 60.0, error, classes=classes, tasks=tasks)
     config = unflatten_dict(run_config(strategy=strategy, **overrides))
     return FakeRun(summary, events, tomli_w.dumps(config))
 
@@ -256,10 +257,32 @@ def one_average() -> FakeRun:
     return fake_run(averaged(NAMES, 3), "fedavg")
 
 
+def in_tasks(count: int = 3, rounds: int = 12) -> FakeRun:
+    """Images in tasks, each half forgotten in the next one. Wien has too few patients of task 2."""
+    tasks = [1 + number * count // rounds for number in range(rounds)]
+
+    def told(event: Event) -> dict[str, float]:
+        now = tasks[event.round - 1]
+        learnt = 0.6 + 0.3 * tasks[: event.round].count(now) * count / rounds
+        return {
+            f"accuracy-of-task-{task}": max(0.1, learnt - 0.3 * (now - task))
+            for task in range(1, now + 1)
+            if (event.hospital, task) != ("wien", 2)
+        }
+
+    events = [
+        replace(event, metrics={**event.metrics, **told(event)})
+        if event.verb == "evaluate"
+        else event
+        for event in ring(NAMES, rounds)
+    ]
+    return fake_run(events, tasks=tasks)
+
+
 RUNS: dict[str, Callable[[], FakeRun]] = {
     run.__name__: cache(run)
     for run in (
         *(learnt, learnt_nothing, handed_on_with_images, failed, fifty, hostile, one_missing),
-        *(not_evaluated, one_model, one_average),
+        *(not_evaluated, one_model, one_average, in_tasks),
     )
 }

@@ -46,7 +46,8 @@ def test_it_knows_what_the_hospitals_know():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_can_be_used_with_every_method(strategy):
-    assert judged(f"strategy='{strategy}'", hospitals=2).strategy == strategy
+    network = "model='vee'" if strategy == "fil-ver" else ""
+    assert judged(f"strategy='{strategy}' {network}", hospitals=2).strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -85,6 +86,9 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("dataset='hf:/no'", "must be an absolute path; there is no folder '/no'"),
         ("dataset='folder:images'", "must be an absolute path; there is no folder 'images'"),
         ("dataset='manifest:/no'", "there is no folder or file '/no'"),
+        ("tasks=3", "'task-classes' is 0; it must be 1 to 3 with 10 classes in 3 tasks"),
+        ("tasks=2 task-cut='given'", "'task-cut' is 'given'; it must be another one where images"),
+        ("tasks=2 classes='a,b,c'", "'task-classes' is 0; it must be 1 to 1 with 3 classes"),
         ("partition='site'", "'partition' is 'site', and the data set does not say"),
         (
             "pretrained='imagenet'",
@@ -118,6 +122,7 @@ def test_several_folders_are_one_for_each_hospital(tmp_path):
     several = f"dataset='manifest:{tmp_path}/a, {tmp_path}/b/manifest.csv'"
     assert "'partition' is 'dirichlet'; it must be site for several" in refused(several)
     assert judged(f"{several} partition='site'")
+    assert judged(f"{several} partition='site' tasks=3 task-cut='given'")
     assert judged(f"{several} partition='site'", hospitals=2)
     words = refused(f"{several} partition='site'", hospitals=3)
     assert "it must be for 3 hospitals, and names 2 folders" in words

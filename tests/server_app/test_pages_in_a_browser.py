@@ -7,14 +7,18 @@ from math import isfinite
 import pytest
 from playwright.sync_api import sync_playwright
 
+from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.report import page as own_page
+from client_app.afterwards.worth_here import told
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Finding
-from client_app.ledger import Line
+from client_app.ledger import Line, append, path_of
 from client_app.ledger_view import page as ledger_page
 from client_app.preflight.card import Card, Examined
 from client_app.preflight.page import page as card_page
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import compared
+from strategies.protocol.settings import defaults
 from tests.server_app.fake_runs import HOSTILE, RUNS
 from tests.server_app.test_compare import write_run
 
@@ -105,7 +109,39 @@ def card(folder):
     return card_page(Examined(found))
 
 
-OTHERS = {each.__name__: each for each in (comparison, ledger, card)}
+def own_report(folder):
+    """Of a run with long names and synthetic images, whose models are not at home."""
+    of_model = {"num-examples": 40.0, "calibration-error": 0.2, "confidence-in-bin-3": 0.35}
+    of_model |= {f"images-of-class-{k}": 20.0 for k in (0, 1)} | {"images-in-bin-3": 40.0}
+    for name in ("balanced-accuracy", "accuracy", "auroc", "gain", "right-in-bin-3"):
+        of_model |= {name: 0.6, f"{name}-low": 0.5, f"{name}-high": 0.7}
+    for k, share in ((0, 0.0), (1, 1.0)):
+        of_model |= {f"recall-of-class-{k}{end}": share for end in ("", "-low", "-high")}
+        of_model |= {f"answers-{a}-of-class-{k}": 10.0 for a in (0, 1)}
+    tested = {
+        f"{m}/{n}": v for m in ("standalone", "ensemble", "W" * 20) for n, v in of_model.items()
+    }
+    released = {"release-passed": 1.0, "release-nearest-pixels": 0.1, "gan-private": 0.0}
+    classes = {"name": "manifest", "values": {"classes": ["benign", HOSTILE[0]]}}
+    card = {"name": "card", "values": {"release": "16 synthetic images passed."}}
+    entry = {"run": "7", "time": "2026-11-22T14:20:03+00:00", "round": 1}
+    terms = {
+        "settings": {**defaults(), "strategy": "W" * 200},
+        "code": "3f" * 32,
+        "policy": "77" * 32,
+    }
+    made = [classes, card, {"name": "metrics", "values": released}]
+    ledger = path_of("graz", folder)
+    append(ledger, {**entry, "verb": "query.prepare", "left": made}, terms)
+    left = [{"name": "metrics", "values": tested}]
+    append(ledger, {**entry, "verb": "evaluate", "left": left}, terms)
+    failure = {"class": "policy", "reason": "W" * 200}
+    append(ledger, {**entry, "verb": "train", "failure": failure}, terms)
+    past = PastRun.find("graz", folder, None)
+    return own_page(past, told(past), "", None)
+
+
+OTHERS = {each.__name__: each for each in (comparison, ledger, card, own_report)}
 
 
 @pytest.fixture(scope="module")

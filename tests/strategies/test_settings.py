@@ -50,6 +50,10 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
         ("max-quarantined", 1.0, "'max-quarantined' is 1.0; it must be 0 or more, and below 1."),
         ("classes", "a,a", "'classes' is 'a,a'; it must be two or more different names"),
         ("classes", "a", "'classes' is 'a'; it must be two or more different names"),
+        ("tasks", 0, "'tasks' is 0; it must be 1 or more."),
+        ("tasks", 11, "'num-server-rounds' is 10; it must be 11 or more, a round for each of the"),
+        ("task-cut", "time", "it must be one of classes, shared-classes, permuted, given."),
+        ("task-classes", -1, "'task-classes' is -1; it must be 0 or more."),
         ("image-channels", 1, "'image-channels' is 1; it must be one of 0, 3."),
         ("output-dir", "runs", "it must be an absolute path, or one that starts with ~"),
         ("resume", "runs", "an absolute path, or one that starts with ~, or empty."),
@@ -60,6 +64,27 @@ def test_a_wrong_value_is_named(key, value, message):
     with pytest.raises(SettingsError) as error:
         Settings.parse({**run_config(), key: value})
     assert message in str(error.value)
+
+
+def test_only_tasks_of_classes_have_so_many():
+    with pytest.raises(SettingsError, match="'task-classes' is 5; it must be 0 with the task-cut"):
+        Settings.parse(run_config(tasks=2, task_cut="permuted", task_classes=5))
+
+
+@pytest.mark.parametrize(
+    ("tasks", "rounds", "expected"),
+    [
+        (1, 3, [0, 0, 0]),
+        (2, 4, [1, 1, 2, 2]),
+        (3, 3, [1, 2, 3]),
+        (2, 5, [1, 1, 1, 2, 2]),
+        (3, 7, [1, 1, 1, 2, 2, 3, 3]),
+    ],
+)
+def test_each_task_has_rounds_one_after_the_other(tasks, rounds, expected):
+    settings = Settings.parse(run_config(tasks=tasks, num_server_rounds=rounds))
+    assert [settings.task_at(each) for each in range(1, rounds + 1)] == expected
+    assert settings.task_at(0) == expected[0]
 
 
 def test_a_missing_key_is_named():

@@ -1,4 +1,4 @@
-"""The pictures of the server's pages, drawn as SVG in the colours of their style sheet.
+"""The pictures of the pages, drawn as SVG in the colours of their style sheet.
 
 Every picture of accuracies has the same axis, 0 to 1: two of them can be compared, and what does
 not change looks as if it does not. A dashed line is chance: what a model reaches that always gives
@@ -65,18 +65,29 @@ def image(size: str, title: str, about: str, *parts: str) -> str:
     return f'<svg role="img" {size} aria-label="{escape(text)}">{"".join(parts)}</svg>\n'
 
 
-def chart(title: str, lines: Sequence[Line], chance: float = nan, across: str = "round") -> str:
-    """Lines over the rounds, or what `across` says, on the axis from 0 to 1; their key below."""
-    area = _Area(WIDTH, HEIGHT, left=30, right=8, top=8, bottom=34, xs=_ends(lines))
+def chart(
+    title: str,
+    lines: Sequence[Line],
+    chance: float = nan,
+    across: str = "round",
+    begins: Sequence[int] = (),
+) -> str:
+    """Lines over the rounds, or what `across` says, on the axis from 0 to 1; their key below.
+
+    `begins` has the first round of each task.
+    """
+    top = 26 if begins else 8
+    area = _Area(WIDTH, HEIGHT, left=30, right=8, top=top, bottom=34, xs=_ends(lines))
     drawn = [line for line in lines if any(map(isfinite, line.ys))]
-    parts = [area.axes((0, 0.25, 0.5, 0.75, 1)), area.level(chance)]
+    parts = [area.axes((0, 0.25, 0.5, 0.75, 1)), area.level(chance), area.borders(begins)]
     widths = [4.5, 2.8, 1.6, 1.2]
     for place, line in enumerate(drawn):
         width = widths[min(place, 3)] if len(drawn) > 1 else 1.8
         parts.append(area.line(line, place, width))
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
     marked = f"chance: {chance:.2f}" * isfinite(chance)
-    about = "; ".join([*map(_in_words, drawn), marked])
+    tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
+    about = "; ".join([*map(_in_words, drawn), *tasks, *([marked] if marked else [])])
     picture = image(f'viewBox="0 0 {WIDTH} {HEIGHT}"', title, about, *parts)
     return f"<div>{picture}{key([line.name for line in drawn], marked)}</div>\n"
 
@@ -189,7 +200,7 @@ def key(names: Sequence[str], marked: str = "", *, dots: bool = False) -> str:
 
 
 def _dashed(place: int) -> str:
-    dash = DASHES[place % len(DASHES)]
+    dash = DASHES[_look(place)]
     return f' stroke-dasharray="{dash}"' if dash else ""
 
 
@@ -304,6 +315,20 @@ class _Area:
         y, end = self.y(value), self.left + self.width
         return f'<line class="chance" x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
 
+    def borders(self, begins: Sequence[int]) -> str:
+        """Upright lines between tasks, each of which has its number above it."""
+        bottom = self.top + self.height
+        parts = [_text(self.left - 4, 11, "task", "end")] if begins else []
+        for number, first in enumerate(begins, 1):
+            if first > self.last:
+                break
+            x = self.x(max(first - 0.5, self.first))
+            if first > self.first:
+                line = f'<line class="border" x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{bottom}"/>'
+                parts.append(line)
+            parts.append(_text(round(x) + 3, 11, f"{number}"))
+        return "".join(parts)
+
     def path(self, line: Line) -> str:
         """A path that has gaps where nothing was measured."""
         parts, pen = [], "M"
@@ -325,14 +350,19 @@ class _Area:
         return "".join(parts)
 
 
+def _look(place: int) -> int:
+    """Which of four dashes and marks: where colours begin anew, they meet another one."""
+    return (place + place // SERIES) % len(DASHES)
+
+
 def _mark(x: float | str, y: float, place: int) -> str:
     """A filled circle, a hollow one, a square or a rhombus; `x` may be in percent."""
-    colour = place % SERIES + 1
+    colour, look = place % SERIES + 1, _look(place)
     at = x if isinstance(x, str) else f"{x:.1f}"
-    if place % 4 in (0, 1):
-        filled = f"f{colour}" if place % 4 == 0 else f"hollow s{colour}"
-        return f'<circle class="{filled}" cx="{at}" cy="{y:.1f}" r="{(2.6, 3.4)[place % 4]}"/>'
-    shape = "square" if place % 4 == 2 else "rhombus"
+    if look in (0, 1):
+        filled = f"f{colour}" if look == 0 else f"hollow s{colour}"
+        return f'<circle class="{filled}" cx="{at}" cy="{y:.1f}" r="{(2.6, 3.4)[look]}"/>'
+    shape = "square" if look == 2 else "rhombus"
     return f'<rect class="f{colour} {shape}" x="{at}" y="{y:.1f}" width="5" height="5"/>'
 
 

@@ -1,0 +1,261 @@
+"""What the models of a past run are worth at the hospital, and what may be said of that.
+
+The figures that the hospital told have noise. Its own images are at hand, so it can have exact
+ones: those that it would tell without a policy, as in a simulation (client_app.details).
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from client_app.afterwards.home import counted, load_file
+from client_app.afterwards.past_run import Figures, PastRun
+from client_app.datasets import LocalData, open_data
+from client_app.datasets.facts import hashes
+from client_app.datasets.own import own_data
+from client_app.details import Details, Said
+from client_app.disclosure import Disclosure, secret_of
+from client_app.errors import DataError
+from client_app.hospital import Hospital
+from client_app.policy import Policy
+from client_app.request import Clock, Inquiry
+from client_app.run import run_folder
+from client_app.store import Store
+from learning.errors import DivergedError
+from strategies.protocol.figures import LISTED, RARELY, WIDE, Row, number, row_of, size
+from strategies.protocol.order import Order
+from strategies.protocol.settings import Settings, defaults
+
+Sentence = tuple[str, str]  # its judgement (strategies.protocol.page.judged), and the text
+
+
+def told(past: PastRun) -> list[Row]:
+    """What the hospital told of models, of their mean, and of its own before the first hand-off."""
+    return [
+        _row(about, past.site, figures, past.classes)
+        for about, figures in past.told().items()
+        if "balanced-accuracy" in figures
+    ]
+
+
+def tested(past: PastRun, data_dir: Path, policy: Policy | None) -> list[Row]:
+    """The same, exact: each model at home is tested again on the hospital's own test images.
+
+    Args:
+        past: The run.
+        data_dir: The hospital's images, or its manifest, as in the run.
+        policy: That of the run; None in a simulation.
+
+    Raises:
+        DataError: The images cannot be used, or are not those of the run.
+        ModelError: A model cannot be loaded.
+    """
+    first = next(iter(past.models.values()))
+    settings = replace(
+        Settings.parse({**defaults(), **first.settings}),
+        dataset=own_data(str(data_dir.absolute())),
+        max_quarantined=0.999,  # in the run they were few enough; the images are the same
+    )
+    classes, chosen = tuple(first.classes), tuple(policy.images.classes) if policy else None
+    data = open_data(settings, 0, 1, classes, past.folder.parent, None, chosen)
+    _check_same(past, data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = replace(data, train=data.train.to(device), test=data.test.to(device))
+    store = Store(past.folder)
+    hospital = Hospital(past.site, settings, data, device, "", store)
+    order = Order(0, 0, past.site, list(classes), "plain", past.run)
+    run = run_folder(store, past.run)
+    disclosure = Disclosure(Inquiry("", order, Clock(math.inf), hospital, run, None))
+    details = Details(disclosure)
+    rows = []
+    if alone := details.of_alone():
+        rows.append(_row("standalone", past.site, alone, classes))
+    said: list[Said] = []
+    for lineage, file in past.files.items():
+        said.append(details.says("", load_file(file)[0].to(device)))
+        rows += _judged(details, said[-1], lineage, classes)
+    if len(said) > 1:
+        mean, seen = (
+            torch.stack([getattr(each, part) for each in said]).mean(0) for part in ("test", "seen")
+        )
+        rows += _judged(details, Said("", mean, seen), "ensemble", classes)
+    return rows
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The model, or their mean, with the highest balanced accuracy."""
+    measured = [row for row in rows if row["kind"] != "standalone" and row["balanced_accuracy"]]
+    return max(measured, key=lambda row: float(row["balanced_accuracy"]["value"]), default=None)
+
+
+def is_useful(row: Row) -> bool:
+    """Whether a model is more than a constant answer here, and not worse than the hospital's."""
+    low = row["balanced_accuracy"]["low"]
+    return bool(low is None or low > same_answer(row)) and row["compared"] != "worse"
+
+
+def name_of(row: Row) -> str:
+    """A row's model in a sentence."""
+    return "the mean of all models" if row["kind"] == "ensemble" else f"'{row['model']}'"
+
+
+def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
+    """What may be said; the first sentence is whether what was handed on is better here."""
+    alone = next((row for row in rows if row["kind"] == "standalone"), None)
+    best = best_of(rows)
+    if best is None:
+        yield "open", f"No model of this run has figures at {past.site}: see below for the reason."
+        return
+    yield _handed_on(past, rows)
+    yield from _best(best, alone)
+    yield from _few(best)
+    yield from _classes(best)
+    for row in rows:
+        if row["kind"] == "model" and row is not best and (lost := _lost(row)):
+            yield "bad", f"{_upper(name_of(row))} finds no image of {_listed(lost)}."
+
+
+def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
+    """Whether models that others trained are better here than the hospital's own was."""
+    handed = [row for row in rows if row["kind"] == "model" and _was_elsewhere(past, row["model"])]
+    own = f"{past.site}'s own model before the first hand-off"
+    if not handed:
+        return "note", f"Every model here was trained at {past.site} alone: nothing was handed on."
+    count = len(handed)
+    found = {
+        word: [name_of(row) for row in handed if row["compared"] == word]
+        for word in ("better", "worse", "not shown")
+    }
+    those = "the one model that was" if count == 1 else f"the {count} models that were"
+    if not any(found.values()):
+        why = f"Nothing is known of {own}, so that nobody can say whether {those} handed on"
+        return "open", f"{why} {'is' if count == 1 else 'are'} better here."
+    better, worse, open_ = (found[word] for word in found)
+    where = f"here, on {past.site}'s own test images, than {own}"
+    for names, word, judgement in ((better, "better", "good"), (worse, "worse", "bad")):
+        if len(names) == count:
+            verb = "is" if count == 1 else "are all"
+            return judgement, f"{_upper(those)} handed on {verb} {word} {where}."
+    if len(open_) == count:
+        none = (
+            f"{_upper(those)} handed on is not" if count == 1 else f"None of {those} handed on is"
+        )
+        return "open", f"{none} shown to be better or worse {where}."
+    parts = [
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({_listed(names)})"
+        for names, word in ((better, "better"), (worse, "worse"), (open_, "not shown to be either"))
+        if names
+    ]
+    said = f"Of {those} handed on, {', '.join(parts)} {where}."
+    return ("good" if better and not worse else "bad" if worse else "open"), said
+
+
+def _best(best: Row, alone: Row | None) -> Iterator[Sentence]:
+    figure, same = best["balanced_accuracy"], same_answer(best)
+    shown = f"balanced accuracy {number(figure)} on {size(best)}"
+    text = f"The best here is {name_of(best)}: {shown}"
+    if alone and alone["balanced_accuracy"]:
+        text += f"; the hospital's own before had {number(alone['balanced_accuracy'])}"
+    if best["gain"]:
+        text += f", the difference is {number(best['gain'], signed=True)}"
+    beside = f" Always the same answer gives {same:.3f}, and 1 is perfect." if same else ""
+    yield "note", f"{text}.{beside}"
+    if figure["low"] is not None and figure["low"] <= same:
+        yield "bad", f"It is not shown that {name_of(best)} knows more than a constant answer."
+    accuracy, largest = best["accuracy"], best["largest_class"]
+    if not accuracy or not largest:
+        return
+    least = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
+    if least <= largest["share"]:
+        always = f"always answering '{largest['name']}' ({largest['share']:.3f})"
+        yield "bad", f"Its accuracy {number(accuracy)} is not shown to be better than {always}."
+
+
+def _few(best: Row) -> Iterator[Sentence]:
+    figure = best["balanced_accuracy"]
+    if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
+        few = f"There are few test images here ({size(best)})"
+        yield "open", f"{few}: differences below {half:.2f} do not show."
+
+
+def _classes(best: Row) -> Iterator[Sentence]:
+    """The classes that the best model does not find, or finds rarely."""
+    for each in best["classes"]:
+        if not each["recall"] or each["recall"]["high"] is None:
+            continue
+        images, high = size(each), each["recall"]["high"]
+        if each["recall"]["value"] == 0:
+            most = f"at most {high:.0%} of such images, by the 95 % interval"
+            yield "bad", f"It finds no image of '{each['name']}': 0 of {images} ({most})."
+        elif high < RARELY:
+            share = number(each["recall"])
+            yield "bad", f"It misses most of '{each['name']}': it finds {share} of {images}."
+
+
+def _judged(details: Details, said: Said, about: str, classes: Sequence[str]) -> list[Row]:
+    """What is said of a model; nothing if its outputs are no numbers."""
+    try:
+        figures = details.disclosure.of_test(said.model, said.test)
+    except DivergedError:
+        return []
+    site = details.disclosure.request.hospital.name
+    return [_row(about, site, figures | details.of(said, figures), classes)]
+
+
+def _row(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Row:
+    kind = about if about in ("ensemble", "standalone") else "model"
+    model = {"ensemble": "", "standalone": site}.get(about, about)
+    known = {name: float(value) for name, value in figures.items()}
+    return row_of(kind, model, site, known, classes)
+
+
+def _check_same(past: PastRun, data: LocalData) -> None:
+    """Refuse other images than those of the run: some may have been trained on.
+
+    Raises:
+        DataError: They are others, or are split otherwise.
+    """
+    store = Store(past.folder)
+    told = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
+    if any(told.values()):
+        same = told == hashes(data, secret_of(store))
+    else:  # a simulation, in which all numbers are exact
+        kept = str(run_folder(store, past.run).load("data").get("fingerprint", ""))
+        known = [each.images.get(past.site) for each in past.models.values()]
+        same = kept.partition(", part ")[0] == data.fingerprint
+        same &= all(counts == counted(data) for counts in known)
+    if not same:
+        raise DataError(
+            "These are not the images that the hospital took part in the run with, or they are "
+            "split otherwise: models may have been trained on some that they would be tested on."
+        )
+
+
+def _was_elsewhere(past: PastRun, lineage: str) -> bool:
+    """Whether another hospital, or all of them together, had a part in a model."""
+    if manifest := past.models.get(lineage):
+        return {*manifest.visited} != {past.site}
+    return lineage != past.site
+
+
+def same_answer(row: Row) -> float:
+    """The balanced accuracy of always the same answer; 0 if nobody knows of how many classes."""
+    count = sum(bool(each["images"]) for each in row["classes"])
+    return 1 / count if count else 0.0
+
+
+def _lost(row: Row) -> list[str]:
+    found = [each for each in row["classes"] if each["recall"]]
+    return [f"'{each['name']}'" for each in found if each["recall"]["value"] == 0]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(names[:LISTED]) + more
+
+
+def _upper(text: str) -> str:
+    return text[:1].upper() + text[1:]

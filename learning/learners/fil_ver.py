@@ -1,0 +1,118 @@
+"""FIL-VER at a hospital, and at the server (strategies/fil_ver.py).
+
+Park et al., arXiv:2110.09695. The encoder and a classifier are trained together on the first task:
+
+    E_z[ℓ(f_cls(z), y)] + β KL(N(µ, σ²) ‖ N(0, I)),    z = µ + σ ⊙ ε,  ε ~ N(0, I)    (Eq. 9 and 4)
+
+Afterwards nobody changes the encoder, and the classifier is trained on embeddings: at a hospital
+on those of its images, mixed with what it has kept of earlier tasks; at the server on those that
+hospitals have sent. ε is drawn anew at every step. With the network `ebr` z is f(x), and there is
+no KL term.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.evaluation import batch_size
+from learning.learners.plain import Learner
+from learning.models.embedding import EmbeddingNetwork
+from learning.samples import Samples
+from learning.settings import EmbeddingSettings
+from learning.stream import chosen, earlier, replayed_with, with_task
+from strategies.protocol.records import ParcelError
+
+
+class _OfEmbeddings(Learner):
+    """What the learners of this file have in common."""
+
+    table = ("filver", EmbeddingSettings)
+    own: EmbeddingSettings
+
+    @property
+    def network(self) -> EmbeddingNetwork:
+        """The network.
+
+        Raises:
+            ParcelError: It has no encoder.
+        """
+        if not isinstance(self.model, EmbeddingNetwork):
+            raise ParcelError("A network without an encoder came: set 'model' to vee or ebr.")
+        return self.model
+
+    def classify(self, embeddings: Tensor, draws: Draws) -> Tensor:
+        """Embeddings [N, P, d] -> logits [N, K]."""
+        logits: Tensor = self.network.classifier(draw(embeddings, draws))
+        return logits
+
+
+class Encoding(_OfEmbeddings):
+    """Eq. 9: the encoder and a classifier, on the images of the first task."""
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch of images [N]."""
+        embeddings = self.network.embed(draws.view(batch.images))
+        loss = self.cross_entropy(self.classify(embeddings, draws), batch.labels)
+        return loss + self.own.beta * divergence(embeddings)
+
+
+class Rehearsal(_OfEmbeddings):
+    """Cross-entropy of the classifier on embeddings alone: training at the server."""
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch of embeddings [N, P, d]."""
+        return self.cross_entropy(self.classify(batch.images, draws), batch.labels)
+
+
+class FilVer(Rehearsal):
+    """The same on the embeddings of a hospital's images, mixed with those that it has kept."""
+
+    def begin_visit(self) -> None:
+        """Encode the images, once: the encoder is not trained."""
+        self.samples = encoded(self.network, self.samples)
+        self.kept = earlier(self.received.rehearsal, self.received.task)
+        share, seed, task = self.own.share, self.settings.seed, self.received.task
+        self.chosen = chosen(len(self.samples), share, seed, task)
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """As many kept ones per new one as there are: an epoch is a pass over both."""
+        new = super().observe(batch, draws)
+        if self.kept is None:
+            return new
+        count = replayed_with(batch, self.samples, self.kept)
+        old = draws.some(self.kept, count)
+        replayed = functional.cross_entropy(self.classify(old.images, draws), old.labels)
+        return (len(batch) * new + count * replayed) / (len(batch) + count)
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """(µ, log σ, y), or (f(x), y), of a share of each task's images."""
+        kept = self.received.rehearsal
+        return with_task(kept, self.samples, self.chosen, self.received.task)
+
+
+@torch.no_grad()
+def encoded(network: EmbeddingNetwork, samples: Samples) -> Samples:
+    """Embeddings in the place of images: float32 [n, P, 256]."""
+    network.eval()
+    images = samples.images
+    parts = [network.embed(batch) for batch in images.split(batch_size(images[0].numel()))]
+    return Samples(torch.cat(parts), samples.labels)
+
+
+def draw(embeddings: Tensor, draws: Draws) -> Tensor:
+    """Eq. 4: [N, 2, d], which are µ and log σ -> z [N, d]; [N, 1, d] is z already."""
+    if embeddings.shape[1] == 1:
+        return embeddings[:, 0]
+    means, log_sigmas = embeddings.unbind(dim=1)
+    noise = torch.randn(means.shape, generator=draws.generator).to(means.device)
+    return means + log_sigmas.exp() * noise
+
+
+def divergence(embeddings: Tensor) -> Tensor:
+    """KL(N(µ, σ²) ‖ N(0, I)) = ½ Σ (µ² + σ² − 1 − 2 log σ), over [N, 2, d] the mean of N; or 0."""
+    if embeddings.shape[1] == 1:
+        return embeddings.new_zeros(())
+    means, log_sigmas = embeddings.unbind(dim=1)
+    terms = means**2 + (2 * log_sigmas).exp() - 1 - 2 * log_sigmas
+    return terms.sum(dim=1).mean() / 2

@@ -1,0 +1,42 @@
+"""Naive rehearsal: a hospital trains again on a share of the images of each earlier task.
+
+Hsu et al., arXiv:1810.12488; a baseline of FIL-VER (arXiv:2110.09695, section 5.1). The loss of a
+step is the mean over a batch of new images and the kept ones beside it (learning/stream.py).
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.learners.plain import Learner
+from learning.samples import Samples, joined
+from learning.settings import RehearsalSettings
+from learning.stream import chosen, earlier, replayed_with, with_task
+
+
+class NaiveRehearsal(Learner):
+    """Cross-entropy on new images and on kept ones."""
+
+    table = ("rehearsal", RehearsalSettings)
+    own: RehearsalSettings
+
+    def begin_visit(self) -> None:
+        """Find what is kept of earlier tasks."""
+        self.kept = earlier(self.received.rehearsal, self.received.task)
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch [N], with kept images beside it."""
+        if self.kept is None:
+            return super().observe(batch, draws)
+        count = replayed_with(batch, self.samples, self.kept)
+        old = draws.some(self.kept, count)
+        logits = self.model(draws.view(joined([batch, old]).images))
+        new = self.cross_entropy(logits[: len(batch)], batch.labels)
+        kept = functional.cross_entropy(logits[len(batch) :], old.labels)
+        return (len(batch) * new + count * kept) / (len(batch) + count)
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """A share of each task's images, and their labels."""
+        share, seed, task = self.own.share, self.settings.seed, self.received.task
+        rows = chosen(len(self.samples), share, seed, task)
+        return with_task(self.received.rehearsal, self.samples, rows, task)

@@ -1,0 +1,67 @@
+"""Training at the server: a classifier rehearses on embeddings (strategies/fil_ver.py).
+
+No other method trains there. Hospitals have sent the embeddings, and the server has no image.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, RecordDict
+
+from learning.learners.fil_ver import Rehearsal
+from learning.learners.plain import Received
+from learning.packing import pack_network, unpack_network
+from learning.samples import Samples, joined
+from learning.training import train
+from strategies.protocol.parcel import Manifest
+from strategies.protocol.settings import Settings
+
+
+def rehearse(
+    network: ArrayRecord,
+    architecture: str,
+    tasks: Sequence[Sequence[ArrayRecord]],
+    settings: Settings,
+    steps: int,
+    rng: np.random.Generator,
+) -> tuple[ArrayRecord, float]:
+    """Train a model's classifier on embeddings, as many of one task as of another.
+
+    Args:
+        network: The model.
+        architecture: Of the model, as JSON.
+        tasks: For each task what hospitals have sent (strategies/protocol/embeddings.py).
+        settings: Of the run; `train.*` apply here, too.
+        steps: S_max; in each `train.batch-size` embeddings, drawn with replacement.
+        rng: Decides on these, and on the noise of those that are means and variances.
+
+    Returns:
+        The model, and the mean loss.
+
+    Raises:
+        DivergedError: It is not finite.
+    """
+    torch.set_num_threads(settings.cpu_threads)  # as at hospitals (client_app.hospital)
+    label = Manifest("server", architecture, [])
+    model = unpack_network(RecordDict({"model": network}), label, {}, torch.device("cpu"))
+    drawn = np.array_split(np.arange(steps * settings.train.batch_size), len(tasks))
+    parts = []
+    for sent, share in zip(tasks, drawn, strict=True):
+        samples = joined(map(_samples, sent))
+        rows = torch.from_numpy(rng.integers(len(samples), size=len(share)))
+        parts.append(samples[rows])
+    learner = Rehearsal(model, joined(parts), settings, Received())
+    own = replace(settings.train, class_balance="none", augment="none")
+    metrics = train(learner, own, 1, rng, inf)
+    return pack_network(model, label).array_records["model"], metrics["train-loss"]
+
+
+def _samples(sent: ArrayRecord) -> Samples:
+    values, labels = (torch.from_numpy(sent[name].numpy()) for name in ("values", "labels"))
+    if values.shape[1] == 2:  # µ and σ², of which a learner wants µ and log σ
+        means, variances = values.unbind(dim=1)
+        values = torch.stack([means, variances.log() / 2], dim=1)
+    return Samples(values, labels)

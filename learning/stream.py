@@ -1,0 +1,48 @@
+"""What a hospital keeps of the tasks that it has seen: a share of each, no more and no less.
+
+It is a learner's `rehearsal`: `values` [m, ...], `labels` [m] and `tasks` [m], for the tasks up to
+the present one. A task's share is drawn once, at random, so that what is kept does not grow with
+the number of visits.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from learning.samples import Samples
+from strategies.protocol.settings import rng_for
+
+
+def earlier(kept: Mapping[str, Tensor], task: int) -> Samples | None:
+    """What is kept of the tasks before this one; None if there is nothing."""
+    if not kept or not (before := kept["tasks"] < task).any():
+        return None
+    return Samples(kept["values"][before], kept["labels"][before])
+
+
+def chosen(count: int, share: float, seed: int, task: int) -> Tensor:
+    """Which of a task's images are kept: int64 [m], one at least."""
+    order = rng_for(seed, "rehearsal", task).permutation(count)
+    return torch.from_numpy(order[: max(1, round(share * count))])
+
+
+def replayed_with(batch: Samples, samples: Samples, kept: Samples) -> int:
+    """How many kept ones go with a batch of the samples, so that an epoch is a pass over both."""
+    return max(1, round(len(batch) * len(kept) / len(samples)))
+
+
+def with_task(
+    kept: Mapping[str, Tensor], samples: Samples, rows: Tensor, task: int
+) -> dict[str, Tensor]:
+    """What is kept from now on: that of earlier tasks, and these rows of the present one."""
+    present = samples[rows.to(samples.labels.device)]
+    found = {
+        "values": present.pixels,
+        "labels": present.labels,
+        "tasks": torch.full_like(present.labels, task),
+    }
+    if earlier(kept, task) is None:
+        return found
+    before = kept["tasks"] < task
+    return {name: torch.cat([kept[name][before], found[name]]) for name in found}

@@ -1,0 +1,77 @@
+"""The report's part about tasks: the accuracy on each over the rounds, and what was forgotten.
+
+Of runs whose images arrive in tasks, one after the other.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import isfinite, nan
+
+from server_app.summary import Summary
+from strategies.protocol import plots
+from strategies.protocol.page import figure, folded, heading, paragraph, section, table
+from strategies.protocol.plots import Line
+
+TITLE = "Over the tasks"
+
+
+def part(summary: Summary) -> str:
+    """Make the part; empty if the run has no tasks, or no round was evaluated."""
+    if not summary.tasks or not summary.history["round"]:
+        return ""
+    joint = summary.tasks["begins"][-1] == 1
+    begins = [] if joint else summary.tasks["begins"]
+    said = "The images of all tasks were there from the first round on: nothing can be forgotten."
+    ending = [paragraph(said)] if joint else _at_the_end(summary)
+    return section(TITLE, *_over_rounds(summary, begins), *ending)
+
+
+def _over_rounds(summary: Summary, begins: Sequence[int]) -> Iterator[str]:
+    rounds = summary.history["round"]
+    lines = [Line("mean", rounds, summary.history["accuracy_over_tasks"])]
+    lines += [Line(f"task {k}", rounds, ys) for k, ys in enumerate(summary.tasks["accuracy"], 1)]
+    chart = plots.chart("Accuracy on each task", lines, begins=begins)
+    upright = " Upright lines: the images of the next task arrive." if begins else ""
+    yield figure(
+        "Accuracy on the test images of each task, means over models and hospitals, and the mean "
+        f"over the tasks so far.{upright}",
+        f'<div class="panels">{chart}</div>\n',
+    )
+    rows = zip(rounds, *(line.ys for line in lines), strict=True)
+    names = [line.name for line in lines]
+    yield folded("These lines as numbers", table(["round", *names], rows, about="By round"))
+
+
+def _at_the_end(summary: Summary) -> Iterator[str]:
+    matrix, transfer = summary.tasks["matrix"], summary.backward_transfer
+    yield heading("What was forgotten", 3)
+    yield table(
+        ["mean over tasks", "", ""],
+        [
+            ["accuracy", summary.accuracy_over_tasks, "on the tasks so far"],
+            ["forgetting", summary.forgetting, "the best less that at the end, on earlier tasks"],
+            [
+                "backward transfer",
+                f"{transfer:+.3f}" if isfinite(transfer) else transfer,
+                "that at the end less that right after the task, on earlier tasks",
+            ],
+        ],
+        about="Means over the tasks",
+    )
+    many = (
+        " There are too many tasks to print the numbers: summary.json has them."
+        if len(matrix) > plots.NUMBERED
+        else ""
+    )
+    numbers = range(1, len(matrix) + 1)
+    yield figure(
+        "Accuracy on the test images of a task (column) after the last round of each task (row). "
+        f"A dash: not measured, or not told.{many}",
+        plots.heat(
+            "Accuracy on each task (column) after each task (row)",
+            [f"after task {number}" for number in numbers],
+            [f"task {number}" for number in numbers],
+            matrix,
+            [nan] * len(matrix),
+            "",
+        ),
+    )

@@ -1,0 +1,170 @@
+"""FIL-VER: hospitals share embeddings of their images, and the server trains on them, too.
+
+Park et al., "Tackling dynamics in federated incremental learning with variational embedding
+rehearsal", arXiv:2110.09695. Images come task by task, and earlier ones are gone. An encoder f* is
+trained on the first task and then frozen. At iteration T hospital j trains the classifier w on
+embeddings z = f*(x) of its present images, mixed with those that it has kept of earlier tasks, and
+sends w_j with a sample R_j of (z, y). The server averages, and then trains on all R that it has:
+
+    w = Σ_j N_j w_j / Σ_j N_j                                                        (Eq. 1)
+    w ← w − η ∇ ℓ(w; z, y)    for (z, y) from R, S_max times          (Algorithm 1, SST)
+
+What is sent is `filver.variant`: `sampled` embeddings z = µ + σ ε; `stats`, µ and σ², of which the
+server draws z itself; or `ebr`, the embeddings f(x) of an encoder without noise. The paper proposes
+the first, because the other two tell an image from any other. With `filver.server-steps = 0` nobody
+sends embeddings, and only hospitals rehearse.
+
+Deviations:
+ 1. The paper trains the encoder on all images of the first task in one place. Here the first
+    hospital does it on its own (`first-hospital`), or on a public archive; `pooled` is the paper's,
+    and works in simulations alone.
+ 2. Hospital j draws R_j once per task, with one ε for each image, and sends it once. A new sample
+    in every round, as in Algorithm 1, would let the server average the noise away.
+ 3. The server rehearses on what has come in all rounds (section 3.3), not in the last one alone
+    (Algorithm 1), as many embeddings of one task as of another.
+ 4. N_j counts the images of the task; what is rehearsed does not count.
+ 5. A model is tested with µ in the place of z.
+
+The hospital's half: learning/learners/fil_ver.py. The encoder travels to each hospital once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from logging import INFO
+from pathlib import Path
+from typing import Literal
+
+from flwr.app import ArrayRecord
+from flwr.common import log
+
+from strategies.engine.state import Model, State
+from strategies.engine.topology import GLOBAL
+from strategies.engine.visit import Images, Visit
+from strategies.fedavg import FedAvg, as_global
+from strategies.protocol.parcel import pack
+from strategies.protocol.settings import Settings, require, rng_for
+
+ENCODER = "encoder."  # how the names of its arrays begin
+PUBLIC = "public:"
+
+
+@dataclass(frozen=True)
+class FilVerSettings:
+    """What is pretrained, what is sent, and what the server does: of the keys `filver.*`."""
+
+    variant: Literal["sampled", "stats", "ebr"]
+    pretrain: str
+    pretrain_epochs: int
+    server_steps: int
+
+    def __post_init__(self) -> None:
+        chosen, rest = self.pretrain, self.pretrain.removeprefix(PUBLIC)
+        usable = chosen in ("first-hospital", "pooled", "none")
+        usable = usable or (chosen != rest and Path(rest).is_absolute())
+        allowed = "first-hospital, public:<absolute file>, pooled or none"
+        require(usable, "filver.pretrain", chosen, allowed)
+        epochs, steps = self.pretrain_epochs, self.server_steps
+        require(epochs >= 1, "filver.pretrain-epochs", epochs, "1 or more")
+        require(steps >= 0, "filver.server-steps", steps, "0 or more")
+
+
+class FilVer(FedAvg):
+    """FedAvg of a classifier of embeddings, with rehearsal at hospitals and at the server."""
+
+    learner = "fil-ver"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.own = settings.section("filver", FilVerSettings)
+        network = "ebr" if self.own.variant == "ebr" else "vee"
+        allowed = f"'{network}' with filver.variant '{self.own.variant}'"
+        require(settings.model == network, "model", settings.model, allowed)
+
+    def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
+        """As FedAvg; an encoder that nobody trains is that of the first model."""
+        super().start(state, newcomers)
+        if self.own.pretrain == "none" and not state.encoder:
+            state.encoder = _encoder(state, state.models[GLOBAL])
+
+    def plan(self, state: State) -> list[Visit]:
+        """First one hospital trains the encoder; then all that are there train the classifier."""
+        present = self.present(state)
+        if not state.encoder:  # if one hospital fails the next one is asked
+            return [self._pretraining(present[state.hop])] if state.hop < len(present) else []
+        if len(state.models) > 1:  # each has its copy
+            return []
+        return [
+            self.visit(hospital, GLOBAL, test=True, embeddings=self._wanted(state, hospital))
+            for hospital in present
+        ]
+
+    def _pretraining(self, hospital: str) -> Visit:
+        chosen: dict[str, Images] = {"pooled": "everyone", "first-hospital": "own"}
+        return self.visit(
+            hospital,
+            GLOBAL,
+            learner="fil-ver-encoder",
+            epochs=self.own.pretrain_epochs,
+            images=chosen.get(self.own.pretrain, "public"),
+        )
+
+    def _wanted(self, state: State, hospital: str) -> str:
+        """The kind of embeddings that a hospital is to send; empty if it has sent the task's."""
+        has = self._key(state, hospital) in state.embeddings
+        return "" if has or not self.own.server_steps else self.own.variant
+
+    def _key(self, state: State, hospital: str) -> str:
+        return f"{self.task_at(state.round)} {hospital}"
+
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """Of the first visit the encoder stays, and the classifier begins anew."""
+        if visit.learner == self.learner:
+            super().arrived(state, visit, trained)
+        elif trained is not None:
+            state.encoder = _encoder(state, trained)
+            first = state.models[GLOBAL]
+            state.models[GLOBAL] = as_global(state, first, self._whole(state, first), 0)
+
+    def finish_round(self, state: State) -> None:
+        """Keep what hospitals have sent, average the classifier (Eq. 1), and train it (SST)."""
+        for copy in state.models.values():
+            parcel = state.shelf.get(copy.parcel)
+            if copy.round == state.round and (sent := parcel.array_records.get("embeddings")):
+                alone = pack({"embeddings": sent}, state.shelf.label(copy.parcel))
+                state.embeddings[self._key(state, copy.place)] = state.shelf.put(alone)
+        super().finish_round(state)
+        mean = state.models[GLOBAL]
+        if mean.round == state.round:
+            network = self._rehearsed(state, mean, self._whole(state, mean))
+            state.models[GLOBAL] = as_global(state, mean, network, state.round)
+
+    def _whole(self, state: State, model: Model) -> ArrayRecord:
+        """A model with the encoder bit for bit: an average may differ from it in the last one."""
+        network = state.shelf.get(model.parcel).array_records["model"]
+        return ArrayRecord({**network, **state.encoder_arrays})
+
+    def _rehearsed(self, state: State, model: Model, network: ArrayRecord) -> ArrayRecord:
+        """The model after `server-steps` steps on embeddings, if there are any."""
+        if not (state.embeddings and self.own.server_steps):
+            return network
+        from learning.server_training import rehearse  # only here does a server train
+
+        by_task: dict[str, list[ArrayRecord]] = {}
+        for key, name in sorted(state.embeddings.items()):
+            sent = state.shelf.get(name).array_records["embeddings"]
+            by_task.setdefault(key.partition(" ")[0], []).append(sent)
+        architecture, steps = state.shelf.label(model.parcel).architecture, self.own.server_steps
+        rng = rng_for(self.settings.seed, "server training", state.round)
+        trained, loss = rehearse(
+            network, architecture, [*by_task.values()], self.settings, steps, rng
+        )
+        log(INFO, "The server trained %d steps on embeddings, loss %.3f", steps, loss)
+        return trained
+
+
+def _encoder(state: State, model: Model) -> str:
+    """The parcel of a model's encoder alone, put on the shelf."""
+    network = state.shelf.get(model.parcel).array_records["model"]
+    arrays = {name: array for name, array in network.items() if name.startswith(ENCODER)}
+    label = replace(state.shelf.label(model.parcel), lineage="encoder")
+    return state.shelf.put(pack({"model": ArrayRecord(arrays)}, label))

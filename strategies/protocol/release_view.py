@@ -1,0 +1,142 @@
+"""What a hospital measured of its synthetic images before they left, in words with thresholds.
+
+docs/privacy.md says what each figure means, and what passing proves and does not prove.
+"""
+
+from collections.abc import Iterator, Mapping
+from math import isfinite, nan
+from typing import Any, NamedTuple
+
+from strategies.protocol.page import Marked
+
+PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
+NONE = "–"
+CHECKS = ("what was checked", "measured", "limit", "result")
+PASSING = (
+    "Passing means that, in these two measures, no synthetic image is nearer to a training "
+    "image than the hospital's patients are to one another, but for the nearest few. It "
+    "does not mean that nothing can be learnt from the synthetic images, and it is no "
+    "guarantee in the sense of differential privacy."
+)
+
+
+class Check(NamedTuple):
+    """One line of a hospital's table."""
+
+    question: str
+    measured: str
+    limit: str
+    result: object
+
+
+def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
+    """The checks of a hospital: what is asked, what was measured, what is allowed.
+
+    Args:
+        figures: What the hospital measured.
+        config: Settings of the run, by table and name.
+    """
+    for distance in _distances(figures):
+        nearest = figures.get(f"release-nearest-{distance}", nan)
+        threshold = figures.get(f"release-threshold-{distance}", nan)
+        yield Check(
+            f"How near does a synthetic image come to a training image? ({_named(distance)})",
+            f"{nearest:#.3g}; in the middle {_number(figures, f'release-median-{distance}')}",
+            f"at least {threshold:#.3g}",
+            PASS if nearest >= threshold else FAIL,
+        )
+        if isfinite(held_out := figures.get(f"held-out-nearest-{distance}", nan)):
+            yield Check(
+                f"For comparison: test images of the hospital ({_named(distance)})",
+                f"{held_out:#.3g}; in the middle {_number(figures, f'held-out-median-{distance}')}",
+                "no limit",
+                NONE,
+            )
+    if isfinite(share := figures.get("release-refused", nan)):
+        result = FAIL if share else PASS
+        yield Check("Too near, of those that left", f"{share:.1%}", "0.0%", result)
+    if isfinite(share := figures.get("release-discarded", nan)):
+        most = float(config["release"]["max-discarded"])
+        yield Check(
+            "Too near and drawn again, of all that were drawn",
+            f"{share:.1%}",
+            f"at most {most:.0%}",
+            PASS if share <= most else FAIL,
+        )
+    if isfinite(share := figures.get("release-nearer-to-training", nan)):
+        yield Check(
+            "Nearer to a training image than to a test image",
+            f"{share:.0%}",
+            "no limit; 50% if the generative model remembers no image",
+            NONE,
+        )
+    if isfinite(private := figures.get("gan-private", nan)):
+        allowed = bool(config["release"]["without-privacy"])
+        yield Check(
+            "Did the privacy loss have a part in the training?",
+            "yes" if private else "no",
+            "not required in this run" if allowed else "yes",
+            PASS if private else LOOK if allowed else FAIL,
+        )
+    for kind in _projected(figures):
+        before, after = _projections(figures, kind)
+        yield Check(
+            "How far are training images from all that the generative model can draw? "
+            f"({_named(kind)})",
+            f"{before:#.3g} before the privacy phase, {after:#.3g} after it",
+            "should rise",
+            LOOK if after < before else NONE,
+        )
+
+
+def remarks_of(figures: Mapping[str, float]) -> Iterator[str]:
+    """What a person should look at, though nothing failed."""
+    for kind in _projected(figures):
+        before, after = _projections(figures, kind)
+        if after < before:
+            yield (
+                "the privacy phase is meant to move the generative model away from the training "
+                f"images. Here their distance fell from {before:#.3g} to {after:#.3g} "
+                f"({_named(kind)}): the phase did not do what it is for."
+            )
+    if figures.get("gan-private", 1.0) == 0:
+        yield "the privacy loss had no part in what left: it spoilt the generative model at once."
+    for name in figures:
+        kind = name.removeprefix("diversity-synthetic-")
+        real = figures.get(f"diversity-real-{kind}", nan)
+        if kind != name and figures[name] < real / 2:
+            yield (
+                f"two synthetic images of a class differ by {figures[name]:#.3g} on average, two "
+                f"real ones by {real:#.3g} ({_named(kind)}): the synthetic images show little of "
+                "the variety of the real ones."
+            )
+
+
+def _distances(figures: Mapping[str, float]) -> list[str]:
+    prefix = "release-threshold-"
+    return sorted(name.removeprefix(prefix) for name in figures if name.startswith(prefix))
+
+
+def _projected(figures: Mapping[str, float]) -> list[str]:
+    """The perceptual distances in which projections were measured after both phases."""
+    prefix = "projection-private-"
+    kinds = [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
+    return [kind for kind in kinds if all(map(isfinite, _projections(figures, kind)))]
+
+
+def _projections(figures: Mapping[str, float], kind: str) -> tuple[float, float]:
+    plain = figures.get(f"projection-plain-{kind}", nan)
+    return plain, figures.get(f"projection-private-{kind}", nan)
+
+
+def _named(distance: str) -> str:
+    """A distance in words."""
+    if distance == "pixels":
+        return "difference of the pixels, 0 to 1"
+    weights, _, network = distance.partition("-")
+    kind = "LPIPS" if weights == "lpips" else "an untrained network of its shape"
+    return f"perceptual distance, {kind}, {network}"
+
+
+def _number(figures: Mapping[str, float], name: str) -> str:
+    return f"{figures[name]:#.3g}" if name in figures else "not measured"

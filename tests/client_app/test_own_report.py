@@ -1,0 +1,346 @@
+"""The report that a hospital writes of a run, from what is in its own folder."""
+
+import hashlib
+import html
+import json
+import re
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client_app import __main__ as commands
+from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.report import page
+from client_app.afterwards.report.worth import use
+from client_app.afterwards.worth_here import is_useful, sentences
+from client_app.app import app
+from client_app.datasets import open_data
+from client_app.ledger import append, path_of, read
+from client_app.policy import DEFAULTS
+from client_app.store import Store
+from learning.evaluation import probabilities
+from learning.export import load_model
+from strategies.protocol.figures import row_of
+from strategies.protocol.settings import Settings, defaults
+from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
+
+SITES = ("graz", "wien")
+SETTINGS = {"strategy": "cwt", "num_server_rounds": 2, "model": "mlp", "image_size": 8, "seed": 4}
+SETTINGS |= {"mlp__hidden": "4", "train__epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two hospitals of their own, each with a ledger, after an open run."""
+    folder = tmp_path_factory.mktemp("finished")
+    places = [deployed(folder / site, site, **SETTINGS) for site in SITES]
+
+    def hospital(place):
+        return lambda message: app(message, place)
+
+    grid = FakeGrid({100 + k: hospital(place) for k, place in enumerate(places)})
+    state = go(Settings.parse(run_config(**SETTINGS)), grid, Ledger())
+    return SimpleNamespace(folder=folder, run=state.run)
+
+
+@pytest.fixture
+def place(finished, tmp_path):
+    """The same, to be changed."""
+    shutil.copytree(finished.folder, tmp_path / "copy")
+    return tmp_path / "copy" / "graz"
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    """`python -m client_app report` with arguments: exit status, errors, and the page as text."""
+
+    def report(folder, *more, site="graz"):
+        to = tmp_path / "report.html"
+        given = ["report", "--site", site, "--store-dir", folder / "store", "--to", to, *more]
+        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        written = to.read_text(encoding="utf-8") if to.exists() else ""
+        return ended.value.code, capsys.readouterr().err, written
+
+    return report
+
+
+def text_of(page):
+    """What people read: cells apart by |."""
+    cells = re.sub(r"</t[dh]>", " | ", re.sub(r"<(style|svg).*?</\1>", "", page, flags=re.DOTALL))
+    return " ".join(html.unescape(re.sub("<[^>]+>", " ", cells)).split())
+
+
+def own(folder):
+    """What the exact figures of a hospital in `folder` need."""
+    return ("--data-dir", folder / "images", "--policy", folder / "policy.toml")
+
+
+def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, report, tmp_path):
+    place = finished.folder / "graz"
+    status, errors, written = report(place, *own(place))
+    assert (status, errors) == (0, "")
+    assert (tmp_path / "report.html").stat().st_mode & 0o777 == 0o600
+    text = text_of(written)
+    assert "figures of models are exact" in text
+    settings = Settings.parse(run_config(**SETTINGS, dataset=f"folder:{place / 'images'}"))
+    data = open_data(settings, 0, 1, ("a", "b"), tmp_path)
+    labels = data.test.labels.numpy()
+    for lineage in SITES:
+        home = place / "store" / "graz" / "models" / finished.run
+        network, _ = load_model(home / f"{lineage}.safetensors")
+        right = probabilities(network, data.test.images, 1e12).argmax(1).numpy() == labels
+        balanced = np.mean([right[labels == k].mean() for k in (0, 1)])
+        assert re.search(rf" {lineage} \| {balanced:.3f} \(", text)
+        assert f"| {right.mean():.3f} (" in text
+    alone = Store(place / "store" / "graz" / "runs" / finished.run).load("alone")["test"]
+    right = alone.argmax(1) == labels
+    balanced = np.mean([right[labels == k].mean() for k in (0, 1)])
+    assert f"its own, before the first hand-off | {balanced:.3f} (" in text
+    first = re.search(r'<ul class="judged">\s*<li.*?</li>', written, re.DOTALL)
+    assert first is not None
+    assert re.search(r"better( or worse)? here, on graz's own test images", text_of(first[0]))
+
+
+def test_it_says_what_the_run_was_and_what_left(finished, report, place):
+    _, _, written = report(place, *own(place))
+    text = text_of(written)
+    lines = [line.entry for line in read(path_of("graz", place / "store"))]
+    counts = Counter(line["verb"] for line in lines)
+    sizes = sum(
+        r.get("bytes", 0) for line in lines if line["verb"] == "train" for r in line["left"]
+    )
+    assert f"train a model | {counts['train']} | 0 | {counts['train']} models" in text
+    assert f"| {sizes:,} |" in text
+    assert "method | cwt |" in text
+    assert "rounds | 2 of 2 |" in text
+    assert "mlp.hidden = '4'" in text
+    assert f"predict --model {finished.run}/" in text
+    assert "No synthetic images left the hospital in this run." in text
+    assert "runs.sealed-only | an open run" not in text
+    assert "runs.sealed-only | sealed runs | an open run |" in text
+
+
+def test_figures_that_were_told_are_said_to_be(report, place):
+    """Of 24 images without patients' names so few are tested on that no figure leaves."""
+    _, errors, written = report(place)
+    assert "those that were told" in errors
+    assert "No model of this run has figures at graz" in text_of(written)
+    status, errors, _ = report(place, "--data-dir", place / "images")
+    assert status == 0
+    assert "need the policy of the run (--policy)" in errors
+
+
+def test_other_images_are_not_tested_on(report, place):
+    (place / "images" / "a" / "0.png").unlink()
+    status, errors, written = report(place, *own(place))
+    assert status == 0
+    assert "These are not the images that the hospital took part in the run with" in errors
+    assert "figures of models are exact" not in text_of(written)
+
+
+def test_what_is_wrong_is_named_in_one_line(finished, report, place, tmp_path):
+    home = place / "store" / "graz" / "models" / finished.run
+    for more, site, named in (
+        ((), "linz", "There is no folder '.*linz': give --site"),
+        (("--run", "other"), "graz", f"There is no run 'other' in .*; it has {finished.run}"),
+    ):
+        status, errors, _ = report(place, *more, site=site)
+        assert status == 2
+        assert re.search(named, errors.splitlines()[-1])
+    (place / "store" / "empty").mkdir()
+    status, errors, _ = report(place, site="empty")
+    assert status == 2
+    assert "Hospital 'empty' has taken part in no run yet" in errors
+    for name, wrong in (("ensemble.json", "{"), ("graz.safetensors", "hello")):
+        (home / name).write_text(wrong)
+        status, errors, _ = report(place)
+        assert status == 2
+        assert f"{name}" in errors.splitlines()[-1]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_changed_ledger_is_seen_first(report, place):
+    path = path_of("graz", place / "store")
+    lines = path.read_text().splitlines()
+    lines[2] = lines[2].replace("graz", "graf")
+    path.write_text("\n".join(lines) + "\n")
+    _, _, written = report(place, *own(place))
+    assert '<div class="red">' in written
+    assert "Line 4 was not written after the line that is before it now" in written
+
+
+def test_without_models_it_says_how_to_open_them(finished, report, place):
+    shutil.rmtree(place / "store" / "graz" / "models")
+    _, errors, written = report(place, *own(place))
+    assert "No model of the run is at home" in errors
+    assert "client_app open RESULT/parcels/*.npz --site graz" in text_of(written)
+
+
+def test_a_run_that_was_refused_is_told_without_its_words_as_markup(report, tmp_path):
+    folder = tmp_path / "there"
+    path = path_of("graz", folder / "store")
+    hostile = "<script>alert(1)</script>"
+    failure = {"class": "policy", "reason": "no", "rule": hostile}
+    terms = {"settings": {"strategy": hostile}, "code": "c", "policy": "p"}
+    asked = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.enrol", "round": 0}
+    append(path, {**asked, "run": "../../escape", "failure": failure}, terms)
+    strange = {"verb": "evaluate", "round": "many", "replay": 5}
+    for each in (asked, {**asked, **strange}):
+        append(path, {**each, "run": "the-run", "failure": failure}, terms)
+    status, _, written = report(folder)
+    assert status == 0
+    assert "<script" not in written
+    text = text_of(written)
+    assert f"policy: no {hostile}" in text
+    assert "The hospital was asked, and did not take part." in text
+    assert "SHA-256 p. Its file is not at hand" in text
+    assert "Run the-run," in text
+    assert "escape" not in text
+
+
+def test_settings_are_those_under_which_the_hospital_answered(tmp_path):
+    """Those of a message that it refused say nothing of the run."""
+    entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "train", "run": "r"}
+    failure = {"class": "policy", "reason": "no"}
+    for number, outcome in ((1, {"left": []}), (2, {"left": []}), (3, {"failure": failure})):
+        terms = {"settings": {"seed": number}, "code": "c", "policy": f"p{number}"}
+        append(path_of("graz", tmp_path), {**entry, **outcome}, terms)
+    past = PastRun.find("graz", tmp_path, None)
+    assert past.settings == {"seed": 2}
+    assert past.policies == ["p1", "p2"]
+    assert "The policy changed 1 times" in text_of(page(past, [], "", None))
+
+
+FIGURES = {
+    **{"release-passed": 1.0, "release-nearest-pixels": 0.123456, "release-discarded": 0.0312},
+    **{"release-threshold-pixels": 0.0456789, "gan-private": 1.0},
+}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
+    told = {name: float(f"{figure:.2g}") for name, figure in FIGURES.items()}
+    store = Store(tmp_path / "graz")
+    other = {**FIGURES, "release-nearest-pixels": 0.3}
+    for name, figures in (("a", FIGURES if known else other), ("b", other)):
+        arrays = {"names": np.array(list(figures)), "values": np.array(list(figures.values()))}
+        store.save(f"gan/{name}/{name}", arrays)
+    records = [
+        {"name": "metrics", "values": {**told, "seconds-train": 3.0}},
+        {"name": "card", "values": {"release": "16 synthetic images passed."}},
+    ]
+    entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.prepare", "run": "the-run"}
+    terms = {"settings": defaults(), "code": "c", "policy": "p"}
+    append(path_of("graz", tmp_path), {**entry, "left": records}, terms)
+    past = PastRun.find("graz", tmp_path, None)
+    text = text_of(page(past, [], "", None))
+    assert "16 synthetic images passed." in text
+    assert ("0.123;" if known else "0.120;") in text
+    assert ("check are exact" in text) == known
+    assert "at least 0.0457 | pass" in text if known else "at least 0.0460 | pass" in text
+
+
+def test_the_policy_is_known_by_its_hash(tmp_path):
+    entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "train", "run": "r", "left": []}
+    own = tmp_path / "policy.toml"
+    own.write_text("runs.max-rounds = 3\n")
+    for file in (DEFAULTS, own):
+        terms = {
+            "settings": {},
+            "code": "",
+            "policy": hashlib.sha256(file.read_bytes()).hexdigest(),
+        }
+        append(path_of("graz", tmp_path), entry, terms)
+        past = PastRun.find("graz", tmp_path, None)
+        assert past.policy_file(own) == file
+        assert past.policy_file(None) == (file if file == DEFAULTS else None)
+
+
+def row(model, balanced, gain=None, found=(0.9, 0.9), width=0.05):
+    """A model with so much balanced accuracy, and gain, as a page has it."""
+    metrics: dict[str, float] = {"num-examples": 100.0}
+    given = {"balanced-accuracy": balanced, "gain": gain, "accuracy": balanced}
+    given |= {f"recall-of-class-{k}": share for k, share in enumerate(found)}
+    for name, value in given.items():
+        if value is not None:
+            metrics |= {name: value, f"{name}-low": value - width, f"{name}-high": value + width}
+    metrics |= {f"images-of-class-{k}": 50.0 for k in range(len(found))}
+    kind = model if model in ("standalone", "ensemble") else "model"
+    return row_of(kind, model, "graz", metrics, ["benign", "melanoma"])
+
+
+PAST: Any = SimpleNamespace(site="graz", models={})
+
+
+@pytest.mark.parametrize(
+    ("gains", "judgement", "said"),
+    [
+        ((0.2, 0.3), "good", "The 2 models that were handed on are all better here, on graz's own"),
+        ((-0.2, -0.3), "bad", "The 2 models that were handed on are all worse here"),
+        ((0.01, -0.01), "open", "None of the 2 models that were handed on is shown to be better"),
+        (
+            (0.2, -0.3, 0.0),
+            "bad",
+            "1 is better ('m0'), 1 is worse ('m1'), 1 is not shown to be either ('m2') here",
+        ),
+        ((0.2, 0.0), "good", "1 is better ('m0'), 1 is not shown to be either ('m1') here"),
+        ((0.2,), "good", "The one model that was handed on is better here"),
+        ((-0.2,), "bad", "The one model that was handed on is worse here"),
+        ((0.0,), "open", "The one model that was handed on is not shown to be better or worse"),
+        ((None,), "open", "Nothing is known of graz's own model before the first hand-off"),
+    ],
+)
+def test_the_first_sentence_says_whether_what_came_is_better(gains, judgement, said):
+    rows = [row(f"m{k}", 0.8, gain) for k, gain in enumerate(gains)]
+    first = next(sentences(PAST, [row("standalone", 0.7), *rows]))
+    assert first[0] == judgement
+    assert said in first[1]
+
+
+def test_where_nothing_was_handed_on_nothing_is_compared():
+    judgement, said = next(sentences(PAST, [row("graz", 0.8, 0.3)]))
+    assert judgement == "note"
+    assert "nothing was handed on" in said
+
+
+def test_a_class_that_is_not_found_is_named():
+    rows = [row("a", 0.8, 0.1, found=(0.9, 0.0)), row("b", 0.7, 0.1, found=(0.0, 0.9))]
+    said = [text for judgement, text in sentences(PAST, rows) if judgement == "bad"]
+    assert said[0].startswith("It finds no image of 'melanoma': 0 of 50 images (at most 5%")
+    assert said[1] == "'b' finds no image of 'benign'."
+    rare = row("a", 0.8, 0.1, found=(0.9, 0.2))
+    assert "It misses most of 'melanoma': it finds 0.200" in [*sentences(PAST, [rare])][-1][1]
+
+
+def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
+    useless, worse, good = row("a", 0.52), row("a", 0.8, -0.2), row("a", 0.8, 0.2)
+    assert [is_useful(each) for each in (useless, worse, good)] == [False, False, True]
+    texts = [text for _, text in sentences(PAST, [useless])]
+    assert "It is not shown that 'a' knows more than a constant answer." in texts
+    past: Any = SimpleNamespace(
+        site="graz", models={"a": SimpleNamespace(visited=["wien"])}, run="r", folder=Path("x/graz")
+    )
+    assert "None is advised" in "".join(use(past, [worse]))
+    assert "highest balanced accuracy here" in "".join(use(past, [good]))
+
+
+def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):
+    entry = {"verb": "evaluate", "run": "r", "time": "2026-11-22T10:00:00+00:00"}
+    for number, accuracy in ((1, 0.5), (2, 0.7)):
+        values = {"wien/balanced-accuracy": accuracy, "standalone/balanced-accuracy": 0.4}
+        left = [{"name": "metrics", "values": {**values, "seconds-evaluate": 1.0}}]
+        append(path_of("graz", tmp_path), {**entry, "round": number, "left": left})
+    past = PastRun.find("graz", tmp_path, None)
+    assert past.told() == {
+        "wien": {"balanced-accuracy": 0.7},
+        "standalone": {"balanced-accuracy": 0.4},
+    }
+    assert json.dumps(past.settings) == "{}"

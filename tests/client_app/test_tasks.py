@@ -1,0 +1,459 @@
+"""Which images of a hospital arrive when, and what it tells of them, on few images by hand."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+
+from client_app import disclosure
+from client_app import hospital as hospital_module
+from client_app.app import app
+from client_app.datasets import LocalData, open_data
+from client_app.datasets.tasks import Tasks
+from client_app.disclosure import Disclosure, effects_of_tasks, step_of
+from client_app.errors import DataError
+from client_app.hospital import open_hospital
+from client_app.policy import Policy
+from client_app.store import Store
+from learning.evaluation import score
+from learning.samples import Samples
+from strategies.protocol.classes import outputs
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import bundle, parcel_in
+from strategies.protocol.records import to_record
+from strategies.protocol.settings import SettingsError
+from tests.fakes import context, deployment, run_config, settings
+
+SIX = tuple("abcdef")
+
+
+def local(labels, classes=SIX, given=None, groups=None, test=None, **changes) -> LocalData:
+    """Images [n, 2, 1, 3] of these classes, all of whose pixels differ; two tasks, by classes."""
+    test = labels if test is None else test
+
+    def samples(labels, start):
+        pixels = torch.arange(start, start + 6 * len(labels)).to(torch.uint8)
+        return Samples(pixels.view(-1, 2, 1, 3), torch.tensor(labels))
+
+    given = None if given is None else np.array(given)
+    chosen = settings(**{"tasks": 2, **changes})
+    return LocalData(
+        *(samples(labels, 0), samples(test, 100), classes),
+        train_fingerprint="train",
+        test_fingerprint="test",
+        test_groups=None if groups is None else np.array(groups),
+        train_contents=[f"file {k}" for k in range(len(labels))],
+        tasks=Tasks(chosen, classes, given, given) if chosen.tasks > 1 else None,
+    )
+
+
+def test_by_classes_every_class_keeps_its_output():
+    data = local([0, 1, 2, 3, 4, 5], tasks=3, test=[5, 2, 0, 3])
+    second = data.at(2)
+    assert second.classes == SIX
+    assert second.train.labels.tolist() == [2, 3]
+    assert second.train.images.equal(data.train.images[2:4])
+    assert second.train_contents == ["file 2", "file 3"]
+    assert second.test.labels.tolist() == [0, 2, 3]
+    assert second.test.images.equal(data.test.images[[2, 1, 3]])
+    assert second.train_tasks is not None
+    assert second.test_tasks is not None
+    assert (second.train_tasks.tolist(), second.test_tasks.tolist()) == ([2, 2], [1, 2, 2])
+    assert data.at(1).train.labels.tolist() == [0, 1]
+    assert data.train_so_far(2).labels.tolist() == [0, 1, 2, 3]
+
+
+def test_shared_classes_share_outputs():
+    data = local([0, 1, 2, 3, 4, 5], tasks=3, task_cut="shared-classes", test=[5, 2, 0, 3])
+    second = data.at(2)
+    assert second.classes == ("a/c/e", "b/d/f")
+    assert second.train.labels.tolist() == [0, 1]
+    assert second.train.images.equal(data.train.images[2:4])
+    assert second.test.labels.tolist() == [0, 0, 1]
+    assert data.at(3).train.images.equal(data.train.images[4:])
+
+
+def test_classes_beyond_those_of_the_tasks_take_no_part():
+    data = local([0, 1, 2, 3, 4, 5], task_classes=2)
+    assert data.at(2).classes == tuple("abcd")
+    assert data.at(2).test.labels.tolist() == [0, 1, 2, 3]
+    assert data.at(0).train.labels.tolist() == [0, 1, 2, 3]
+    assert data.quarantined == data.at(2).quarantined == 0
+
+
+def test_permuted_pixels_are_the_same_pixels_in_an_order_of_the_task():
+    """Everywhere the same order, for all channels; the copies of an image are of one patient."""
+    data = local([0, 1, 0], task_cut="permuted", tasks=5, groups=[7, 8, 8])
+    assert data.at(1).train.images.equal(data.train.images)
+    fifth = data.at(5)
+    assert fifth.train.labels.tolist() == [0, 1, 0]
+    assert len(fifth.test) == 15
+    assert fifth.test_patients.tolist() == [7, 8, 8] * 5
+    orders = set()
+    for task, images in zip(range(1, 6), fifth.test.images.split(3), strict=True):
+        first = images[0, 0, 0] - data.test.images[0, 0, 0, 0]
+        orders.add(tuple(first.tolist()))
+        assert images.equal(data.test.images[:, :, :, first.long()])
+        assert data.at(task).train.images.equal(data.train.images[:, :, :, first.long()])
+    assert len(orders) > 1  # of 3! = 6
+    other = local([0, 1, 0], task_cut="permuted", tasks=5, seed=1).at(5)
+    assert not other.test.images.equal(fifth.test.images)
+    assert data.train_so_far(5).images.shape == (15, 2, 1, 3)
+
+
+def test_copies_of_an_image_are_of_one_patient_where_no_patients_are_named():
+    data = local([0, 1, 0], task_cut="permuted")
+    assert data.at(1).test_groups is None
+    assert data.at(2).test_patients.tolist() == [0, 1, 2] * 2
+    assert local([0, 1, 2]).at(2).test_groups is None
+
+
+def test_the_data_say_in_which_task_an_image_arrives():
+    data = local([0, 1, 0, 1], given=[2, 1, 1, 2], task_cut="given")
+    assert data.at(1).train.images.equal(data.train.images[[1, 2]])
+    assert data.at(2).test.labels.tolist() == [1, 0, 0, 1]
+    assert data.at(2).classes == SIX
+
+
+@pytest.mark.parametrize("given", [None, [1, 0, 1, 2], [1, 3, 1, 2]])
+def test_data_that_do_not_say_it_are_refused(given):
+    with pytest.raises(DataError, match="must have a number from 1 to 2 for every image"):
+        local([0, 1, 0, 1], given=given, task_cut="given").at(1)
+
+
+def test_without_tasks_all_images_are_there():
+    data = local([0, 1], tasks=1)
+    assert data.at(0) is data
+    assert data.train_so_far(0) is data.train
+    assert data.test_strata.tolist() == [0, 1]
+
+
+def test_at_task_0_every_image_is_there_once():
+    assert local([5, 0, 3], task_cut="shared-classes").at(0).train.labels.tolist() == [0, 2, 0]
+    assert len(local([0, 1], task_cut="permuted", tasks=3).at(0).test) == 2
+
+
+def test_cuts_by_classes_copy_no_pixels():
+    """Memory stays that of what is opened."""
+    data = local([0, 1, 2, 3, 4, 5])
+    assert data.at(2).train.pixels.data_ptr() == data.train.pixels.data_ptr()
+
+
+def test_fingerprints_tell_tasks_and_cuts_apart():
+    """The same images in other tasks are another question: figures of tasks are about them."""
+    cases = [
+        local([0, 1, 2, 3, 4, 5], **change).at(task)
+        for change in (
+            {},
+            {"tasks": 3},
+            {"task_cut": "shared-classes"},
+            {"task_cut": "permuted"},
+            {"task_cut": "permuted", "seed": 1},
+        )
+        for task in (1, 2)
+    ]
+    assert len({data.test_fingerprint for data in cases}) == len(cases)
+    assert len({data.train_fingerprint for data in cases}) == len(cases)
+    again = local([0, 1, 2, 3, 4, 5], train__epochs=7).at(1)
+    assert again.test_fingerprint == cases[0].test_fingerprint
+
+
+@pytest.mark.parametrize(
+    ("classes", "changes", "message"),
+    [
+        (5, {}, "'task-classes' is 0; it must be 1 to 2 with 5 classes in 2 tasks"),
+        (5, {"task_classes": 3}, "'task-classes' is 3; it must be 1 to 2 with 5 classes"),
+        (3, {"tasks": 4}, "'tasks' is 4; it must be 3 or less with 3 classes"),
+        (6, {"tasks": 4, "task_cut": "shared-classes"}, "'tasks' is 4; it must be 3 or less with"),
+        (6, {"task_classes": 1, "task_cut": "shared-classes"}, "must be 2 to 3 with 6 classes"),
+    ],
+)
+def test_classes_that_cannot_be_cut(classes, changes, message):
+    with pytest.raises(SettingsError, match=message):
+        outputs([str(k) for k in range(classes)], settings(**{"tasks": 2, **changes}))
+
+
+def test_outputs_of_emnist():
+    names = [str(k) for k in range(47)]
+    chosen = settings(tasks=4, task_cut="shared-classes", task_classes=10)
+    assert outputs(names, chosen)[::9] == ["0/10/20/30", "9/19/29/39"]
+    assert outputs(names, settings(tasks=4, task_cut="classes", task_classes=10)) == names[:40]
+    for other in ({"tasks": 1}, {"task_cut": "permuted"}, {"task_cut": "given"}):
+        assert outputs(names, settings(**{"tasks": 4, **other})) == names
+
+
+# What is told of them.
+
+
+def disclosed(tmp_path, data, policy: str | None = "") -> Disclosure:
+    """Of a hospital with an empty policy, which has the defaults; None = a simulated one."""
+    (tmp_path / "policy.toml").write_text(policy or "", "utf-8")
+    read = None if policy is None else Policy.read(tmp_path / "policy.toml")
+    hospital = SimpleNamespace(data=data, policy=read, store=Store(tmp_path))
+    order = Order(1, 1, "graz", [], "plain", "1")
+    request: Any = SimpleNamespace(
+        hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"), order=order
+    )
+    return Disclosure(request)
+
+
+def saying(labels, classes):
+    return torch.eye(classes)[torch.tensor(labels)]
+
+
+def test_the_accuracy_of_each_task_is_told(tmp_path):
+    """Of images of the classes a a b b c c, the model says a b b b c a."""
+    data = local([0, 0, 1, 1, 2, 2], tuple("abcd")).at(2)
+    says = saying([0, 1, 1, 1, 2, 0], 4)
+    told = disclosed(tmp_path, data, None).of_test("m", says)
+    tasks = {"accuracy-of-task-1": 0.75, "accuracy-of-task-2": 0.5}
+    assert told == {**score(says, data.test.labels), **tasks}
+    at_first = disclosed(tmp_path, local([0, 1]).at(1), None).of_test("m", saying([0, 0], 6))
+    assert at_first["accuracy-of-task-1"] == at_first["accuracy"] == 0.5
+
+
+def test_a_class_of_few_patients_hides_behind_no_other_task(tmp_path):
+    """Classes a and c share an output; c has nine patients, and no figure is about them."""
+    labels = [0] * 400 + [1] * 400 + [2] * 9 + [3] * 400
+    data = local(labels, tuple("abcd"), task_cut="shared-classes").at(2)
+    figures = disclosed(tmp_path, data)
+    assert figures.num_test == 1200
+    right = [0] * 400 + [1] * 400 + [0] * 9 + [1] * 400
+    wrong = [0] * 400 + [1] * 400 + [1] * 9 + [1] * 400
+    told = figures.of_test("m", saying(right, 2), per_class=True)
+    assert told == figures.of_test("m", saying(wrong, 2), per_class=True)
+    assert told["accuracy-of-task-1"] > 0.5
+    assert told["images-of-class-0"] == 400
+
+
+def test_numbers_of_images_are_sums_of_rounded_ones(tmp_path):
+    """14 and 16 images of two classes are told as 10 and 20, not as 30 or as what else a sum is."""
+    labels = [0] * 14 + [1] * 14 + [2] * 14 + [3] * 14
+    data = local(labels, tuple("abcd"), task_cut="shared-classes")
+    assert disclosed(tmp_path, data.at(1)).counts()["num-test"] == 20
+    assert disclosed(tmp_path, data.at(2)).counts() == {
+        "num-train": 20,
+        "num-test": 40,
+        "num-quarantined": 0,
+    }
+    without = local(labels, tuple("abcd"), tasks=1)
+    assert disclosed(tmp_path, without).counts()["num-test"] == 60
+
+
+def test_effects_on_tasks_by_hand():
+    """Patient 0 has 1 of 2 images of task 1 and 2 of 4 of task 2: half of each.
+
+    Nobody has more of either, so the length of his vector is that of (1, 1).
+    """
+    found = effects_of_tasks(np.array([0, 1, 0, 0, 2, 3]), np.array([1, 1, 2, 2, 2, 2]))
+    assert found == pytest.approx(
+        {"accuracy-of-task-1": 0.5 * 2**0.5, "accuracy-of-task-2": 0.5 * 2**0.5}
+    )
+    apart = effects_of_tasks(np.arange(5), np.array([1, 1, 2, 2, 2]))
+    assert apart == {"accuracy-of-task-1": 0.5, "accuracy-of-task-2": pytest.approx(1 / 3)}
+    assert effects_of_tasks(np.array([], dtype=np.int64), np.array([], dtype=np.int64)) == {}
+
+
+def test_each_task_that_shows_an_image_again_has_more_noise(tmp_path):
+    """With T tasks of the same n images a model has T figures of each patient: √T more noise."""
+    data = local([0, 1] * 200, tuple("ab"), task_cut="permuted", tasks=4)
+    figures = [disclosed(tmp_path, data.at(task)) for task in (1, 4)]
+    steps = [each.noise_of(["accuracy-of-task-1", "accuracy"]) for each in figures]
+    assert steps[0]["accuracy-of-task-1"] == steps[0]["accuracy"] == steps[1]["accuracy"]
+    assert steps[1]["accuracy-of-task-1"] == step_of(2 / 400, 1000) > steps[0]["accuracy"]
+
+
+# What is done with them.
+
+
+@pytest.fixture(autouse=True)
+def _known_secret(monkeypatch):
+    """The same noise in every test run."""
+    monkeypatch.setattr(disclosure, "secret_of", lambda store: b"secret")
+
+
+def write_pictures(folder, sizes):
+    """An archive for `npz:` of 4 x 4 pixels, with so many images of each class to train on.
+
+    As many are there to test on.
+    """
+    rng = np.random.default_rng(0)
+    labels = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)
+    arrays: dict[str, Any] = {}
+    for part in ("train", "test"):
+        arrays[f"x_{part}"] = rng.integers(0, 256, (len(labels), 4, 4), dtype=np.uint8)
+        arrays[f"y_{part}"] = labels
+    path = folder / f"{'-'.join(map(str, sizes))}.npz"
+    np.savez(path, allow_pickle=False, **arrays)
+    return f"npz:{path}"
+
+
+def test_a_hospital_opens_its_images_once_for_all_tasks(tmp_path, monkeypatch):
+    opened = []
+
+    def noted(*args):
+        opened.append(args)
+        return open_data(*args)
+
+    monkeypatch.setattr(hospital_module, "open_data", noted)
+    hospital_module._data_on.cache_clear()
+    dataset = write_pictures(tmp_path, [10, 10, 10, 10])
+    place = context(0, 1, run_config(dataset=dataset, partition="iid", tasks=2))
+    hospitals = [open_hospital(place, classes=tuple("0123")).at(task) for task in (1, 2, 1)]
+    assert len(opened) == 1
+    assert [each.data.train.labels.unique().tolist() for each in hospitals] == [
+        *([0, 1], [2, 3]),
+        [0, 1],
+    ]
+
+
+def test_everyone_s_images_are_those_of_all_tasks_so_far(tmp_path):
+    config = run_config(partition="iid", tasks=5, task_cut="shared-classes")
+    hospital = open_hospital(context(1, 3, config)).at(2)
+    everyone = hospital.everyone()
+    assert everyone.labels.unique().tolist() == [0, 1]
+    assert hospital.data.classes == ("0/2/4/6/8", "1/3/5/7/9")
+    parts = [open_hospital(context(k, 3, config)).at(t).data for k in range(3) for t in (1, 2)]
+    assert len(everyone) == sum(len(part.train) for part in parts)
+
+
+class Asked:
+    """A hospital that is asked things, by default a real one with an empty policy for open runs.
+
+    It has so many images of each class to train on.
+    """
+
+    def __init__(self, folder, sizes, policy="", deployed=True, **config):
+        self.classes = [str(k) for k in range(len(sizes))]
+        dataset = write_pictures(folder, sizes)
+        settings = run_config(
+            **{"partition": "iid", "model": "mlp", "mlp__hidden": "4", "tasks": 2, **config},
+            train__epochs=1,
+            test_fraction=0.5,
+            num_server_rounds=4,
+        )
+        if deployed:
+            (folder / "policy.toml").write_text(f"runs.sealed-only = false\n{policy}", "utf-8")
+            node = {"dataset": dataset, "store_dir": folder / "store", "site": "graz"}
+            self.place = deployment(settings, policy=folder / "policy.toml", **node)
+        else:
+            self.place = context(0, 1, {**settings, "dataset": dataset})
+
+    def __call__(self, verb, content=None, **order):
+        fields = {"round": 1, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
+        fields |= {"classes": self.classes, "task": 1}
+        asked = to_record(Order(**{**fields, **order}))
+        parcels = content or {}
+        return app(Message(RecordDict({**parcels, "order": asked}), 100, verb), self.place)
+
+    def train(self, **order):
+        parcel = parcel_in(self("query.prepare", round=0, hop=0).content)
+        return self("train", parcel, epochs=1, **order)
+
+    def test(self, **order):
+        parcel = parcel_in(self("query.prepare", round=0, hop=0).content)
+        return self("evaluate", bundle({"graz": parcel}, ["manifest", "model"]), **order)
+
+
+@pytest.mark.parametrize(
+    ("verb", "task"), [("query.prepare", 0), ("query.prepare", 3), ("query.enrol", 1)]
+)
+def test_an_order_for_another_task_is_refused(verb, task, tmp_path):
+    answer = Asked(tmp_path, [10] * 4)(verb, task=task, code=code_hash())
+    assert answer.error.code == Failure.PARCEL
+    assert answer.error.reason.endswith(f"The order is for task {task}, of 2.")
+    answer = Asked(tmp_path, [10] * 4, tasks=1)(verb, task=1, code=code_hash())
+    assert answer.error.reason.endswith("The order is for task 1, of 1.")
+
+
+def test_a_task_below_0_is_no_task(tmp_path):
+    answer = Asked(tmp_path, [10] * 4)("query.prepare", task=-1)
+    assert answer.error.reason.endswith("'task' of the order is not what it must be.")
+
+
+def test_preparing_tells_of_all_tasks_and_visits_of_one(tmp_path):
+    hospital = Asked(tmp_path, [10, 10, 12, 12], deployed=False)
+    told = [hospital("query.prepare", round=0, task=task).content for task in (1, 2)]
+    assert told[0]["card"] == told[1]["card"]
+    for each in told:
+        assert each["metrics"]["num-train"] == each["metrics"]["num-test"] == 44
+        assert each["metrics"]["train-images-of-class-3"] == 12
+    for task, images in ((1, 20), (2, 24)):
+        assert hospital.train(task=task).content["metrics"]["num-examples"] == images
+    figures = hospital.test(task=2).content["metrics"]
+    assert figures["graz/num-examples"] == 44
+    assert {"graz/accuracy-of-task-1", "graz/accuracy-of-task-2"} <= figures.keys()
+
+
+@pytest.mark.usefixtures("_quick_buffers")
+def test_a_buffer_is_made_of_the_task_that_the_order_names(tmp_path):
+    hospital = Asked(tmp_path, [10] * 4, deployed=False)
+    for task, classes in ((1, {0, 1}), (2, {2, 3})):
+        asked = {"round": 0, "hop": 0, "learner": "feder", "buffer_size": 8, "task": task}
+        buffer = hospital("query.prepare", **asked).content["buffer"]
+        assert set(buffer["labels"].numpy().tolist()) == classes
+
+
+def test_a_task_without_images_fails_as_data(tmp_path):
+    """The hospital has no image of the classes 2 and 3, which others have; it still tests."""
+    hospital = Asked(tmp_path, [10, 10], deployed=False)
+    hospital.classes = list("0123")
+    answer = hospital.train(task=2)
+    assert answer.error.code == Failure.DATA
+    assert answer.error.reason.endswith("The hospital has too few images to train on of task 2.")
+    figures = hospital.test(task=2).content["metrics"]
+    assert "graz/accuracy-of-task-1" in figures
+    assert "graz/accuracy-of-task-2" not in figures
+    hospital.classes = ["!", "/", "0", "1"]  # as if theirs were those of the second task
+    answer = hospital.test(task=1)
+    assert answer.error.code == Failure.DATA
+    assert answer.error.reason.endswith("has too few test images of tasks up to 1.")
+
+
+def test_a_task_of_few_patients_is_not_trained_on(tmp_path):
+    """The server chooses tasks: a model of one patient's images would tell them.
+
+    Nor does it depend on how many there are, unless a class has enough of them: 9 and 9 or none.
+    """
+    assert not Asked(tmp_path, [20, 20, 10, 1]).train(task=2).has_error()
+    for few in ([9, 9], [1, 1]):
+        answer = Asked(tmp_path, [20, 20, *few]).train(task=2)
+        assert answer.error.code == Failure.POLICY
+        answer = Asked(tmp_path, [*few, 20, 20]).test(task=1)
+        assert answer.error.code == Failure.DATA
+    policy = "figures.smallest-group = 9"
+    assert not Asked(tmp_path, [20, 20, 9, 9], policy).train(task=2).has_error()
+
+
+def test_tasks_cannot_leave_out_a_class_that_takes_part(tmp_path):
+    """Otherwise two choices would tell how many images it has."""
+    hospital = Asked(tmp_path, [20] * 5, task_classes=2)
+    answer = hospital("query.prepare", round=0)
+    assert answer.error.code == Failure.POLICY
+    chosen = "images.classes = ['0', '1', '2', '3']"
+    hospital = Asked(tmp_path, [20] * 5, policy=chosen, task_classes=2)
+    assert not hospital("query.prepare", round=0).has_error()
+
+
+def test_who_withholds_the_accuracy_withholds_that_of_each_task(tmp_path):
+    sizes = [100] * 4
+    for withheld, stays in (("accuracy", False), ("accuracy-of-task-#", False), ("auroc", True)):
+        policy = f"figures.withheld = ['{withheld}']"
+        figures = Asked(tmp_path, sizes, policy).test(task=2).content["metrics"]
+        assert ("graz/accuracy-of-task-1" in figures) == stays
+        assert ("graz/accuracy" in figures) == (withheld != "accuracy")
+
+
+def test_a_model_counts_again_at_every_task(tmp_path):
+    """Each task is another question, with other noise: where two may be asked, the third is not."""
+    policy = "figures.max-models = 2"
+    hospital = Asked(tmp_path, [100] * 6, policy, tasks=3, evaluate__every=4)
+    told = [hospital.test(task=task).content["metrics"] for task in (1, 2, 1, 3)]
+    assert told[0]["graz/accuracy-of-task-1"] == told[2]["graz/accuracy-of-task-1"]
+    assert told[0]["graz/accuracy-of-task-1"] != told[1]["graz/accuracy-of-task-1"]
+    assert told[3]["graz/refused"] == Failure.POLICY

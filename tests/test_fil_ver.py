@@ -1,0 +1,204 @@
+"""FIL-VER as a whole: real hospitals behind a fake grid, digits in two tasks."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+
+from strategies.engine.shelf import Shelf
+from strategies.engine.state import Model, State
+from strategies.engine.topology import GLOBAL
+from strategies.engine.visit import Visit
+from strategies.protocol.parcel import Manifest, pack
+from strategies.protocol.settings import SettingsError
+from strategies.registry import strategy_of
+from tests.fakes import FakeGrid, failing, parcels_of, settings
+from tests.test_federation import assert_same_models, federate, figures
+
+SMALL = {
+    "model": "vee",
+    "image_size": 16,
+    "tasks": 2,
+    "task_cut": "permuted",
+    "num_server_rounds": 4,
+    "evaluate__every": 2,
+    "partition": "iid",
+    "train__epochs": 1,
+    "train__learning_rate": 0.001,
+    "filver__pretrain_epochs": 3,
+    "filver__server_steps": 20,
+}
+
+
+def fil_ver(tmp_path, order=0, **changes):
+    return federate(tmp_path, "fil-ver", order, **{**SMALL, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return fil_ver(tmp_path_factory.mktemp("whole"))
+
+
+def orders(grid, verb="train"):
+    return [m.content["order"] for m in grid.sent if m.metadata.message_type == verb]
+
+
+def test_a_run_pretrains_once_and_then_all_train_the_classifier(whole):
+    state, ledger, grid = whole
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    learners = [order["learner"] for order in orders(grid)]
+    assert learners == ["fil-ver-encoder", *["fil-ver"] * 12]
+    first = orders(grid)[0]
+    assert (first["round"], first["hop"], first["epochs"], first["task"]) == (1, 1, 3, 1)
+    assert [order["task"] for order in orders(grid)[1:]] == [1] * 6 + [2] * 6
+    assert list(state.models) == [GLOBAL]
+    assert state.models[GLOBAL].round == 4
+    last = [e.metrics["accuracy"] for e in ledger.of("evaluate") if e.round == 4]
+    assert np.mean(last) > 0.3
+
+
+def test_each_hospital_sends_a_task_s_embeddings_once(whole):
+    state, _, grid = whole
+    kinds = [order["embeddings"] for order in orders(grid)]
+    assert kinds == ["", *["sampled"] * 3, *[""] * 3, *["sampled"] * 3, *[""] * 3]
+    assert sorted(state.embeddings) == [f"{t} hospital-{k}" for t in (1, 2) for k in range(3)]
+    for name in state.embeddings.values():
+        sent = state.shelf.get(name).array_records["embeddings"]
+        count = len(sent["labels"].numpy())
+        assert sent["values"].numpy().shape == (count, 1, 256)
+        assert count == pytest.approx(0.1 * 1797 * 0.8 / 3, abs=1)
+
+
+def test_the_encoder_travels_once_to_each_hospital_and_never_back(whole):
+    state, _, grid = whole
+    encoders = state.encoder_arrays.keys()
+    assert all(name.startswith("encoder.") for name in encoders)
+    carrying: dict[int, int] = {}
+    for message in grid.sent:
+        node, content = message.metadata.dst_node_id, message.content
+        if "encoder" in content.array_records:
+            carrying[node] = carrying.get(node, 0) + 1
+            assert set(content.array_records["encoder"]) == set(encoders)
+        if content["order"]["encoder"]:
+            for name, record in content.array_records.items():
+                assert name == "encoder" or not set(record) & set(encoders)
+    assert carrying == {100: 1, 101: 1, 102: 1}
+    final = parcels_of(state)[GLOBAL].array_records["model"]
+    for name, array in state.encoder_arrays.items():
+        assert final[name].numpy().tobytes() == array.numpy().tobytes()
+
+
+def test_the_same_seed_gives_the_same_run_whatever_the_order_of_answers(tmp_path, whole):
+    again = fil_ver(tmp_path, order=1)
+    assert figures(again[1]) == figures(whole[1])
+    assert_same_models(again[0], whole[0])
+
+
+def test_what_is_averaged_is_eq_1_by_hand_and_the_encoder_stays_bit_for_bit(tmp_path):
+    """Σ N_j w_j / Σ N_j for N = 1 and 3; a mean of the encoder's 0.1 could be another number."""
+    strategy = strategy_of(settings(strategy="fil-ver", model="vee", filver__server_steps=0))
+    state = State(Shelf(tmp_path), "run")
+
+    def parcel(weight):
+        arrays = {"encoder.w": 0.1, "classifier.w": weight}
+        record = ArrayRecord({name: Array(np.array([w], "f4")) for name, w in arrays.items()})
+        return state.shelf.put(pack({"model": record}, Manifest(GLOBAL, "net", ["a", "b"], 1)))
+
+    state.nodes = {"graz": 1, "wien": 2}
+    state.models[GLOBAL] = Model(GLOBAL, GLOBAL, parcel(0.0))
+    first = Visit("graz", GLOBAL, "fil-ver-encoder", 1)
+    strategy.arrived(state, first, Model(GLOBAL, "graz", parcel(9.0), round=1))
+    begun = parcels_of(state)[GLOBAL].array_records["model"]
+    assert begun["classifier.w"].numpy() == [0]  # that of the first visit is thrown away
+    for hospital, weight, count in (("graz", 2.0, 1), ("wien", 4.0, 3)):
+        visit = Visit(hospital, GLOBAL, "fil-ver", 1)
+        model = Model(GLOBAL, hospital, parcel(weight), round=1, num_examples=count)
+        strategy.arrived(state, visit, model)
+    strategy.finish_round(state)
+    mean = parcels_of(state)[GLOBAL].array_records["model"]
+    assert mean["classifier.w"].numpy() == [(2 * 1 + 4 * 3) / 4]
+    assert mean["encoder.w"].numpy() == np.array([0.1], "f4")
+    assert state.models[GLOBAL].round == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["stats", "ebr"])
+def test_the_other_variants(tmp_path, variant):
+    model = "ebr" if variant == "ebr" else "vee"
+    state, ledger, _ = fil_ver(
+        tmp_path, filver__variant=variant, model=model, num_server_rounds=2, tasks=1
+    )
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    parts = {
+        state.shelf.get(name).array_records["embeddings"]["values"].numpy().shape[1]
+        for name in state.embeddings.values()
+    }
+    assert parts == {2 if variant == "stats" else 1}
+
+
+def test_who_comes_and_goes_by_plan(tmp_path):
+    """Who has left is not asked, and what it sent stays; who joins later gets the encoder then."""
+    plan = tmp_path / "plan.csv"
+    plan.write_text("hospital-0,active,active\nhospital-1,active,left\nhospital-2,not-yet,active\n")
+    changes = {"enrolment": str(plan), "num_server_rounds": 2, "evaluate__every": 1}
+    state, ledger, grid = fil_ver(tmp_path, **changes)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    expected = {(1, "hospital-0"), (1, "hospital-1"), (2, "hospital-0"), (2, "hospital-2")}
+    for verb in ("train", "evaluate"):
+        asked = {(order["task"], order["hospital"]) for order in orders(grid, verb)}
+        assert asked == expected
+    assert sorted(state.embeddings) == sorted(f"{t} {name}" for t, name in expected)
+    given = [
+        (message.content["order"]["round"], message.metadata.dst_node_id)
+        for message in grid.sent
+        if "encoder" in message.content.array_records
+    ]
+    assert sorted(given) == [(1, 100), (1, 101), (2, 102)]
+
+
+def test_hospitals_that_fail_without_a_plan(tmp_path, monkeypatch):
+    """The next one trains the encoder; one that is gone in task 2 has left its embeddings."""
+
+    class Failing(FakeGrid):
+        def __init__(self, handlers, rng=None):
+            super().__init__({node: self.failing(each) for node, each in handlers.items()}, rng)
+
+        def failing(self, handler):
+            def answer(message):
+                order = message.content["order"]
+                place = (order["hospital"], order["learner"], order["task"])
+                if message.metadata.message_type == "train" and place in GONE:
+                    return failing(message)
+                return handler(message)
+
+            return answer
+
+    GONE = {("hospital-0", "fil-ver-encoder", 1), ("hospital-2", "fil-ver", 2)}
+    monkeypatch.setattr("tests.test_federation.FakeGrid", Failing)
+    state, _, grid = fil_ver(tmp_path, num_server_rounds=2)
+    pretrained = [o["hospital"] for o in orders(grid) if o["learner"] == "fil-ver-encoder"]
+    assert pretrained == ["hospital-0", "hospital-1"]
+    assert "1 hospital-2" in state.embeddings
+    assert "2 hospital-2" not in state.embeddings
+    assert state.models[GLOBAL].round == 2
+
+
+def test_settings_that_do_not_fit(tmp_path):
+    def refusal(**changes):
+        with pytest.raises(SettingsError) as error:
+            strategy_of(settings(strategy="fil-ver", **{"model": "vee", **changes}))
+        return str(error.value)
+
+    assert "'model' is 'cnn'; it must be 'vee' with filver.variant 'sampled'" in refusal(
+        model="cnn"
+    )
+    assert "it must be 'ebr' with filver.variant 'ebr'" in refusal(filver__variant="ebr")
+    assert "'filver.pretrain' is 'pubic'" in refusal(filver__pretrain="pubic")
+    assert "'filver.pretrain' is 'public:x.npz'" in refusal(filver__pretrain="public:x.npz")
+    assert "'filver.server-steps' is -1" in refusal(filver__server_steps=-1)
+    assert "'filver.pretrain-epochs' is 0" in refusal(filver__pretrain_epochs=0)
+    strategy = strategy_of(settings(strategy="fil-ver", model="vee"))
+    with pytest.raises(SettingsError, match="the server must read the models"):
+        strategy.check(sealed=True)
+    with pytest.raises(SettingsError, match="'learner' is 'rehearsal'; it must be empty"):
+        strategy_of(settings(strategy="feder", learner="rehearsal"))
+    assert strategy_of(settings(strategy="cwt", learner="rehearsal")).learner == "rehearsal"
