@@ -320,6 +320,7 @@ def known_columns(hospitals: int) -> dict[str, Column]:
         epochs_to_75     the same in epochs of all hospitals, where one model goes from hospital to
                          hospital; both need evaluate.every = 1
         bytes_per_hop    to and from a hospital at a visit
+        megabytes        to and from all hospitals in the run
         seconds_per_round
                          median over the evaluated rounds
         wall_seconds     of the run; where GANs are missing they are trained in this time
@@ -357,6 +358,7 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     columns["rounds_to_75"] = Column("rounds to 75 %", 1, _rounds_to_75)
     columns["epochs_to_75"] = Column("epochs to 75 %", 1, _epochs_to_75)
     columns["bytes_per_hop"] = Column("MB per hop", 1e-6, _scalar("bytes_per_hop"))
+    columns["megabytes"] = Column("MB", 1e-6, _bytes)
     columns["seconds_per_round"] = Column("s per round", 1, _seconds_per_round)
     columns["wall_seconds"] = Column("wall time, s", 1, _scalar("wall_seconds"))
     for kind in ("plain", "private"):
@@ -381,6 +383,10 @@ def _last_5(key: str) -> Values:
         return [fmean(measured) if measured else None]
 
     return values
+
+
+def _bytes(summary: Mapping[str, Any]) -> list[float | None]:
+    return [summary["bytes_sent"] + summary["bytes_received"]]
 
 
 def _seconds_per_round(summary: Mapping[str, Any]) -> list[float | None]:

@@ -78,11 +78,14 @@ class Hospital:
         Raises:
             DataError: Nothing says of an image in which of the run's tasks it arrives.
             SettingsError: The classes cannot be cut in such tasks.
-            PolicyError: Classes that take part at the hospital are in no task.
+            PolicyError: Classes that take part at the hospital are in no task, or its images would
+                be copied for more tasks than its memory holds.
         """
         whole = self.whole or self.data
         if self.policy and whole.tasks:
             check_all_named(whole.shown, whole.tasks.named)
+            most = self.policy.machine.max_memory_gb
+            uphold(at_most("machine.max-memory-gb", whole.copied(task) / 1e9, most))
         return replace(self, data=whole.at(task), whole=whole, task=task)
 
     def everyone(self) -> Samples:

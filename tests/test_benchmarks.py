@@ -274,6 +274,15 @@ def test_seconds_of_a_round_are_their_median_and_the_best_is_the_summarys():
     assert columns["best_federation_accuracy"].values(summary) == [0.8]
 
 
+def test_figures_over_tasks_and_the_traffic_of_a_run_are_columns():
+    columns = reproduce.known_columns(2)
+    summary = {"forgetting": 0.25, "backward_transfer": -0.25, "accuracy_over_tasks": None}
+    assert [columns[name].values(summary) for name in summary] == [[0.25], [-0.25], [None]]
+    traffic = columns["megabytes"]
+    told = traffic.values({"bytes_sent": 1_500_000, "bytes_received": 500_000})
+    assert told == [pytest.approx(2.0 / traffic.scale)]
+
+
 def test_the_accuracy_and_oscillation_of_the_last_rounds():
     last = {"mean": 0.9, "std": 0.02, "balanced_mean": 0.8, "balanced_std": None}
     columns = reproduce.known_columns(2)

@@ -4,6 +4,7 @@ Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H,
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -165,6 +166,12 @@ class LocalData:
         now = so_far[-1:] if task else so_far
         sides = self._side("train", now) | self._side("test", so_far)
         return replace(self, classes=self.tasks.outputs, tasks=None, **sides)
+
+    def copied(self, task: int) -> int:
+        """Bytes of the images that `at` copies, for a task that shows them in another way."""
+        if self.tasks is None or not self.tasks.permutes:
+            return 0
+        return (len(self.train) + max(task, 1) * len(self.test)) * math.prod(self.train.shape)
 
     def train_so_far(self, task: int) -> Samples:
         """The training images of all tasks up to one."""

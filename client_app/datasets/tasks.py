@@ -46,9 +46,14 @@ class Tasks:
     test: NDArray[np.int64] | None = None
 
     @property
+    def permutes(self) -> bool:
+        """Whether every task shows all images, in its own way."""
+        return self.settings.task_cut == "permuted"
+
+    @property
     def once(self) -> range:
         """Tasks in which every image that takes part arrives once."""
-        return range(1, 2 if self._permutes else self.settings.tasks + 1)
+        return range(1, 2 if self.permutes else self.settings.tasks + 1)
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -89,7 +94,7 @@ class Tasks:
             SettingsError: The classes cannot be cut in tasks like that.
         """
         labels = samples.labels
-        if self._permutes:
+        if self.permutes:
             places = [np.arange(len(labels)) for _ in tasks]
         else:
             when = self._when(labels.cpu().numpy(), given)
@@ -99,17 +104,13 @@ class Tasks:
         labels = labels[chosen]
         if self.settings.task_cut == "shared-classes":
             labels = labels % self._size
-        if self._permutes:
+        if self.permutes:
             images = samples.images
             shown = Samples(torch.cat([self._permuted(images, task) for task in tasks]), labels)
         else:
             rows = chosen if samples.rows is None else samples.rows[chosen]
             shown = Samples(samples.pixels, labels, rows)
         return shown, together, np.repeat([*tasks], [len(each) for each in places])
-
-    @property
-    def _permutes(self) -> bool:
-        return self.settings.task_cut == "permuted"
 
     @property
     def _by_classes(self) -> bool:

@@ -16,7 +16,7 @@ from client_app.datasets.tasks import Tasks
 from client_app.disclosure import Disclosure, effects_of_tasks, step_of
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
-from client_app.policy import Policy
+from client_app.policy import Policy, PolicyError
 from client_app.store import Store
 from learning.evaluation import score
 from learning.samples import Samples
@@ -438,6 +438,19 @@ def test_tasks_cannot_leave_out_a_class_that_takes_part(tmp_path):
     chosen = "images.classes = ['0', '1', '2', '3']"
     hospital = Asked(tmp_path, [20] * 5, policy=chosen, task_classes=2)
     assert not hospital("query.prepare", round=0).has_error()
+
+
+def test_tasks_that_copy_images_stay_within_the_memory(tmp_path):
+    """Of 40 images of 16 bytes to train on and as many to test on, and four times those."""
+    policy = "machine.max-memory-gb = 0.0000031"  # 5 x 40 x 16 bytes are more
+    permuted = {"task_cut": "permuted", "tasks": 4}
+    hospital = Asked(tmp_path, [10] * 4, policy, **permuted)
+    place = open_hospital(hospital.place, classes=tuple("0123"))
+    assert len(place.at(3).data.test) == 120
+    with pytest.raises(PolicyError, match="machine"):
+        place.at(4)
+    place = open_hospital(Asked(tmp_path, [10] * 4, policy, tasks=4).place, classes=tuple("0123"))
+    assert len(place.at(4).data.test) == 40
 
 
 def test_who_withholds_the_accuracy_withholds_that_of_each_task(tmp_path):

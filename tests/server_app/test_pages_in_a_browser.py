@@ -191,7 +191,8 @@ def test_a_page_fits_every_screen(shown, name):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_all_text_can_be_read(shown, screen):
-    for name in ("learnt", "learnt_nothing", "handed_on_with_images", "one_missing", *OTHERS):
+    runs = ("learnt", "learnt_nothing", "handed_on_with_images", "one_missing", "in_tasks")
+    for name in (*runs, *OTHERS):
         assert shown(name, screen)[0].evaluate(FAINT) == []
 
 
@@ -216,7 +217,7 @@ def test_the_numbers_are_those_of_the_summary(shown, name):
         assert line[2].split()[0] == (f"{own['value']:.3f}" if own else "–")
 
 
-@pytest.mark.parametrize("name", ["learnt", "one_model", "fifty"])
+@pytest.mark.parametrize("name", ["learnt", "one_model", "fifty", "in_tasks"])
 def test_every_picture_has_a_name_and_a_sentence(shown, name):
     page, _ = shown(name)
     names = page.eval_on_selector_all(
