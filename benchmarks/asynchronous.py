@@ -6,9 +6,10 @@ All hospitals are in this process, and nothing waits for a disk (but for `checkp
 takes as long as `async.seconds` says. Flower and Ray have no part in it. Prints Markdown tables:
 
     speed       time to a target accuracy with a hospital that is 20 times slower, and without it;
-                also if some visits fail and the server is killed again and again
+                both also if some visits fail and the server is killed again and again
+    busy        how busy equally fast hospitals are, by their number
     mixing      what `shortest` and `uniform` do to how models get about
-    feder       FedER asynchronous and synchronous at equal visits
+    feder       FedER asynchronous and synchronous at equal visits, where hospitals differ
                 (blends of images in the place of a GAN's)
     checkpoint  seconds that it takes to keep one, after each delivery
 """
@@ -21,9 +22,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from math import inf
+from math import inf, isfinite, isnan, nan
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,12 @@ from strategies.registry import strategy_of
 from tests.fakes import FakeGrid, Handler, context, failing, run_config
 
 HOSPITALS, SLOWER = 5, 20
+QUICK = {f"hospital-{k}" for k in range(HOSPITALS - 1)}
 SLOW = ",".join(["1"] * (HOSPITALS - 1) + [str(SLOWER)])
 BASE = {"strategy": "rwt", "model": "mlp", "mlp__hidden": "64", "train__epochs": 1}
 ROUNDS, EVERY, TARGETS = 80, 2, (0.7, 0.75, 0.8)
-FAILING = 0.03  # share of the visits that fail
-FEDER_ROUNDS = 12
+FAILING = (0.03, 0.1)  # share of the visits that fail
+FEDER_ROUNDS, LAST = 40, 5  # rounds, and evaluations at their end that a figure is the mean of
 
 
 class Killed(BaseException):
@@ -77,24 +79,25 @@ def main() -> None:
 
 
 def do(
-    folder: Path, *, hospitals: int = HOSPITALS, kills: bool = False, **settings: Any
+    folder: Path, *, hospitals: int = HOSPITALS, failures: float = 0.0, **settings: Any
 ) -> tuple[Path, dict[str, Any]]:
-    """A run at the first of `HOSPITALS` parts of the images; its result folder and its summary.
+    """A run at the first of the parts of the images; its result folder and its summary.
 
     Args:
         folder: For results and stores.
-        hospitals: How many of the parts have a hospital.
-        kills: Visits fail, and the server is killed, at random.
+        hospitals: How many there are. There are `HOSPITALS` parts, or as many as hospitals.
+        failures: The share of the visits that fail; then the server is killed, too, at random.
         settings: As in tests.fakes.run_config.
     """
     config = run_config(**{**BASE, "output_dir": str(folder / "runs"), **settings})
-    handlers = {100 + k: _hospital(folder, k, config, kills) for k in range(hospitals)}
+    parts = max(hospitals, HOSPITALS)
+    handlers = {100 + k: _hospital(folder, k, parts, config, failures) for k in range(hospitals)}
     rng = rng_for(int(config["seed"]), "kills")
     resume = ""
     while True:
         parsed = Settings.parse({**config, "resume": resume})
         results, state = Results.open(parsed)
-        left = int(rng.integers(50, 400)) if kills else -1
+        left = int(rng.integers(50, 400)) if failures else -1
 
         def keep(state: State, results: Results = results) -> None:
             nonlocal left
@@ -123,12 +126,14 @@ def _unlock() -> None:
                 os.close(int(link.name))
 
 
-def _hospital(folder: Path, k: int, config: Mapping[str, Any], kills: bool) -> Handler:
-    place = context(k, HOSPITALS, config, **{"store-dir": str(folder / "store")})
+def _hospital(
+    folder: Path, k: int, parts: int, config: Mapping[str, Any], failures: float
+) -> Handler:
+    place = context(k, parts, config, **{"store-dir": str(folder / "store")})
     rng = rng_for(int(config["seed"]), "failures", hospital=str(k))
 
     def handle(message: Message) -> Message | None:
-        if kills and message.metadata.message_type == "train" and rng.random() < FAILING:
+        if message.metadata.message_type == "train" and rng.random() < failures:
             return failing(message, 8, "killed")
         return hospital_app(message, place)
 
@@ -149,10 +154,9 @@ def no_disk() -> Iterator[None]:
 def curve(result: Path, summary: Mapping[str, Any]) -> dict[float, float]:
     """Mean accuracy of all models at all hospitals but the last, by virtual time."""
     events = map(json.loads, (result / "metrics.jsonl").read_text().splitlines())
-    fast = {f"hospital-{k}" for k in range(HOSPITALS - 1)}
     tests: dict[int, list[float]] = {}
     for event in events:
-        if event["verb"] == "evaluate" and event["outcome"] == "ok" and event["hospital"] in fast:
+        if event["verb"] == "evaluate" and event["outcome"] == "ok" and event["hospital"] in QUICK:
             tests.setdefault(event["round"], []).append(event["metrics"]["accuracy"])
     times = summary["over_time"]["time"]
     return {at: fmean(tests[r]) for at, r in zip(times, summary["history"]["round"], strict=True)}
@@ -165,36 +169,95 @@ def reached(points: Mapping[float, float], target: float) -> float:
 
 def speed(seeds: Sequence[int]) -> None:
     """Time to a target accuracy."""
-    cases: dict[str, dict[str, Any]] = {
-        "without the slow one": {"hospitals": HOSPITALS - 1, "async__seconds": "1"},
-        f"one {SLOWER} times slower": {"async__seconds": SLOW},
-        "the same, failures and kills": {"async__seconds": SLOW, "kills": True},
-        "the same, synchronous": {"async__seconds": SLOW, "asynchronous": False},
-    }
+    quick: dict[str, Any] = {"hospitals": HOSPITALS - 1, "async__seconds": "1"}
+    slow: dict[str, Any] = {"async__seconds": SLOW}
+    pairs = {"": (quick, slow)}
+    for share in FAILING:
+        pairs[f", {share:.0%} fail"] = (quick | {"failures": share}, slow | {"failures": share})
     columns = [f"to {target}, s" for target in TARGETS]
     print_head("run", "seed", *columns, "times", "busy, fast", "visits", "resumed", "last")
+    times: dict[str, list[list[float]]] = {}
     for seed in seeds:
-        without: list[float] = []
-        for name, case in cases.items():
-            with tempfile.TemporaryDirectory() as folder, no_disk():
-                settings = {"asynchronous": True, "seed": seed, "evaluate__every": EVERY, **case}
-                result, summary = do(Path(folder), num_server_rounds=ROUNDS, **settings)
-                points = curve(result, summary)
-            seconds = [reached(points, target) for target in TARGETS]
-            without = without or seconds
-            ratios = [f"{a / b:.2f}" for a, b in zip(seconds, without, strict=True)]
-            busy = [
-                each
-                for hospital, each in summary["over_time"]["busy"].items()
-                if "4" not in hospital
-            ]
-            visits = sum(each["visits"] for each in summary["participation"].values())
-            shown = [f"{each:.0f}" for each in seconds]
-            utilised = f"{min(busy):.2f} to {max(busy):.2f}"
-            last = f"{list(points.values())[-1]:.3f}"
-            print_row(
-                name, seed, *shown, " ".join(ratios), utilised, visits, summary["resumed"], last
-            )
+        for name, (without, with_it) in pairs.items():
+            base = _timed(f"without the slow one{name}", seed, [], **without)
+            runs = {f"one {SLOWER} times slower{name}": with_it}
+            if not name:
+                runs["the same, synchronous"] = with_it | {"asynchronous": False}
+            for run, case in runs.items():
+                seconds = _timed(run, seed, base, **case)
+                times.setdefault(run, []).append(_ratios(seconds, base))
+    print()
+    print_head("run", *(f"times to {target}: median (range; seeds)" for target in TARGETS))
+    for run, of_seeds in times.items():
+        shown = [_spread(each) for each in zip(*of_seeds, strict=True)]
+        print_row(run, *shown)
+
+
+def _ratios(seconds: Sequence[float], without: Sequence[float]) -> list[float]:
+    """How many times as long it takes to each target; NaN for one that both do not reach."""
+    pairs = zip(seconds, without, strict=True)
+    return [a / b if isfinite(a) and isfinite(b) else nan for a, b in pairs]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    """Their median and range, and how many there are: NaN is not counted."""
+    known = [each for each in ratios if not isnan(each)]
+    if not known:
+        return "–"
+    return f"{median(known):.2f} ({min(known):.2f} to {max(known):.2f}; {len(known)})"
+
+
+def _timed(name: str, seed: int, without: Sequence[float], **case: Any) -> list[float]:
+    """Do a run and print its row; the seconds to each target.
+
+    Args:
+        name: Of the run.
+        seed: Of the run.
+        without: The seconds of the run that it is compared with; empty: with itself.
+        case: As in `do`.
+    """
+    with tempfile.TemporaryDirectory() as folder, no_disk():
+        settings = {"asynchronous": True, "seed": seed, "evaluate__every": EVERY, **case}
+        result, summary = do(Path(folder), num_server_rounds=ROUNDS, **settings)
+        points = curve(result, summary)
+    seconds = [reached(points, target) for target in TARGETS]
+    ratios = [f"{each:.2f}" for each in _ratios(seconds, without or seconds)]
+    shares = [each for name, each in summary["over_time"]["busy"].items() if name in QUICK]
+    visits = sum(each["visits"] for each in summary["participation"].values())
+    print_row(
+        name,
+        seed,
+        *(f"{each:.0f}" for each in seconds),
+        " ".join(ratios),
+        f"{min(shares):.2f} to {max(shares):.2f}",
+        visits,
+        summary["resumed"],
+        f"{list(points.values())[-1]:.3f}",
+    )
+    return seconds
+
+
+def busy(seeds: Sequence[int]) -> None:
+    """How busy equally fast hospitals are: of an odd number one waits."""
+    print_head("hospitals", "seconds a visit", "busy, mean", "lowest", "highest")
+    for hospitals in range(3, 8):
+        for name, spread in (("1", 0.0), ("0.99 to 1.01", 0.01), ("0.8 to 1.2", 0.2)):
+            shares: list[float] = []
+            for seed in seeds:
+                rng = np.random.default_rng(seed)
+                seconds = 1 + spread * rng.uniform(-1, 1, hospitals)
+                with tempfile.TemporaryDirectory() as folder, no_disk():
+                    _, summary = do(
+                        Path(folder),
+                        hospitals=hospitals,
+                        asynchronous=True,
+                        async__seconds=",".join(f"{each:.4f}" for each in seconds),
+                        seed=seed,
+                        num_server_rounds=40,
+                        evaluate__every=40,
+                    )
+                shares += summary["over_time"]["busy"].values()
+            print_row(hospitals, name, *(f"{f(shares):.2f}" for f in (fmean, min, max)))
 
 
 def mixing(seeds: Sequence[int]) -> None:
@@ -233,11 +296,11 @@ def mixing(seeds: Sequence[int]) -> None:
 
 
 def feder(seeds: Sequence[int]) -> None:
-    """FedER at equal visits."""
+    """FedER at equal visits: the same seeds for both, so that the differences are of pairs."""
     columns = ("federation_accuracy", "ensemble_accuracy", "disagreement")
     print_head("variant", "seed", *(f"{each}, sync to async" for each in columns))
     buffer.make_buffer = blend
-    for variant in ("full",):
+    for variant in ("full", "buffer-only"):
         differences: dict[str, list[float]] = {each: [] for each in columns}
         for seed in seeds:
             pair = []
@@ -245,18 +308,19 @@ def feder(seeds: Sequence[int]) -> None:
                 with tempfile.TemporaryDirectory() as folder, no_disk():
                     _, summary = do(
                         Path(folder),
-                        hospitals=HOSPITALS,
                         strategy="feder",
                         asynchronous=asynchronous,
                         async__seconds="1,1.5,2,1,3",
                         feder__variant=variant,
                         train__epochs=2,
-                        partition="iid",
+                        partition="dirichlet",
+                        partition_alpha=0.5,
                         seed=seed,
                         num_server_rounds=FEDER_ROUNDS,
-                        evaluate__every=FEDER_ROUNDS,
+                        evaluate__every=EVERY,
                     )
-                pair.append(summary)
+                history = summary["history"]
+                pair.append({each: _of_last(history[each]) for each in columns})
             before, after = pair
             for each in columns:
                 differences[each].append(after[each] - before[each])
@@ -265,6 +329,11 @@ def feder(seeds: Sequence[int]) -> None:
         print_row(
             variant, "async − sync, 95 %", *(_interval(differences[each]) for each in columns)
         )
+
+
+def _of_last(values: Sequence[float | None]) -> float:
+    """Mean of the last evaluations; of the ensemble there is one."""
+    return fmean(each for each in values[-LAST:] if each is not None)
 
 
 def blend(hospital: Hospital, size: int, deadline: float) -> Release:
@@ -315,6 +384,7 @@ def checkpoint(seeds: Sequence[int]) -> None:
 
 PARTS: dict[str, Callable[[Sequence[int]], None]] = {
     "speed": speed,
+    "busy": busy,
     "mixing": mixing,
     "feder": feder,
     "checkpoint": checkpoint,

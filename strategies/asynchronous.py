@@ -13,8 +13,10 @@ move (`HandsOn`): that method still says what a visit is.
     a lineage is the same after k visits whoever is fast.
  4. A round is N visits that succeeded: then models are tested as they are, and nobody waits for it
     (`async.tests`, `evaluate.every`). In the last round no more visits are begun than count.
- 5. A hospital that fails a visit, or is away, rests: it gives its queue back, is not drawn, and the
-    model goes on from its last good copy. An answer that comes later is dropped.
+ 5. If a visit fails, or its hospital is away, the model goes on from its last good copy; an answer
+    that comes later is dropped. A hospital whose visit failed twice in a row rests: it gives its
+    queue back, and is not drawn. Once may be chance: if all quick hospitals rested after it, every
+    model would wait for a slow one.
  6. It is back when it answers again, else with the next round, and gets a waiting model at once.
  7. Where models stay (`HandsOn.stays`, FedER's `buffer-only`) a queue holds the hospital's own
     model, and what is drawn is whose buffer is replayed.
@@ -88,17 +90,22 @@ class Asynchronous(Strategy):
         return replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """The model goes on; a hospital that failed gives back all that waits for it."""
+        """The model goes on; a hospital that rests gives back all that waits for it."""
         super().arrived(state, visit, trained)
         model = state.models[visit.model]
         state.models[visit.model] = replace(model, turns=model.turns + 1)
         state.finished += trained is not None
-        if trained is None and visit.hospital not in state.resting:
-            state.resting.append(visit.hospital)
+        here = visit.hospital
+        if trained:
+            state.failed = [each for each in state.failed if each != here]
+        elif here not in state.failed:
+            state.failed.append(here)
+        elif here not in state.resting:
+            state.resting.append(here)
         if self.base.stays:
             return
-        queue = state.queues[visit.hospital]
-        leaving = queue[:1] if trained else queue[:]
+        queue = state.queues[here]
+        leaving = queue[:] if here in state.resting else queue[:1]
         del queue[: len(leaving)]
         for name in leaving:
             self._send_on(state, name)

@@ -25,6 +25,8 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
 from client_app.app import app as hospital_app
+from client_app.run import check_newest
+from client_app.store import Store
 from deploy.demo import HOSPITALS
 from server_app.app import app as server_app
 from strategies.engine.courier import Courier
@@ -280,6 +282,23 @@ class CountingHospital:
 
     def parcel(self, visits: float, label: Manifest) -> RecordDict:
         return pack({"model": ArrayRecord({"visits": Array(np.array([visits], "f4"))})}, label)
+
+
+class Sealing(CountingHospital):
+    """Takes no older model than it has had: of sealed parcels a hospital can tell."""
+
+    def __init__(self, name: str, folder: Path):
+        super().__init__(name)
+        self.run = Store(folder / name)
+
+    def train(self, message: Message, order: Order) -> Message | None:
+        check_newest(self.run, Manifest.of(message.content))
+        return super().train(message, order)
+
+    def evaluate(self, message: Message, order: Order) -> Message:
+        for parcel in unbundle(message.content).values():
+            check_newest(self.run, Manifest.of(parcel), tested=True)
+        return super().evaluate(message, order)
 
 
 def federation(count: int, **changes: Handler) -> dict[int, Any]:

@@ -39,6 +39,7 @@ from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
+    Sealing,
     context,
     failing,
     parcels_of,
@@ -242,6 +243,17 @@ def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_
 
 
 @pytest.mark.usefixtures("_no_waiting")
+@pytest.mark.parametrize("end", [55, 75, 90])
+def test_without_rounds_no_model_looks_older_after_a_kill(end, tmp_path):
+    """A hospital that is away when the run goes on has lost the visit that it had been sent."""
+    hospitals = [Sealing(f"h{k}", tmp_path / "stores") for k in range(HOSPITALS)]
+    run = Run(tmp_path / "runs", "rwt", hospitals, asynchronous=True, num_server_rounds=12)
+    assert not run.part(end)
+    assert not run.part(end, away=["h1"])
+    assert run.part()
+
+
+@pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("strategy", quick_or_slow(["cwt", "cwc", "fedavg"]))
 def test_a_hospital_that_is_new_after_a_kill_takes_part_from_the_next_round_on(strategy, tmp_path):
     unbroken = Run(tmp_path / "unbroken", strategy, num_server_rounds=3)
@@ -399,6 +411,7 @@ def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_
 def test_a_checkpoint_is_the_whole_state(tmp_path):
     """Of every attribute; hospitals have to enrol once more, and visits are ordered once more."""
     state = State(Shelf(tmp_path), "run", round=3, hop=2, classes=["a", "b"], shape=[1, 8, 8])
+    state.outputs = ["a", "b"]
     state.nodes = {"h0": 7}
     state.withheld = {"h1": 8}
     state.keys = {"h0": "key"}
@@ -406,10 +419,11 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.models = {"a": Model("a", "h0", parcel, "h1", 2, 5.0, 3)}
     state.after_visits = {"hop-1-visit": parcel}
     state.buffers = {"h0": parcel}
+    state.encoder, state.embeddings = parcel, {"1 h0": parcel}
     state.delivered = {("h0", "hash")}
     state.under_way = [Visit("h0", "a", "plain", 1)]
-    state.queues, state.resting = {"h0": ["a"]}, ["h1"]
-    state.ordered, state.clock = {"h0 a": (3, 7.5)}, 6.5
+    state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
+    state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5)}, {"h0 a": 2}, 6.5
     state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here

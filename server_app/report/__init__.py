@@ -31,6 +31,10 @@ KINDS = {
     "folder": "the hospitals' own images",
     "manifest": "the hospitals' own images",
 }
+QUEUES = (
+    "Asynchronous: hospitals do not wait for one another. A round is as many visits as there are "
+    "models."
+)
 NAMED = 4  # more classes than this are counted
 
 
@@ -44,13 +48,14 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
         toml: Its settings, as a file.
     """
     config = tomllib.loads(toml)
+    queues = bool(config.get("asynchronous"))
     tests = [row for row in summary.assessments if row["kind"] == "model"]
     chances = {h: chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals}
     chances[""] = chance(tests)
     sections = {
         worth.TITLE: worth.part(summary, chances),
         worth.DATA: worth.data(summary),
-        method.TITLE: method.part(summary, events, chances),
+        method.TITLE: method.part(summary, events, chances, queues=queues),
         over_tasks.TITLE: over_tasks.part(summary),
         over_time.TITLE: over_time.part(summary, chances),
         operation.TITLE: operation.part(summary, events, flatten_dict(config), toml),
@@ -58,7 +63,8 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
     }
     title = title_of(name, summary)
     contents = [each for each, markup in sections.items() if markup]
-    return document(title, *_head(title, name, summary), *sections.values(), contents=contents)
+    head = _head(title, name, summary, queues)
+    return document(title, *head, *sections.values(), contents=contents)
 
 
 def title_of(name: str, summary: Summary) -> str:
@@ -85,7 +91,7 @@ def _method(strategy: str) -> tuple[str, str]:
     return title, sentence
 
 
-def _head(title: str, name: str, summary: Summary) -> Iterator[str]:
+def _head(title: str, name: str, summary: Summary, queues: bool) -> Iterator[str]:
     facts = [
         f"{len(summary.hospitals)} hospitals",
         f"{len(summary.models)} models" if len(summary.models) != 1 else "one model",
@@ -96,7 +102,7 @@ def _head(title: str, name: str, summary: Summary) -> Iterator[str]:
     if summary.resumed:
         facts.insert(-1, f"interrupted and resumed: {summary.resumed}")
     yield heading(title, 1)
-    if sentence := _method(summary.strategy)[1]:
+    if sentence := QUEUES if queues else _method(summary.strategy)[1]:
         yield paragraph(f"{sentence[:1].upper()}{sentence[1:]}")
     yield paragraph(" · ".join(facts), soft=True)
     if summary.status == "failed":

@@ -24,7 +24,13 @@ PANELS = 12  # hospitals whose lines over all visits are shown, each by itself
 FOLDED = 300  # cells of a picture of routes above which it is folded
 
 
-def part(summary: Summary, events: Sequence[Event], chances: Mapping[str, float]) -> str:
+def part(
+    summary: Summary,
+    events: Sequence[Event],
+    chances: Mapping[str, float],
+    *,
+    queues: bool = False,
+) -> str:
     """The section; without figures if no round was evaluated.
 
     Args:
@@ -32,6 +38,7 @@ def part(summary: Summary, events: Sequence[Event], chances: Mapping[str, float]
         events: What happened, in order.
         chances: At each hospital, and under "" their mean, the balanced accuracy of always the same
             answer; NaN if nobody can say.
+        queues: Whether models moved one by one, not in rounds.
     """
     parts = []
     if summary.history["round"]:
@@ -40,7 +47,7 @@ def part(summary: Summary, events: Sequence[Event], chances: Mapping[str, float]
             parts += _visits(summary, chances[""])
     else:
         parts.append(paragraph("No model was tested: there is nothing to compare."))
-    parts += routes(summary, events)
+    parts += routes(summary, events, queues=queues)
     return section(TITLE, *parts)
 
 
@@ -175,14 +182,15 @@ def _times(visits: Sequence[Mapping[str, Any]]) -> list[float]:
     return [v["round"] - 1 + (v["hop"] - rest) / hops for v, rest in zip(visits, left, strict=True)]
 
 
-def routes(summary: Summary, events: Iterable[Event]) -> Iterator[str]:
+def routes(summary: Summary, events: Iterable[Event], *, queues: bool = False) -> Iterator[str]:
     """Where each model was trained, visit by visit."""
     number = {hospital: k for k, hospital in enumerate(_asked(summary, events), 1)}
     visited: dict[str, dict[tuple[int, int], list[Event]]] = {}
     for event in events:
         if event.verb.partition(".")[0] == "train":
             stops = visited.setdefault(event.lineage, {})
-            stops.setdefault((event.round, event.hop), []).append(event)
+            round_ = 0 if queues else event.round
+            stops.setdefault((round_, event.hop), []).append(event)
     if not visited:
         return
     yield heading("Where each model has been", 3)
@@ -193,7 +201,7 @@ def routes(summary: Summary, events: Iterable[Event]) -> Iterator[str]:
             "comes back: there are no routes."
         )
         return
-    if len(visited) > 1:
+    if len(visited) > 1 or queues:
         places = sorted({place for stops in visited.values() for place in stops})
         rows = {
             f"{number.get(lineage, '')} {lineage}".strip(): [
@@ -204,6 +212,9 @@ def routes(summary: Summary, events: Iterable[Event]) -> Iterator[str]:
         firsts = {now: (now, hop) for now, hop in reversed(places)}
         titles = [str(place[0]) if place == firsts[place[0]] else "" for place in places]
         about = "Rows are models, columns are hops with the round above its first one."
+        if queues:
+            titles = [str(visit) for _, visit in places]
+            about = "Rows are models, columns are their first visit, their second, and so on."
     else:
         [(lineage, stops)] = visited.items()
         hops = sorted({hop for _, hop in stops})

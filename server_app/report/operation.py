@@ -38,7 +38,7 @@ def part(summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], tom
         TITLE,
         *_participation(summary),
         *_failures(summary),
-        *_costs(summary, events),
+        *_costs(summary, events, queues=flat.get("asynchronous", False)),
         *_settings(flat, toml),
     )
 
@@ -101,7 +101,7 @@ def _failures(summary: Summary) -> Iterator[str]:
     yield table(titles, rows[:LISTED], about="Failures")
 
 
-def _costs(summary: Summary, events: Sequence[Event]) -> Iterator[str]:
+def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> Iterator[str]:
     spent = summary.seconds
     total = sum(spent.values()) or 1.0
     bars = [(phase, s, f"{s:,.1f} s, {s / total:.0%}") for phase, s in spent.items()]
@@ -139,7 +139,7 @@ def _costs(summary: Summary, events: Sequence[Event]) -> Iterator[str]:
     if rows:
         head = ["a hospital …", "answers", "seconds, median", "longest", "sent to it", "received"]
         yield table(head, rows, about="Seconds and bytes of an answer")
-    if hops := list(_hops(events)):
+    if not queues and (hops := list(_hops(events))):
         head = ["round", "hop", "visits", "seconds until the last answer", "sent", "received"]
         more = f" The first {HOPS}; metrics.jsonl has all." if len(hops) > HOPS else ""
         yield folded(

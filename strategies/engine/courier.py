@@ -12,7 +12,7 @@ except `SimulationBroken`: Flower's simulation cannot go on after the loss of on
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from typing import Generic, TypeVar
@@ -224,6 +224,11 @@ class Exchange(Generic[AboutT]):
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
         self._finished: deque[Delivery[AboutT]] = deque()
         self._looked = time.monotonic()
+
+    @property
+    def later(self) -> Collection[str]:
+        """The hospitals that take no part yet, though they may be connected."""
+        return ()
 
     def post(self, letters: Iterable[Letter[AboutT]]) -> None:
         """Hand messages over; also while deliveries are taken."""

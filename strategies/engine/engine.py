@@ -32,7 +32,7 @@ from strategies.engine.enrolment import (
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
 from strategies.engine.run import Content, Ordered, Run, RunError
-from strategies.engine.state import State
+from strategies.engine.state import Model, State
 from strategies.engine.testing import Batch, begin_tests, letters, record_tests
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
@@ -75,7 +75,7 @@ class Engine:
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
-        check_ready(self.run, enrol(self.run))
+        check_ready(self.run, enrol(self.run, self.exchange.later))
         log(INFO, "%d rounds at %s", rounds, ", ".join(state.hospitals))
         state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
         self._ask_for_tests()
@@ -86,7 +86,7 @@ class Engine:
             state.round, state.hop, state.after_visits = state.round + 1, 0, {}
             self.keep(state)
             if state.round <= rounds and not state.under_way:
-                enrol(self.run)
+                enrol(self.run, self.exchange.later)
             self.asked.clear()
         if not any(model.round for model in state.models.values()):
             raise RunError("No hospital has trained any model; see the failures above.")
@@ -169,6 +169,7 @@ class Engine:
             if (node := state.nodes[visit.hospital]) in reachable:
                 ordered = self._ordered(visit)
                 state.under_way.append(visit)
+                state.sent[visit.key] = state.shelf.label(ordered.sent).round
                 letter = self.run.letter(
                     visit.verb, node, ordered.order, ordered, partial(self._content, ordered)
                 )
@@ -178,7 +179,7 @@ class Engine:
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
-                self.strategy.arrived(state, visit, None)
+                self._end(visit, None)
 
     def _reachable(self) -> set[int]:
         """The nodes that take messages, as far as can be told without holding anybody up."""
@@ -239,7 +240,9 @@ class Engine:
                 self._welcome(delivery)
             case str(hospital):
                 self.asked.discard(delivery.letter.node)
-                if delivery.failure is None:
+                if delivery.letter.verb == "query.enrol":
+                    self._join(hospital)
+                elif delivery.failure is None:
                     self.run.journal.record(Event.of(delivery, hospital, round=0, hop=0))
                     self.strategy.returned(self.state, hospital)
 
@@ -280,8 +283,12 @@ class Engine:
                 num_examples=event.metrics["num-examples"],
             )
         state.under_way.remove(visit)
-        del state.ordered[visit.key]
-        self.strategy.arrived(state, visit, trained)
+        self._end(visit, trained)
+
+    def _end(self, visit: Visit, trained: Model | None) -> None:
+        """Have the method move on; if the visit comes again, it is another one, of a new round."""
+        self.state.ordered.pop(visit.key, None)
+        self.strategy.arrived(self.state, visit, trained)
 
     def _look_round(self) -> None:
         """Ask those who have come who they are, and those who are back whether they are."""
@@ -295,6 +302,15 @@ class Engine:
         back = sorted(connected & away.keys() - run.courier.answering)
         self.exchange.post(run.courier.live(node, away[node], away[node]) for node in back)
         self.asked |= {*new, *back}
+
+    def _join(self, hospital: str) -> None:
+        """Have a hospital join that did so now in the run that is replayed."""
+        enrol(self.run, self.exchange.later)
+        if hospital not in self.state.nodes:
+            raise RunError(
+                f"In the record of async.replay '{hospital}' joins next, here it does not: is it "
+                "connected, and willing?"
+            )
 
     def _welcome(self, delivery: Delivery[Order]) -> None:
         """Take in what a hospital says that has come, or has come back, while visits go on."""

@@ -5,7 +5,7 @@ It happens at the beginning of every round, for hospitals that are new or have c
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
 
@@ -28,10 +28,14 @@ PAUSE = 3.0  # seconds between two looks at who can be reached
 Failed = list[Delivery[Order]]
 
 
-def enrol(run: Run) -> Failed:
+def enrol(run: Run, later: Collection[str] = ()) -> Failed:
     """Ask hospitals that are not known yet who they are and to prepare; take in their models.
 
     Within a round, after a resume, only those that were there before come back.
+
+    Args:
+        run: The run.
+        later: The hospitals that take no part yet.
 
     Returns:
         What became of those that are not ready; they are asked again in the next round.
@@ -40,7 +44,8 @@ def enrol(run: Run) -> Failed:
         RunError: There are too few hospitals, fewer than two classes, or no shape of images that
             most of them have.
     """
-    coming, failed = introduced(run, run.courier.exchange(introductions(run, _reached(run))))
+    answers = run.courier.exchange(introductions(run, _reached(run)))
+    coming, failed = introduced(run, [each for each in answers if _says(each) not in later])
     newcomers: dict[str, Model] = {}
     for delivery in run.courier.exchange(preparations(run, coming)):
         newcomers |= prepared(run, delivery, failed)
@@ -124,6 +129,11 @@ def _reached(run: Run) -> list[int]:
         log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
         time.sleep(PAUSE)
     return strangers(run, reachable)
+
+
+def _says(answer: Delivery[Order]) -> str:
+    """Who a hospital says that it is."""
+    return str(answer.content.config_records.get("card", ConfigRecord()).get("hospital", ""))
 
 
 def _registered(run: Run) -> dict[int, str]:

@@ -6,11 +6,11 @@ them when. So an answer may come early and lie here until it is its turn:
 - in virtual time (`async.seconds`), in which a visit takes as long at a hospital as the setting
   says, and everything else no time. What ends at one moment ends in a random order;
 - in the order of a run that is replayed (`async.replay`). What failed there fails here, and a
-  hospital is back when it was back there.
+  hospital joins, or is back, when it did there.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -73,12 +73,13 @@ class InVirtualTime(Exchange[Any]):
 
 @dataclass(frozen=True)
 class Turn:
-    """A line of a record: a visit that ended, or a hospital that was back.
+    """A line of a record: a visit that ended, or a hospital that had joined or was back.
 
     Attributes:
-        verb: `query.live` for a hospital that was back; else of the visit.
+        verb: `query.enrol` for a hospital that had joined, `query.live` for one that was back; else
+            of the visit.
         hospital: Where.
-        lineage: The model's; empty if a hospital was back.
+        lineage: The model's; empty if it was no visit.
         outcome: As in `Event`.
         reason: As in `Event`.
     """
@@ -103,6 +104,12 @@ class Replayed(InVirtualTime):
         super().__init__(courier, 0)
         self.state, self.turns = state, turns
 
+    @property
+    def later(self) -> Collection[str]:
+        """The hospitals that join later in the record."""
+        turns = self.turns[self.state.replayed :]
+        return {turn.hospital for turn in turns if turn.verb == "query.enrol"}
+
     def take(self) -> Delivery[Any]:
         """Wait for what becomes of the message whose turn it is.
 
@@ -116,9 +123,9 @@ class Replayed(InVirtualTime):
             raise RunError("The record of async.replay has ended, and the run has not.")
         turn = self.turns[at]
         self.state.replayed += 1
-        if turn.verb == "query.live":
-            back: Letter[Any] = Letter(0, turn.verb, turn.hospital, RecordDict, 0.0, "")
-            return Delivery(back, RecordDict(), None, "", 0.0, 0)
+        if turn.verb.startswith("query."):
+            there: Letter[Any] = Letter(0, turn.verb, turn.hospital, RecordDict, 0.0, "")
+            return Delivery(there, RecordDict(), None, "", 0.0, 0)
         for letter in visits:
             visit = letter.about.visit
             model = self.state.models[visit.model]
@@ -142,8 +149,7 @@ def read_turns(path: Path) -> list[Turn]:
     """The order of a run, from its result directory.
 
     Raises:
-        SettingsError: It cannot be read; or a hospital joined while that run went on, which is not
-            replayed.
+        SettingsError: It cannot be read.
     """
     try:
         lines = (path.expanduser() / "metrics.jsonl").read_text("utf-8").splitlines()
@@ -160,11 +166,10 @@ def _turns(events: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
     for event in events:
         verb, hospital, outcome = event["verb"], event["hospital"], event["outcome"]
         if verb == "query.prepare" and outcome == "ok":
-            if began and hospital not in there:
-                raise ValueError(f"the hospital '{hospital}' joined while that run went on")
-            there.add(hospital)
             if began:
-                yield Turn("query.live", hospital, "", outcome, "")
+                joined = hospital not in there
+                yield Turn("query.enrol" if joined else "query.live", hospital, "", outcome, "")
+            there.add(hospital)
         elif verb == "query.live":
             yield Turn(verb, hospital, "", outcome, "")
         elif verb.startswith("train"):

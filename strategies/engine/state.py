@@ -67,7 +67,10 @@ class State:
             first. Every model is in exactly one.
         ordered: Of each visit that is under way, by its key: the round in which it was ordered
             first, and when it ends in virtual time.
-        resting: The hospitals that failed, and get no model until they are back.
+        sent: The round of the newest version of each model that each hospital was sent to train,
+            by the key of the visit.
+        failed: The hospitals whose last visit failed.
+        resting: Those that failed twice in a row, and get no model until they are back.
         finished: How many visits of this round have succeeded.
         tested: The parcels of the models that are being tested, by name.
         tested_round: The round that they are of; 0 = none.
@@ -95,6 +98,8 @@ class State:
     under_way: list[Visit] = field(default_factory=list)
     queues: dict[str, list[str]] = field(default_factory=dict)
     ordered: dict[str, tuple[int, float]] = field(default_factory=dict)
+    sent: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
     resting: list[str] = field(default_factory=list)
     finished: int = 0
     tested: dict[str, str] = field(default_factory=dict)

@@ -65,13 +65,21 @@ def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
 
 
 def _tested_at(run: Run, hospital: str) -> dict[str, str]:
-    """The parcels that a hospital tests, by name."""
+    """The parcels that a hospital tests, by name.
+
+    Not those that it has had in a newer version since: it would refuse them.
+    """
     state = run.state
+    tested = {
+        name: parcel
+        for name, parcel in state.tested.items()
+        if state.shelf.label(parcel).round >= state.sent.get(f"{hospital} {name}", 0)
+    }
     if run.settings.evaluate.cross:
-        return state.tested
+        return tested
     here = {name for name, model in state.models.items() if model.place == hospital}
     chosen = here | {run.strategy.holders(state).get(hospital, "")}
-    return {name: parcel for name, parcel in state.tested.items() if name in chosen}
+    return {name: parcel for name, parcel in tested.items() if name in chosen}
 
 
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:

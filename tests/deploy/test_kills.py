@@ -24,12 +24,16 @@ from strategies.protocol.parcel import check_parcel, load
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
 SUPERVISED = ("flower-superlink", "flower-supernode")
-KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 5))
+KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 3))  # with each method
 PAUSE = 20.0  # seconds, at most, from one kill to the next
 ROUNDS = 4
+METHODS = {
+    "in rounds": f"strategy='cwt' evaluate.every={ROUNDS}",
+    "in queues": "strategy='rwt' asynchronous=true evaluate.every=2",
+}
 SETTINGS = (
-    f"strategy='cwt' model='mlp' num-server-rounds={ROUNDS} train.epochs=1 evaluate.every={ROUNDS} "
-    "min-hospitals=1 hop-timeout=40 prepare-timeout=60"
+    f"model='mlp' num-server-rounds={ROUNDS} train.epochs=1 min-hospitals=1 hop-timeout=40 "
+    "prepare-timeout=60"
 )
 
 
@@ -57,12 +61,15 @@ class Killer:
         self.moment = self.began
         self.place = None  # of the run when its server was killed last
 
-    def strike(self, place):
-        """Kill a process if it is time; of which kind it was. The run is at this place."""
+    def strike(self, place, begun):
+        """Kill a process if it is time and the run has begun; of which kind it was.
+
+        The run is at this place.
+        """
         now = time.monotonic()
         alive = processes(self.folder)
         self.first_seen = {process: self.first_seen.get(process, now) for process in alive}
-        if self.kills == KILLS or now < self.moment:
+        if self.kills == KILLS or now < self.moment or not begun:
             return ""
         if not self.kinds:
             self.kinds = self.rng.sample(KINDS, len(KINDS))
@@ -90,13 +97,13 @@ class Killer:
 class Operator:
     """Does one run, and resumes it whenever it fails, as docs/deployment.md says."""
 
-    def __init__(self, folder, output):
-        self.folder, self.output = folder, output
+    def __init__(self, folder, output, method):
+        self.folder, self.output, self.method = folder, output, method
         self.commands = []
         self.result = None
 
     def start(self):
-        config = f"{SETTINGS} output-dir='{self.output}'"
+        config = f"{METHODS[self.method]} {SETTINGS} output-dir='{self.output}'"
         if self.result:
             config = str(self.result / "checkpoint" / "resume.toml")
         command = [sys.executable, "-m", "deploy", "run", str(self.folder / "server")]
@@ -114,7 +121,9 @@ class Operator:
         visits: dict[str, list[str]] = {}
         killed = 0.0  # when a ServerApp was
         while not (self.result and completed(self.result)):
-            if killer.strike(visits) == "flwr-serverapp":
+            # In queues nothing is new before the first visit.
+            begun = any(visits.values()) or self.method == "in rounds"
+            if killer.strike(visits, begun) == "flwr-serverapp":
                 killed = time.monotonic()
             if self.result:
                 before, visits = visits, visits_of(self.result)
@@ -123,7 +132,7 @@ class Operator:
                 states = list(self.output.glob("*/checkpoint/state.json"))
                 self.result = states[0].parents[1] if states else None
             # Flower needs a minute to notice; but what it has just begun it may begin once more.
-            dead = killed and time.monotonic() > killed + 5
+            dead = killed and time.monotonic() > killed + 15
             if self.commands[-1].poll() or (dead and not processes(self.folder, "flwr-serverapp")):
                 self.start()
                 killed = 0.0
@@ -155,14 +164,23 @@ def visits_of(result):
             return {label.lineage: label.visited for label in labels}
 
 
-def check(result, visits):
+def check(result, visits, method):
     """The summary of a run must name everything that did not succeed."""
     summary = json.loads((result / "summary.json").read_text())
     events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
     turns = [event for event in events if event["verb"] == "train"]
-    for hospital in summary["hospitals"]:
-        rounds = [turn["round"] for turn in turns if turn["hospital"] == hospital]
-        assert rounds == list(range(rounds[0], ROUNDS + 1))
+    ready = [e for e in events if e["verb"] == "query.prepare" and e["outcome"] == "ok"]
+    assert {*visits} == {event["hospital"] for event in ready}
+    if method == "in rounds":
+        for hospital in summary["hospitals"]:
+            rounds = [turn["round"] for turn in turns if turn["hospital"] == hospital]
+            assert rounds == list(range(rounds[0], ROUNDS + 1))
+    else:
+        for lineage in visits:
+            numbers = [turn["hop"] for turn in turns if turn["lineage"] == lineage]
+            assert numbers == [*range(1, len(numbers) + 1)]
+        good = {turn["round"] for turn in turns if turn["outcome"] == "ok"}
+        assert good == {*range(1, ROUNDS + 1)}
     for lineage, path in visits.items():
         mine = [turn for turn in turns if turn["lineage"] == lineage and turn["outcome"] == "ok"]
         assert [turn["hospital"] for turn in mine] == path
@@ -170,24 +188,33 @@ def check(result, visits):
     assert [each["reason"] for each in summary["failures"]] == [each["reason"] for each in failed]
     assert summary["status"] == ("completed with failures" if failed else "completed")
     assert all(each["hospital"] and each["reason"] for each in failed)
+    assert "parcel" not in {each["outcome"] for each in failed}  # nobody was sent an old model
     return summary
 
 
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    """The folder of a server and its hospitals, which wait for runs."""
+    folder = tmp_path_factory.mktemp("consortium")
+    write_images(folder / "images")
+    with server(folder) as address, hospitals(folder, address, more=["--warm"]):
+        yield folder
+    assert not processes(folder)
+
+
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_no_model(tmp_path):
-    write_images(tmp_path / "images")
-    with server(tmp_path) as address, hospitals(tmp_path, address, more=["--warm"]):
-        killer = Killer(tmp_path, seed=1)
-        while killer.kills < KILLS:
-            operator = Operator(tmp_path, tmp_path / f"runs-after-{killer.kills}-kills")
-            visits = operator.run(killer)
-            assert sorted(visits) == sorted(HOSPITALS)
-            summary = check(operator.result, visits)
-            print(
-                f"{time.monotonic() - killer.began:6.1f} s: {killer.kills} kills; "
-                f"{summary['status']}, resumed {summary['resumed']} times, "
-                f"{sum(map(len, visits.values()))} of {ROUNDS * len(HOSPITALS)} visits, "
-                f"{dict(Counter(each['outcome'] for each in summary['failures']))}",
-                flush=True,
-            )
-    assert not processes(tmp_path)
+@pytest.mark.parametrize(("method", "seed"), [("in rounds", 9), ("in queues", 2)])
+def test_kills_at_random_moments_lose_no_model(method, seed, consortium, tmp_path):
+    """Together the two begin with every kind of process."""
+    killer = Killer(consortium, seed)
+    while killer.kills < KILLS:
+        operator = Operator(consortium, tmp_path / f"runs-after-{killer.kills}-kills", method)
+        visits = operator.run(killer)
+        summary = check(operator.result, visits, method)
+        print(
+            f"{time.monotonic() - killer.began:6.1f} s: {killer.kills} kills; "
+            f"{summary['status']}, resumed {summary['resumed']} times, "
+            f"{sum(map(len, visits.values()))} of {ROUNDS * len(HOSPITALS)} visits, "
+            f"{dict(Counter(each['outcome'] for each in summary['failures']))}",
+            flush=True,
+        )

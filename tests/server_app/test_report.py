@@ -68,6 +68,25 @@ def test_the_title_says_method_data_and_date():
     )
 
 
+def test_without_rounds_the_page_does_not_speak_of_what_happens_in_each():
+    """Hop stands for the number of a model's visit; the second is here in rounds 1 and 2."""
+    visits = [
+        Event("train", 1, 1, "graz", "graz"),
+        Event("train", 1, 1, "linz", "linz"),
+        Event("train", 1, 2, "linz", "graz"),
+        Event("train", 2, 2, "graz", "linz"),
+    ]
+    pages = [text_of(fake_run(visits, "rwt", asynchronous=each).page()) for each in (False, True)]
+    for words, there in (
+        ("Every round each model goes to another hospital", [True, False]),
+        ("hospitals do not wait for one another", [False, True]),
+        ("columns are hops", [True, False]),
+        ("columns are their first visit, their second", [False, True]),
+        ("Seconds and bytes of every hop", [True, False]),
+    ):
+        assert [words in page for page in pages] == there
+
+
 def test_the_sentences_are_those_of_the_summary():
     run = learnt()
     text = text_of(run.page())
