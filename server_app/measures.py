@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from server_app.assessments import assess, headline_of, pool
 from server_app.data import data_of
+from server_app.embeddings import embeddings_of
 from server_app.over_tasks import measure as measure_over_tasks
 from server_app.over_time import measure as measure_over_time
 from server_app.summary import Summary
@@ -158,11 +159,12 @@ def summarise(
     *,
     timed: bool = False,
     tasks: Sequence[int] = (),
+    enrolment: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
     """The figures of a run, from all its events and its finished rounds.
 
     With `timed` also those over time; with `tasks`, of which task each round of the run is, also
-    those over tasks.
+    those over tasks; with `enrolment`, who was planned to take part in which task, that plan.
     """
     evaluated = [each for each in rounds if each.matrix]
     last = evaluated[-1] if evaluated else measure_round(0, [], cross=False)
@@ -247,6 +249,8 @@ def summarise(
             for event in events
             if event.verb == "query.prepare" and "release-passed" in event.metrics
         },
+        embeddings=embeddings_of(events, tasks),
+        enrolment={name: [*states] for name, states in (enrolment or {}).items()},
         tasks=over_tasks,
         **{name: mean(over_tasks.get(name, ())) for name in ("forgetting", "backward_transfer")},
         over_time=measure_over_time(events, [each.number for each in evaluated]) if timed else {},

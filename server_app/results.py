@@ -40,6 +40,7 @@ from flwr.common.config import flatten_dict, unflatten_dict
 
 from server_app import wording
 from server_app.data import describe
+from server_app.enrolment import plan_of, to_take_part
 from server_app.measures import Round, measure_round, summarise, took_part
 from server_app.nan_json import to_json, with_nan
 from server_app.report import render
@@ -211,7 +212,8 @@ class Results:
         measured = self._measure(server_round, seconds)
         rounds = self._settings.num_server_rounds
         left = wording.time_left([each.seconds for each in self._rounds], rounds)
-        self._say(INFO, wording.of_round(measured, rounds, len(took_part(self._events)), left))
+        count = to_take_part(self._settings, self._events, server_round)
+        self._say(INFO, wording.of_round(measured, rounds, count, left))
         self._tell_under_way()
         self._track(measured)
 
@@ -282,6 +284,7 @@ class Results:
             state.outputs,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
             tasks=[*map(task_at, range(1, self._settings.num_server_rounds + 1))],
+            enrolment=plan_of(self._settings, self._events),
         )
         for text in texts(summary.worth, "run", "class"):
             self._say(INFO, text)

@@ -77,6 +77,11 @@ class Summary:
             model, and the rounds in which it `missed` a visit that was asked of it.
         failures: Which hospitals failed, when, at what and why.
         synthetic: Per hospital that made synthetic images, what it measured of them.
+        embeddings: One row per hospital and task of which it was asked for embeddings of its images:
+            `hospital`, `task` (1 without tasks), `kind`, the `count` that came, 0 if it sent none,
+            and under `figures` what it told of their check.
+        enrolment: If it was planned (`enrolment`), per hospital what it was in each task: `active`,
+            `left` or `not-yet`. Whoever is not active is asked nothing, and misses nothing.
         tasks: With tasks (server_app/over_tasks.py), in lists over them: with which round each task
             `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after
             its last round; over all but the last the `forgetting` and `backward_transfer` of each.
@@ -150,6 +155,8 @@ class Summary:
     participation: dict[str, dict[str, Any]]
     failures: list[dict[str, Any]]
     synthetic: dict[str, dict[str, float]]
+    embeddings: list[dict[str, Any]]
+    enrolment: dict[str, list[str]]
     tasks: dict[str, Any]
     over_time: dict[str, Any]
 

@@ -26,12 +26,13 @@ from rich.table import Table
 from rich.text import Text
 
 from server_app import wording
+from server_app.enrolment import to_take_part
 from server_app.measures import Round, measure_round, took_part
 from server_app.results import event_of
 from server_app.runs import is_under_way
 from strategies.engine.events import Event
 from strategies.protocol.console import WIDTH, duration
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import Settings, SettingsError
 
 LOOK = 1.0  # seconds between two looks
 START_UP = 10.0  # seconds in which a server takes hold of a new directory
@@ -133,6 +134,12 @@ class Followed:
                 self._ends[event.round] = json.loads(line)["time"]
                 yield event
 
+    def to_take_part(self, number: int) -> int:
+        """How many hospitals are to train in a round."""
+        if self.settings.get("enrolment"):  # settings of other versions may not parse
+            return to_take_part(Settings.parse(self.settings), self.events, number)
+        return len(took_part(self.events))
+
     def state(self) -> str:
         """In one word or a few: whether it goes on."""
         if self.summary:
@@ -224,8 +231,8 @@ def lines(run: Followed) -> Iterator[str]:
     for events in _looks(run):
         told = [text for event in events if (text := wording.of_event(event))]
         new = [text for _, text in told]
-        hospitals = len(took_part(run.events))
         for measured in run.done[shown:]:
+            hospitals = run.to_take_part(measured.number)
             seconds = [each.seconds for each in run.done[: measured.number]]
             left = wording.time_left(seconds, run.rounds) if not run.summary else nan
             new.append(wording.of_round(measured, run.rounds, hospitals, left))

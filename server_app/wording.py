@@ -43,7 +43,7 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
     Args:
         measured: Its figures.
         rounds: How many the run has.
-        hospitals: How many take part.
+        hospitals: How many are to take part.
         left: Seconds until the last round ends; NaN if that is not known.
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]

@@ -16,6 +16,7 @@ from logging import INFO
 from pathlib import Path
 from typing import Any
 
+from flwr.app import RecordDict
 from flwr.common import log
 
 from strategies.engine.admission import admit, admit_trained
@@ -265,7 +266,8 @@ class Engine:
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
-        event = Event.of(delivery, visit.hospital, lineage=model.lineage, **place)
+        facts = _embeddings(order, parcels["visit"]) if parcels and order.embeddings else {}
+        event = Event.of(delivery, visit.hospital, lineage=model.lineage, facts=facts, **place)
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
@@ -323,3 +325,9 @@ class Engine:
         self.strategy.start(state, prepared(run, delivery, []))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             self.strategy.returned(state, hospital)
+
+
+def _embeddings(order: Order, parcel: RecordDict) -> dict[str, Any]:
+    """The kind of embeddings that an order has asked for, and how many a parcel brings."""
+    record = parcel.array_records.get("embeddings")
+    return {"embeddings": order.embeddings, "came": record["labels"].shape[0] if record else 0}

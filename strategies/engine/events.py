@@ -43,7 +43,8 @@ class Event:
             visit has if it was tested in between (`evaluate.epochs`).
         began: When it began, in seconds since the start of the run,
         time: and when it was over; NaN until they are written down, unless in virtual time.
-        facts: What the hospital says of its images before the first hop: `FACTS`.
+        facts: What the hospital says of its images before the first hop: `FACTS`. Of a good
+            visit whose order asks for `embeddings` their kind, and how many of them `came`.
     """
 
     verb: str
