@@ -1,4 +1,4 @@
-"""Which embeddings left which hospital (strategies/fil_ver.py), and what the check found of them."""
+"""Which embeddings left which hospital (strategies/fil_ver.py), and what was measured of them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -77,7 +77,7 @@ class Summary:
             model, and the rounds in which it `missed` a visit that was asked of it.
         failures: Which hospitals failed, when, at what and why.
         synthetic: Per hospital that made synthetic images, what it measured of them.
-        embeddings: One row per hospital and task of which it was asked for embeddings of its images:
+        embeddings: One row per hospital and task of which it was asked for embeddings of images:
             `hospital`, `task` (1 without tasks), `kind`, the `count` that came, 0 if it sent none,
             and under `figures` what it told of their check.
         enrolment: If it was planned (`enrolment`), per hospital what it was in each task: `active`,
