@@ -201,7 +201,7 @@ def summarise(
         models=models,
         classes=list(classes),
         headline=headline,
-        worth=sentences(headline, rows, pooled, last.number),
+        worth=sentences(headline, rows, pooled, last.number, planned=bool(enrolment)),
         assessments=rows,
         pooled=pooled,
         data=data_of(events, classes),

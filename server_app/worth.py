@@ -15,7 +15,12 @@ ALIKE = 1.2  # times the share of each class if all have as many images: then no
 
 
 def sentences(
-    headline: Row | None, rows: Sequence[Row], pooled: Sequence[Row], round_: int
+    headline: Row | None,
+    rows: Sequence[Row],
+    pooled: Sequence[Row],
+    round_: int,
+    *,
+    planned: bool = False,
 ) -> list[dict[str, str]]:
     """`Summary.worth`, from other parts of the summary.
 
@@ -24,13 +29,14 @@ def sentences(
         rows: `Summary.assessments`.
         pooled: `Summary.pooled`.
         round_: The last evaluated one.
+        planned: Not every hospital was to take part in every round.
     """
     if headline is None:
         return [_said("run", "open", "No model was tested, or no hospital tells of it.")]
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     if headline["figure"].startswith("personalized"):
         tests = [row for row in tests if row["held"]]
-    found = [_learnt(headline, tests), *_largest(tests)]
+    found = [_learnt(headline, tests, planned), *_largest(tests)]
     if headline["low"] is not None:
         learnt = found[0]["judgement"] == "good"
         found += [*_alone(tests, round_), *_few(headline)]
@@ -43,10 +49,10 @@ def _said(about: str, judgement: str, text: str, **place: str) -> dict[str, str]
     return {"about": about, **named, "judgement": judgement, "text": text}
 
 
-def _learnt(headline: Row, tests: Sequence[Row]) -> dict[str, str]:
+def _learnt(headline: Row, tests: Sequence[Row], planned: bool) -> dict[str, str]:
     """Whether the models know more than a constant answer does."""
     whose = (
-        "every model at every hospital"
+        "every model at every hospital" + " that was active" * planned
         if headline["figure"].startswith("federation")
         else "the model that each hospital holds"
     )

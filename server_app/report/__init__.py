@@ -1,7 +1,7 @@
 """The report of a run, for four readers: its summary as one HTML page.
 
 First what a clinician asks (worth.py), then a researcher (method.py), an engineer (operation.py)
-and a data protection officer (privacy.py).
+and a data protection officer (privacy.py, embeddings.py).
 
 Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
 the page through `strategies.protocol.page` or `strategies.protocol.plots`, which escape it.
@@ -15,7 +15,15 @@ from datetime import datetime
 
 from flwr.common.config import flatten_dict
 
-from server_app.report import method, operation, over_tasks, over_time, privacy, worth
+from server_app.report import (
+    embeddings,
+    method,
+    operation,
+    over_tasks,
+    over_time,
+    privacy,
+    worth,
+)
 from server_app.summary import Summary
 from server_app.worth import chance
 from strategies.engine.events import Event
@@ -60,6 +68,7 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
         over_time.TITLE: over_time.part(summary, chances),
         operation.TITLE: operation.part(summary, events, flatten_dict(config), toml),
         privacy.TITLE: privacy.part(summary, config),
+        embeddings.TITLE: embeddings.part(summary),
     }
     title = title_of(name, summary)
     contents = [each for each, markup in sections.items() if markup]

@@ -5,6 +5,7 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from server_app.report.over_tasks import TITLE as OVER_TASKS
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol import plots
@@ -61,14 +62,16 @@ def _participation(summary: Summary) -> Iterator[str]:
         for hospital, each in took_part.items()
     }
     yield heading("Who took part", 3)
+    planned = f"; who is, was planned (“{OVER_TASKS}”)" if summary.enrolment else ""
     drawn = figure(
         "Rows are hospitals, columns are rounds. ●: trained a model. ×: missed a visit that was "
-        "asked of it. Empty: was not asked.",
+        f"asked of it. Empty: was not asked{planned}.",
         plots.steps("Who took part in which round", rows, [str(r) for r in rounds]),
     )
+    asked = [each for each in took_part.values() if each["visited"] or each["missed"]]
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
     yield paragraph(
-        f"{len(took_part)} hospitals took part; "
+        f"{len(asked)} hospitals were asked to train; "
         + (f"{_some(missed)} missed at least one visit." if missed else "none missed a visit.")
     )
     yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn

@@ -1,28 +1,36 @@
-"""The report's part about tasks: the accuracy on each over the rounds, and what was forgotten.
+"""The report's part about tasks: accuracies over the rounds, what was forgotten, who was there.
 
-Of runs whose images arrive in tasks, one after the other.
+Of runs whose images arrive in tasks, one after the other, or who takes part in which is planned.
 """
 
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 
 from server_app.summary import Summary
+from strategies.engine.presence import ACTIVE, LEFT, NOT_YET
 from strategies.protocol import plots
 from strategies.protocol.page import figure, folded, heading, paragraph, section, table
 from strategies.protocol.plots import Line
 
 TITLE = "Over the tasks"
+OPEN = 30  # more hospitals than this are folded
+SAID = {ACTIVE: "active", LEFT: "has left", NOT_YET: "not yet"}
 
 
 def part(summary: Summary) -> str:
-    """Make the part; empty if the run has no tasks, or no round was evaluated."""
+    """Make the part; empty if there is nothing to tell."""
+    parts = [*_accuracies(summary), *_planned(summary)]
+    return section(TITLE, *parts) if parts else ""
+
+
+def _accuracies(summary: Summary) -> Iterator[str]:
     if not summary.tasks or not summary.history["round"]:
-        return ""
+        return
     joint = summary.tasks["begins"][-1] == 1
     begins = [] if joint else summary.tasks["begins"]
     said = "The images of all tasks were there from the first round on: nothing can be forgotten."
-    ending = [paragraph(said)] if joint else _at_the_end(summary)
-    return section(TITLE, *_over_rounds(summary, begins), *ending)
+    yield from _over_rounds(summary, begins)
+    yield from [paragraph(said)] if joint else _at_the_end(summary)
 
 
 def _over_rounds(summary: Summary, begins: Sequence[int]) -> Iterator[str]:
@@ -75,3 +83,21 @@ def _at_the_end(summary: Summary) -> Iterator[str]:
             "",
         ),
     )
+
+
+def _planned(summary: Summary) -> Iterator[str]:
+    """Who was to take part when."""
+    plan = summary.enrolment
+    if not plan:
+        return
+    count = max(map(len, plan.values()))
+    titles = [f"task {k}" for k in range(1, count + 1)] if summary.tasks else ["the whole run"]
+    rows = [[hospital, *(SAID[each] for each in states)] for hospital, states in plan.items()]
+    told = table(["hospital", *titles], rows, about="Who takes part in which task")
+    yield heading("Who takes part when", 3)
+    yield paragraph(
+        "This was planned (setting enrolment). A hospital that is not active is asked neither to "
+        "train nor to test, and misses nothing. What one sent before it left stays with the server. "
+        "Accuracies are those at the hospitals that were active then."
+    )
+    yield folded("Show the plan", told) if len(rows) > OPEN else told
