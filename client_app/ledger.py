@@ -40,7 +40,7 @@ from strategies.protocol.records import from_record
 LONGEST = 2**20  # bytes of a line; what would need more does not leave
 ORDER = (
     *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
-    *("buffer_size", "replay"),
+    *("buffer_size", "replay", "embeddings"),
 )
 
 

@@ -28,6 +28,7 @@ FIELDS = {
     "epochs": "epochs",
     "snapshots": "with every epoch's model:",
     "buffer_size": "buffer",
+    "embeddings": "embeddings",
 }
 
 

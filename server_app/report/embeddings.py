@@ -20,11 +20,10 @@ from strategies.protocol.page import (
 )
 
 TITLE = "What left as embeddings"
-NONE, PASS, LOOK = "–", Marked("within", "good"), Marked("look", "warn")
+NONE = "–"
 OPEN = 30  # more rows than this are folded
 # Of the policy that comes with the application; every hospital has one of its own.
 LIMITS = {"embedding-linked": 0.25, "embedding-inverted": 0.05, "embedding-bits-most": 64.0}
-WORDS = dict(zip(("linked", "restored", "bits"), LIMITS, strict=True))
 REVEALING = {
     "ebr": "They are of the kind ebr: one vector for each image, without noise.",
     "stats": (
@@ -34,20 +33,21 @@ REVEALING = {
 }
 MEANINGS = (
     "linked: the share of embeddings whose image is found by somebody who has the hospital's "
-    "images and the encoder. Good is 0%: none is found. Bad is 100%: each is that of a known image. "
+    "images and the encoder. Good is 0%: none is found. Bad is 100%: each is. "
     f"Usual limit: {LIMITS['embedding-linked']:.0%}.",
     "restored: how much of an image a decoder brings back beyond what images of its class share. "
     "Good is 0%: nothing but the class. Bad is 100%: the image. "
     f"Usual limit: {LIMITS['embedding-inverted']:.0%}.",
     "bits: what an embedding tells of its image, whoever attacks it and however the encoder was "
-    "made. Only noise bounds that. Good are few; bad are many, and a name needs fewer than 64. "
+    "made. Half of them tell no more than the first number. Only noise bounds that. Good are few; "
+    "bad are many, and a name needs fewer than 64. "
     f"Usual limit: {LIMITS['embedding-bits-most']:.0f}, of any image.",
 )
 PASSING = (
-    "The limits are those of the usual policy. In a deployment each hospital's own decides what "
-    "leaves; in a simulation none does. To be within them means that attackers of this strength "
-    "fail, and is no guarantee. A dash: the figure is about too few patients to be told, or could "
-    "not be measured."
+    "Above and within are said of the limits of the usual policy. In a deployment each hospital's "
+    "own decides what leaves; in a simulation none does. To be within them means that attackers of "
+    "this strength fail, and is no guarantee. A dash: the figure is about too few patients to be "
+    "told, could not be measured, or has no bound."
 )
 
 
@@ -62,7 +62,7 @@ def part(summary: Summary) -> str:
         "These embeddings reveal more than sampled ones. Nothing bounds what one tells of its "
         "image, and who has the images can tell which it is of."
     )
-    head = ["hospital", "task", "result", "linked", "restored", "bits", "what left", "why"]
+    head = ["hospital", "task", "what left", "linked", "restored", "bits"]
     told = table(head, map(_row, asked), about="Embeddings by hospital and task")
     return section(
         TITLE,
@@ -85,34 +85,35 @@ def _overview(asked: Sequence[Mapping[str, Any]]) -> str:
     """How many left, and who sent none, in words."""
     count = sum(row["count"] for row in asked)
     senders = {row["hospital"] for row in asked if row["count"]}
-    said = f"{count:,} embeddings left {len(senders)} hospitals."
+    said = f"Embeddings that came: {count:,}, from {len(senders)} of the hospitals."
     if kept := sorted({row["hospital"] for row in asked} - senders):
-        said += f" Asked, and sent none: {', '.join(kept)}. A hospital's log names the rule."
+        said += f" Asked, and sent none: {', '.join(kept)}. A hospital's own log names the rule."
     return said
 
 
 def _row(row: Mapping[str, Any]) -> list[object]:
-    hospital, task, kind, figures = row["hospital"], row["task"], row["kind"], row["figures"]
+    place, kind, figures = [row["hospital"], row["task"]], row["kind"], row["figures"]
     if not row["count"]:
-        kept = "it was asked, and its policy kept them"
-        return [hospital, task, NONE, NONE, NONE, NONE, "nothing", kept]
-    linked, inverted, most = (figures.get(name, nan) for name in LIMITS)
-    median = figures.get("embedding-bits-median", nan)
-    why = [f"reveals more ({kind})"] if kind in REVEALING else []
-    above = [word for word, name in WORDS.items() if figures.get(name, nan) > LIMITS[name]]
-    why += [f"above the limit: {', '.join(above)}"] if above else []
-    told = [linked, inverted, *([median] if kind == "sampled" else [])]
-    result: object = LOOK if why else PASS
-    if not why and not all(map(isfinite, told)):
-        result, why = NONE, ["not all figures are told"]
-    bits = f"{median:.0f} in the middle" if isfinite(median) else NONE
-    bits += f", {most:.0f} at the most" if isfinite(most) else ""
+        return [*place, "none: it was asked, and kept them", NONE, NONE, NONE]
     left = f"{row['count']:,} {kind}"
-    return [hospital, task, result, _share(linked), _share(inverted), bits, left, "; ".join(why)]
+    median, most = (figures.get(f"embedding-bits-{name}", nan) for name in ("median", "most"))
+    bits = f"{median:.0f}" + f", most {most:.0f}" * isfinite(most)
+    return [
+        *place,
+        Marked(f"{left}: reveals more", "warn") if kind in REVEALING else left,
+        *(
+            _judged(f"{figures.get(name, nan):.1%}", figures.get(name, nan), LIMITS[name])
+            for name in ("embedding-linked", "embedding-inverted")
+        ),
+        # Where the most stays at the hospital, its policy alone can judge it.
+        _judged(bits, most if isfinite(most) else median, LIMITS["embedding-bits-most"]),
+    ]
 
 
-def _share(value: float) -> str:
-    return f"{value:.1%}" if isfinite(value) else NONE
+def _judged(text: str, value: float, limit: float) -> object:
+    if not isfinite(value):
+        return NONE
+    return Marked(f"{text}: above", "warn") if value > limit else Marked(f"{text}: within", "good")
 
 
 def _raw(sent: Sequence[Mapping[str, Any]]) -> str:

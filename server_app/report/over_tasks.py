@@ -97,7 +97,7 @@ def _planned(summary: Summary) -> Iterator[str]:
     yield heading("Who takes part when", 3)
     yield paragraph(
         "This was planned (setting enrolment). A hospital that is not active is asked neither to "
-        "train nor to test, and misses nothing. What one sent before it left stays with the server. "
+        "train nor to test, and misses nothing. What one sent before it left stays at the server. "
         "Accuracies are those at the hospitals that were active then."
     )
     yield folded("Show the plan", told) if len(rows) > OPEN else told

@@ -15,6 +15,7 @@ VERBS = {
     "train.rewind": "train a model (rewind)",
     "evaluate": "test models",
 }
+NAMED = {"manifest": "label", "embeddings": "sample of embeddings"}
 
 
 def part(past: PastRun) -> Iterator[str]:
@@ -117,10 +118,11 @@ def _counted(records: Sequence[Mapping[str, object]]) -> str:
         if name == "metrics" and isinstance(values, Mapping):
             kinds["figure"] += len(values)
         else:
-            kinds[{"manifest": "label"}.get(name, name)] += 1
+            kinds[NAMED.get(name, name)] += 1
     words = [f"{n:,} {kind if n == 1 else _plural(kind)}" for kind, n in kinds.items()]
     return ", ".join(words) or "nothing"
 
 
 def _plural(kind: str) -> str:
-    return "memories" if kind == "memory" else f"{kind}s"
+    plurals = {"memory": "memories", "sample of embeddings": "samples of embeddings"}
+    return plurals.get(kind, f"{kind}s")
