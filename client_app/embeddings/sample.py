@@ -40,20 +40,19 @@ def embeddings_of(
     kind, hospital = request.order.embeddings, request.hospital
     if not isinstance(learner, FilVer):
         raise ParcelError("The order asks for embeddings, which its learner does not make.")
-    rows = learner.chosen[:MOST]
-    values = leaving(learner.samples.images, kind, _noise(request))[rows]
+    rows, name = learner.chosen[:MOST], _name(learner, kind)
+    values = leaving(learner.samples.images, kind, _noise(request, name))[rows]
     try:
         if hospital.policy:  # an audit takes seconds
             uphold(next(hospital.policy.embeddings.judge(kind, {})))
-        figures = _audited(request, learner, rows, values)
+        figures = _audited(request, learner, rows, values, name)
         if hospital.policy:
-            _check(hospital.policy.embeddings, kind, figures, hospital.store, request)
+            _check(hospital.policy.embeddings, kind, figures, hospital.store, name)
     except PolicyError as error:
         logging.getLogger("flwr").error("No embeddings leave. %s", error.explain())
         return {}, {}
-    labels = learner.samples.labels[rows]
-    arrays = {"values": values, "labels": labels}
-    record = ArrayRecord({name: Array(each.cpu().numpy()) for name, each in arrays.items()})
+    arrays = {"values": values, "labels": learner.samples.labels[rows]}
+    record = ArrayRecord({key: Array(each.cpu().numpy()) for key, each in arrays.items()})
     return {"embeddings": record}, disclosure.of_embeddings(figures, rows.numpy())
 
 
@@ -79,9 +78,11 @@ def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     return (means + sigmas * noise)[:, None]
 
 
-def _audited(request: Request, learner: FilVer, rows: Tensor, values: Tensor) -> dict[str, float]:
+def _audited(
+    request: Request, learner: FilVer, rows: Tensor, values: Tensor, name: str
+) -> dict[str, float]:
     """The figures of an audit, which is made once for a sample; its pictures stay in the store."""
-    hospital, kind, name = request.hospital, request.order.embeddings, _name(request)
+    hospital, kind = request.hospital, request.order.embeddings
     if kept := request.run.load(name):
         return {key: float(value) for key, value in kept.items()}
     embeddings = learner.samples.images
@@ -96,7 +97,7 @@ def _audited(request: Request, learner: FilVer, rows: Tensor, values: Tensor) ->
 
 
 def _check(
-    rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, request: Request
+    rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, name: str
 ) -> None:
     """Refuse what the policy does not allow, and count what it does.
 
@@ -107,30 +108,33 @@ def _check(
         uphold(ruling)
     path = own_folder(store.folder / "embeddings") / "left"
     with FileLock(path.with_name(".left.lock")):
-        known = path.read_text("utf-8").splitlines() if path.exists() else []
-        if _name(request) in known:
+        known = path.read_text("utf-8").split() if path.exists() else []
+        if name in known:
             return
         if len(known) >= rules.max_samples:
             count, allowed = len(known) + 1, f"{rules.max_samples} or fewer"
             raise PolicyError("embeddings.max-samples", count, allowed)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{_name(request)}\n")
+            file.write(f"{name}\n")
 
 
-def _name(request: Request) -> str:
-    """Of a sample: by its encoder, its images and its kind."""
-    order, images = request.order, request.hospital.data.train_fingerprint
-    facts = f"{order.encoder} {images} {order.embeddings}"
-    return f"embeddings/{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+def _name(learner: FilVer, kind: str) -> str:
+    """Of a sample: by what the encoder that came makes of the images, and which of them leave.
 
-
-def _noise(request: Request) -> np.random.Generator:
-    """For the noise of a task: from the seed in a simulation, else from the hospital's secret.
-
-    The same images and the same encoder have the same noise in every run.
+    Whatever the order says: two samples with one name would have the same noise, and one audit.
     """
-    hospital, order = request.hospital, request.order
+    digest = hashlib.sha256(kind.encode())
+    for tensor in (learner.samples.images, learner.samples.labels, learner.chosen):
+        digest.update(f"{tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().numpy().tobytes())
+    return f"embeddings/{digest.hexdigest()[:32]}"
+
+
+def _noise(request: Request, name: str) -> np.random.Generator:
+    """For a sample: from the seed in a simulation, else from the hospital's secret."""
+    hospital = request.hospital
     if hospital.policy is None:
-        return rng_for(hospital.settings.seed, "embeddings", order.task, hospital=hospital.name)
-    key = hmac.digest(secret_of(hospital.store), _name(request).encode(), hashlib.sha256)
+        seed, task = hospital.settings.seed, request.order.task
+        return rng_for(seed, "embeddings", task, hospital=hospital.name)
+    key = hmac.digest(secret_of(hospital.store), name.encode(), hashlib.sha256)
     return np.random.default_rng(int.from_bytes(key))

@@ -67,8 +67,30 @@ class Server:
         own["data-dir"] = str(folder / "images")
         self.place = Context(1, 100, own, RecordDict(), dict(CONFIG))
 
-    def ask(self, kind="sampled", seed=0, run="1", spread=None, learner="fil-ver", model="vee"):
-        """`spread`: σ of the embeddings that the encoder is made to give."""
+    def ask(
+        self,
+        kind="sampled",
+        seed=0,
+        run="1",
+        spread=None,
+        learner="fil-ver",
+        model="vee",
+        whole=False,
+        **settings,
+    ):
+        """Order a visit.
+
+        Args:
+            kind: Of embeddings.
+            seed: Of the encoder's weights.
+            run: Its identity.
+            spread: σ of the embeddings that the encoder is made to give.
+            learner: Of the order.
+            model: The network.
+            whole: Whether the encoder travels with the model.
+            settings: Of the run, that differ.
+        """
+        self.place.run_config |= {**CONFIG, **settings}
         architecture = Architecture(model, 1, 16, 16, 2)
         with seeded(rng_for(seed, "model")):
             network = architecture.build()
@@ -78,6 +100,7 @@ class Server:
             head.bias.data.fill_(math.log(spread))  # type: ignore[operator]
         parcel = pack_network(network, Manifest("global", architecture.to_json(), ["a", "b"]))
         names = [name for name in parcel.array_records["model"] if name.startswith("encoder.")]
+        names = [] if whole else names
         encoder = ArrayRecord({name: parcel.array_records["model"][name] for name in names})
         order = Order(1, 1, "graz", ["a", "b"], learner, run, epochs=1, embeddings=kind)
         content = RecordDict({**without(parcel, names), "encoder": encoder})
@@ -117,6 +140,7 @@ def test_noise_decides_whether_a_sample_leaves(folder, tmp_path, caplog):
     assert min(shape[:2]) > 16
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_whenever_it_is_asked_for_and_is_counted(folder, tmp_path, caplog):
     server = Server(folder, tmp_path, OPEN + "max-samples = 1\n")
     first, again = sent(server.ask(spread=1.0)), sent(server.ask(spread=1.0, run="2"))
@@ -127,6 +151,19 @@ def test_a_sample_is_the_same_whenever_it_is_asked_for_and_is_counted(folder, tm
     assert hash_arrays(other) != hash_arrays(first)
 
 
+@pytest.mark.slow
+def test_a_sample_is_known_by_what_it_is_whatever_the_order_says(folder, tmp_path, caplog):
+    """An encoder that travels with the model, or more of the images, is another sample."""
+    server = Server(folder, tmp_path, OPEN + "max-samples = 1\n")
+    assert sent(server.ask(spread=1.0, whole=True)) is not None
+    assert sent(server.ask(spread=2.0, whole=True)) is None
+    assert sent(server.ask(spread=1e-3, whole=True)) is None
+    assert re.search("embeddings.max-bits", caplog.text)  # it was audited on its own
+    assert sent(server.ask(spread=1.0, whole=True, **{"filver.share": 0.5})) is None
+    assert sent(server.ask(spread=1.0, run="2")) is not None
+
+
+@pytest.mark.slow
 def test_the_server_cannot_draw_the_noise(folder, tmp_path):
     """Two hospitals of the same images, name and run have secrets of their own."""
     records = []
