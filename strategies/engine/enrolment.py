@@ -16,7 +16,7 @@ from strategies.engine.admission import admit, admit_first
 from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run, RunError
-from strategies.engine.state import Model
+from strategies.engine.state import AWAY, Model
 from strategies.protocol.classes import ordered, outputs
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
@@ -104,7 +104,7 @@ def check_ready(run: Run, failed: Failed) -> None:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
             raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
-    if ready < wanted:
+    if ready + _excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
         reasons = " ".join(delivery.reason for delivery in failed)
         raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
 
@@ -112,7 +112,7 @@ def check_ready(run: Run, failed: Failed) -> None:
 def _reached(run: Run) -> list[int]:
     """The nodes of hospitals that are not known yet, once enough of all can be reached."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
-    while len(reachable := run.courier.reachable()) < wanted:
+    while len(reachable := run.courier.reachable()) + _excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
                 f"{len(reachable)} of {wanted} hospitals (min-hospitals) are simulated: simulate "
@@ -129,6 +129,13 @@ def _reached(run: Run) -> list[int]:
         log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
         time.sleep(PAUSE)
     return strangers(run, reachable)
+
+
+def _excused(run: Run, there: Collection[int]) -> int:
+    """How many hospitals of the run are not at these nodes, and by plan not active now."""
+    active = run.strategy.present(run.state)
+    nodes = run.state.nodes.items()
+    return sum(hospital not in active and node not in there for hospital, node in nodes)
 
 
 def _says(answer: Delivery[Order]) -> str:

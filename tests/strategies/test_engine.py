@@ -1,6 +1,7 @@
 """The engine, with hospitals that count visits instead of training."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,14 +12,16 @@ from hypothesis import strategies as st
 
 from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
+from strategies.engine.engine import Engine
 from strategies.engine.enrolment import agreed
-from strategies.engine.run import RunError
+from strategies.engine.run import Run, RunError
+from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import Strategy
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, hash_arrays, pack, parcel_in
 from strategies.protocol.settings import SettingsError
-from strategies.registry import STRATEGIES
+from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
@@ -213,6 +216,33 @@ def test_a_hospital_that_is_away_comes_back_under_another_node_id():
         "h1": 3,
         "h2": 4,
     }
+
+
+def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
+    """In round 2 h0 alone is active, and h1's machine is off, with min-hospitals = 2.
+
+    So it is once more if the server is killed after round 1, and the run is resumed.
+    """
+    monkeypatch.setattr(enrolment, "PAUSE", 0.01)
+
+    class Leaving(Ledger):
+        def round_finished(self, server_round):
+            super().round_finished(server_round)
+            grid.handlers.pop(101, None)
+
+    def check(ledger):
+        assert [event for event in ledger.events if event.outcome != "ok"] == []
+        assert [e.hospital for e in ledger.of("train") if e.round == 2] == ["h0"]
+
+    grid, ledger, again = FakeGrid(federation(2)), Leaving(), Ledger()
+    plan = {"tasks": 2, "num_server_rounds": 2, "enrolment": "S2"}
+    chosen = settings(strategy="fedavg", min_hospitals=2, hop_timeout=1, **plan)
+    kept: dict[tuple[int, int], dict[str, Any]] = {}
+    go(chosen, grid, ledger, tmp_path, lambda s: kept.setdefault((s.round, s.hop), s.to_json()))
+    check(ledger)
+    state = State.from_json(kept[2, 0], Shelf(tmp_path))
+    Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), again), lambda s: None).go()
+    check(again)
 
 
 class Empty(CountingHospital):
