@@ -68,6 +68,21 @@ def test_each_hospital_sends_a_task_s_embeddings_once(whole):
         assert count == pytest.approx(0.1 * 1797 * 0.8 / 3, abs=1)
 
 
+def test_events_say_what_was_asked_and_what_came(whole):
+    state, ledger, _ = whole
+    told = {
+        (event.round, event.hospital): event.facts["came"]
+        for event in ledger.of("train")
+        if event.facts.get("embeddings") == "sampled"
+    }
+    came = {}
+    for key, name in state.embeddings.items():
+        task, _, hospital = key.partition(" ")
+        labels = state.shelf.get(name).array_records["embeddings"]["labels"]
+        came[{"1": 1, "2": 3}[task], hospital] = len(labels.numpy())
+    assert told == came
+
+
 def test_the_encoder_travels_once_to_each_hospital_and_never_back(whole):
     state, _, grid = whole
     encoders = state.encoder_arrays.keys()

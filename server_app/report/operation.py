@@ -71,7 +71,7 @@ def _participation(summary: Summary) -> Iterator[str]:
     asked = [each for each in took_part.values() if each["visited"] or each["missed"]]
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
     yield paragraph(
-        f"{len(asked)} hospitals were asked to train; "
+        f"Hospitals that were asked to train: {len(asked)}; "
         + (f"{_some(missed)} missed at least one visit." if missed else "none missed a visit.")
     )
     yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn

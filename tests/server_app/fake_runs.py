@@ -1,6 +1,6 @@
 """Runs that never happened, as the report gets them: a summary, its events, its settings."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import isnan, nan
@@ -112,6 +112,7 @@ def fake_run(
     classes: Sequence[str] = CLASSES,
     error: str = "",
     tasks: Sequence[int] = (),
+    enrolment: Mapping[str, Sequence[str]] | None = None,
     **overrides: Any,
 ) -> FakeRun:
     """The run of these events."""
@@ -120,7 +121,8 @@ def fake_run(
         measure_round(r, [event for event in events if event.round == r], cross=True)
         for r in numbers
     ]
-    summary = summarise(strategy, events, rounds, 60.0, error, classes=classes, tasks=tasks)
+    known: dict[str, Any] = {"classes": classes, "tasks": tasks, "enrolment": enrolment}
+    summary = summarise(strategy, events, rounds, 60.0, error, **known)
     config = unflatten_dict(run_config(strategy=strategy, **overrides))
     return FakeRun(summary, events, tomli_w.dumps(config))
 
@@ -279,10 +281,44 @@ def in_tasks(count: int = 3, rounds: int = 12) -> FakeRun:
     return fake_run(events, tasks=tasks)
 
 
+PLAN = {"graz": ["active", "active"], "linz": ["active", "left"], "wien": ["not-yet", "active"]}
+SMALL = {"embedding-linked": 0.02, "embedding-inverted": 0.03, "embedding-bits-median": 16.0}
+SENT: dict[tuple[str, int], tuple[int, dict[str, float]]] = {
+    ("graz", 1): (48, {**SMALL, "embedding-bits-most": 33.0}),
+    ("graz", 3): (48, {**SMALL, "embedding-linked": 0.3}),
+    ("linz", 1): (0, {}),
+    ("linz", 2): (0, {}),
+    ("wien", 3): (20, {}),
+}
+
+
+def by_plan(kind: str = "sampled") -> FakeRun:
+    """FIL-VER by `PLAN`, two rounds a task. Embeddings as in `SENT`: linz keeps them, twice."""
+    tasks = (1, 1, 2, 2)
+
+    def told(event: Event) -> Event:
+        place = event.hospital, event.round
+        if event.verb == "train" and place in SENT:
+            came, figures = SENT[place]
+            facts = {"embeddings": kind, "came": came}
+            return replace(event, metrics={**event.metrics, **figures}, facts=facts)
+        if event.verb == "evaluate":
+            of_tasks = {f"accuracy-of-task-{t}": 0.6 for t in range(1, tasks[event.round - 1] + 1)}
+            return replace(event, metrics={**event.metrics, **of_tasks})
+        return event
+
+    events = [
+        told(event)
+        for event in averaged(NAMES, 4)
+        if not event.round or PLAN[event.hospital][tasks[event.round - 1] - 1] == "active"
+    ]
+    return fake_run(events, "fil-ver", tasks=tasks, enrolment=PLAN)
+
+
 RUNS: dict[str, Callable[[], FakeRun]] = {
     run.__name__: cache(run)
     for run in (
         *(learnt, learnt_nothing, handed_on_with_images, failed, fifty, hostile, one_missing),
-        *(not_evaluated, one_model, one_average, in_tasks),
+        *(not_evaluated, one_model, one_average, in_tasks, by_plan),
     )
 }

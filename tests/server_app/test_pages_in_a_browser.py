@@ -191,7 +191,14 @@ def test_a_page_fits_every_screen(shown, name):
 
 @pytest.mark.parametrize("screen", SCREENS)
 def test_all_text_can_be_read(shown, screen):
-    runs = ("learnt", "learnt_nothing", "handed_on_with_images", "one_missing", "in_tasks")
+    runs = (
+        "learnt",
+        "learnt_nothing",
+        "handed_on_with_images",
+        "one_missing",
+        "in_tasks",
+        "by_plan",
+    )
     for name in (*runs, *OTHERS):
         assert shown(name, screen)[0].evaluate(FAINT) == []
 
