@@ -112,6 +112,13 @@ def test_a_run_s_settings_are_in_its_first_line_whatever_it_begins_with(verb, tm
     assert len({line["terms"] for line in lines}) == 3
 
 
+def test_it_says_which_embeddings_were_asked_for(tmp_path):
+    place = deployed(tmp_path)
+    order = ConfigRecord({"run": "9", "embeddings": "sampled"})
+    answered(place, figures, "train", RecordDict({"order": order}))
+    assert "train embeddings sampled" in ledger_view.text([*read(ledger_of(place))], "")
+
+
 def test_no_setting_passes_for_the_settings_of_an_earlier_line(tmp_path):
     place = deployed(tmp_path)
     answered(place, figures)

@@ -128,6 +128,16 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert "runs.sealed-only | sealed runs | an open run |" in text
 
 
+@pytest.mark.parametrize(("times", "words"), [(1, "1 sample of"), (2, "2 samples of")])
+def test_embeddings_that_left_are_counted_by_samples(finished, report, place, times, words):
+    left = [{"name": "embeddings", "bytes": 4096, "sha256": "3f" * 32}]
+    entry = {"run": finished.run, "verb": "train", "time": "2026-11-22T14:20:03+00:00"}
+    for _ in range(times):
+        append(path_of("graz", place / "store"), {**entry, "left": left})
+    _, _, written = report(place, *own(place))
+    assert f", {words} embeddings |" in text_of(written)
+
+
 def test_figures_that_were_told_are_said_to_be(report, place):
     """Of 24 images without patients' names so few are tested on that no figure leaves."""
     _, errors, written = report(place)
