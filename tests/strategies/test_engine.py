@@ -1,5 +1,6 @@
 """The engine, with hospitals that count visits instead of training."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -243,6 +244,16 @@ def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
     state = State.from_json(kept[2, 0], Shelf(tmp_path))
     Engine(Run(chosen, strategy_of(chosen), state, Courier(grid), again), lambda s: None).go()
     check(again)
+
+
+def test_a_hospital_that_sends_no_embeddings_is_known_to_have_been_asked(monkeypatch):
+    class Asking(STRATEGIES["fedavg"]):  # type: ignore[misc]
+        def plan(self, state):
+            return [replace(visit, embeddings="sampled") for visit in super().plan(state)]
+
+    monkeypatch.setitem(STRATEGIES, "fedavg", Asking)
+    _, ledger, _ = run(federation(2), "fedavg", num_server_rounds=1)
+    assert [e.facts for e in ledger.of("train")] == [{"embeddings": "sampled", "came": 0}] * 2
 
 
 class Empty(CountingHospital):
