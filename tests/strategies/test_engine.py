@@ -19,6 +19,7 @@ from strategies.engine.run import Run, RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.engine.strategy import Strategy
+from strategies.fedavg import FedAvg
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, hash_arrays, pack, parcel_in
 from strategies.protocol.settings import SettingsError
@@ -247,7 +248,7 @@ def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
 
 
 def test_a_hospital_that_sends_no_embeddings_is_known_to_have_been_asked(monkeypatch):
-    class Asking(STRATEGIES["fedavg"]):  # type: ignore[misc]
+    class Asking(FedAvg):
         def plan(self, state):
             return [replace(visit, embeddings="sampled") for visit in super().plan(state)]
 
