@@ -94,7 +94,7 @@ def _overview(asked: Sequence[Mapping[str, Any]]) -> str:
 def _row(row: Mapping[str, Any]) -> list[object]:
     place, kind, figures = [row["hospital"], row["task"]], row["kind"], row["figures"]
     if not row["count"]:
-        return [*place, "none: it was asked, and kept them", NONE, NONE, NONE]
+        return [*place, "none: kept", NONE, NONE, NONE]
     left = f"{row['count']:,} {kind}"
     median, most = (figures.get(f"embedding-bits-{name}", nan) for name in ("median", "most"))
     bits = f"{median:.0f}" + f", most {most:.0f}" * isfinite(most)
