@@ -5,11 +5,11 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from pages import plots
+from pages.page import figure, folded, heading, paragraph, section, table, verbatim
 from server_app.summary import Summary
 from strategies.engine.events import Event
-from strategies.protocol import plots
 from strategies.protocol.console import duration
-from strategies.protocol.page import figure, folded, heading, paragraph, section, table, verbatim
 from strategies.protocol.settings import defaults
 
 TITLE = "How the run went"

@@ -6,10 +6,10 @@ Of runs whose images arrive in tasks, one after the other.
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 
+from pages import plots
+from pages.page import figure, folded, heading, paragraph, section, table
+from pages.plots import Line
 from server_app.summary import Summary
-from strategies.protocol import plots
-from strategies.protocol.page import figure, folded, heading, paragraph, section, table
-from strategies.protocol.plots import Line
 
 TITLE = "Over the tasks"
 
