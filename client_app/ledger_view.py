@@ -1,14 +1,14 @@
 """The ledger for people: as text for a terminal, and as an HTML page.
 
 A server chooses much of what it says, such as a run's settings. Nothing of it reaches a terminal
-but characters that can be printed, or the page but through `strategies.protocol.page`.
+but characters that can be printed, or the page but through `pages.page`.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_app.ledger import Line
-from strategies.protocol.page import (
+from pages.page import (
     document,
     folded,
     heading,

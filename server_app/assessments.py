@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from learning.intervals import Estimate, combined
+from pages.figures import Row, largest, row_of
 from strategies.engine.events import Event
-from strategies.protocol.figures import Row, largest, row_of
 
 if TYPE_CHECKING:
     from server_app.measures import Round

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 from math import isfinite, log10
 
+from pages.page import document, figure, heading, notice, paragraph, section, table
+from pages.plots import Axis, Row, Span, spans
 from server_app.compare import ABOUT, APART, cell, interval, made_of, names, verdict
 from server_app.comparison import COSTS, FIGURES, MORE, Comparison, Difference, Figure, Method
 from server_app.measures import mean, spread
-from strategies.protocol.page import document, figure, heading, notice, paragraph, section, table
-from strategies.protocol.plots import Axis, Row, Span, spans
 
 MOST_ROWS = 60  # of a picture
 SIGNED = Axis(-1, 1, (-1, -0.5, 0, 0.5, 1))

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from typing import Any
 
+from pages.figures import LISTED, RARELY, WIDE, Row, compared, number, size
 from server_app.assessments import mean_over_hospitals
-from strategies.protocol.figures import LISTED, RARELY, WIDE, Row, compared, number, size
 
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"client_app", "gan", "learning", "server_app", "strategies"}
+OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
         *("numpy", "sklearn", "matplotlib", "strategies.protocol.files"),
     },
+    "pages": set(),
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).
     "strategies/fil_ver.py": {"flwr", "strategies", "learning.server_training"},
@@ -43,14 +44,14 @@ ALLOWED = {
             "filelock",
             "cryptography",
         ),
-        *("gan", "learning", "strategies.protocol"),
+        *("gan", "learning", "pages", "strategies.protocol"),
     },
     # Not part of a run: what is done with the models of an open one.
     "server_app/export.py": {"flwr", "torch", "learning", "strategies.protocol"},
     "server_app/tables.py": {"pandas", "server_app"},
     "server_app/tracking": {"flwr", "tensorboard", "mlflow", "server_app", "strategies"},
     "server_app": {
-        *("flwr", "numpy", "scipy", "tomli_w", "rich", "strategies"),
+        *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies"),
         # What `check` knows of hospitals' settings.
         *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
         "learning.intervals",

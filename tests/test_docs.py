@@ -19,7 +19,7 @@ from strategies.protocol.settings import defaults, merged
 from tests.fakes import context, run_here
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "server_app", "strategies", "tests")
+PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies", "tests")
 
 RUN = """
 from pathlib import Path

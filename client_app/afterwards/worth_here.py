@@ -25,11 +25,11 @@ from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import DivergedError
-from strategies.protocol.figures import LISTED, RARELY, WIDE, Row, number, row_of, size
+from pages.figures import LISTED, RARELY, WIDE, Row, number, row_of, size
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, defaults
 
-Sentence = tuple[str, str]  # its judgement (strategies.protocol.page.judged), and the text
+Sentence = tuple[str, str]  # its judgement (pages.page.judged), and the text
 
 
 def told(past: PastRun) -> list[Row]:

@@ -1,6 +1,6 @@
 """The data card as an HTML page with thumbnails, and as text for a terminal.
 
-Every text reaches the page through `strategies.protocol.page`, which escapes it.
+Every text reaches the page through `pages.page`, which escapes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
 from client_app.preflight.card import Card, Examined
-from strategies.protocol.page import (
+from pages.page import (
     Marked,
     document,
     heading,

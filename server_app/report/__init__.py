@@ -4,7 +4,7 @@ First what a clinician asks (worth.py), then a researcher (method.py), an engine
 and a data protection officer (privacy.py, embeddings.py).
 
 Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
-the page through `strategies.protocol.page` or `strategies.protocol.plots`, which escape it.
+the page through `pages.page` or `pages.plots`, which escape it.
 """
 
 import re
@@ -15,6 +15,7 @@ from datetime import datetime
 
 from flwr.common.config import flatten_dict
 
+from pages.page import document, heading, notice, paragraph
 from server_app.report import (
     embeddings,
     method,
@@ -28,7 +29,6 @@ from server_app.summary import Summary
 from server_app.worth import chance
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
-from strategies.protocol.page import document, heading, notice, paragraph
 from strategies.registry import STRATEGIES
 
 KINDS = {

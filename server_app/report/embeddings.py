@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from server_app.summary import Summary
-from strategies.protocol.page import (
+from pages.page import (
     Marked,
     folded,
     heading,
@@ -18,6 +17,7 @@ from strategies.protocol.page import (
     section,
     table,
 )
+from server_app.summary import Summary
 
 TITLE = "What left as embeddings"
 NONE = "–"

@@ -4,11 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from server_app.measures import LAST_ROUNDS, finished
-from server_app.summary import Summary
-from strategies.engine.events import Event
-from strategies.protocol import plots
-from strategies.protocol.page import (
+from pages import plots
+from pages.page import (
     figure,
     folded,
     heading,
@@ -17,7 +14,10 @@ from strategies.protocol.page import (
     shown,
     table,
 )
-from strategies.protocol.plots import Line, Row, Span
+from pages.plots import Line, Row, Span
+from server_app.measures import LAST_ROUNDS, finished
+from server_app.summary import Summary
+from strategies.engine.events import Event
 
 TITLE = "How the method did"
 PANELS = 12  # hospitals whose lines over all visits are shown, each by itself

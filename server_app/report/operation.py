@@ -5,12 +5,12 @@ from math import isfinite
 from statistics import median
 from typing import Any
 
+from pages import plots
+from pages.page import figure, folded, heading, paragraph, section, table, verbatim
 from server_app.report.over_tasks import TITLE as OVER_TASKS
 from server_app.summary import Summary
 from strategies.engine.events import Event
-from strategies.protocol import plots
 from strategies.protocol.console import duration
-from strategies.protocol.page import figure, folded, heading, paragraph, section, table, verbatim
 from strategies.protocol.settings import defaults
 
 TITLE = "How the run went"

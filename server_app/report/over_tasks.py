@@ -6,11 +6,11 @@ Of runs whose images arrive in tasks, one after the other, or who takes part in 
 from collections.abc import Iterator, Sequence
 from math import isfinite, nan
 
+from pages import plots
+from pages.page import figure, folded, heading, paragraph, section, table
+from pages.plots import Line
 from server_app.summary import Summary
 from strategies.engine.presence import ACTIVE, LEFT, NOT_YET
-from strategies.protocol import plots
-from strategies.protocol.page import figure, folded, heading, paragraph, section, table
-from strategies.protocol.plots import Line
 
 TITLE = "Over the tasks"
 OPEN = 30  # more hospitals than this are folded

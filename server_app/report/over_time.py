@@ -6,10 +6,10 @@ Of runs whose hospitals do not wait for one another, and of those in virtual tim
 from collections.abc import Iterator, Mapping
 from math import isfinite
 
+from pages import plots
+from pages.page import figure, paragraph, section, table
+from pages.plots import Line
 from server_app.summary import Summary
-from strategies.protocol import plots
-from strategies.protocol.page import figure, paragraph, section, table
-from strategies.protocol.plots import Line
 
 TITLE = "Over time"
 COLUMNS = 8  # hospitals in the table of staleness

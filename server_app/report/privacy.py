@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from math import nan
 from typing import Any
 
-from server_app.summary import Summary
-from strategies.protocol.page import folded, heading, listing, paragraph, section, table
-from strategies.protocol.release_view import (
+from pages.page import folded, heading, listing, paragraph, section, table
+from pages.release_view import (
     CHECKS,
     FAIL,
     LOOK,
@@ -15,6 +14,7 @@ from strategies.protocol.release_view import (
     checks_of,
     remarks_of,
 )
+from server_app.summary import Summary
 
 TITLE = "What left as synthetic images"
 OPEN = 4  # more hospitals than this are folded

@@ -6,10 +6,9 @@ What is judged, `Summary.worth` has judged, in its own words; here are figures a
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from server_app.summary import Summary
-from strategies.protocol import plots
-from strategies.protocol.figures import size
-from strategies.protocol.figures_view import (
+from pages import plots
+from pages.figures import size
+from pages.figures_view import (
     COMPARED,
     OF_CLASS,
     class_row,
@@ -21,7 +20,7 @@ from strategies.protocol.figures_view import (
     tested,
     whole,
 )
-from strategies.protocol.page import (
+from pages.page import (
     figure,
     folded,
     heading,
@@ -31,7 +30,8 @@ from strategies.protocol.page import (
     shown,
     table,
 )
-from strategies.protocol.plots import Row
+from pages.plots import Row
+from server_app.summary import Summary
 
 TITLE = "What the models are worth"
 DATA = "On which images"

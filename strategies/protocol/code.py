@@ -4,7 +4,8 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-PACKAGES = ("client_app", "gan", "learning", "strategies")  # the same at server and hospitals
+# The same at server and hospitals.
+PACKAGES = ("client_app", "gan", "learning", "pages", "strategies")
 
 
 @cache

@@ -26,7 +26,7 @@ from client_app.policy import DEFAULTS
 from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model
-from strategies.protocol.figures import row_of
+from pages.figures import row_of
 from strategies.protocol.settings import Settings, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 

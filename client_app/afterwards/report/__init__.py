@@ -11,8 +11,8 @@ from pathlib import Path
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import privacy, run, worth
 from client_app.afterwards.worth_here import sentences
-from strategies.protocol.figures import Row
-from strategies.protocol.page import document, heading, judged, notice, paragraph, section
+from pages.figures import Row
+from pages.page import document, heading, judged, notice, paragraph, section
 
 
 def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) -> str:

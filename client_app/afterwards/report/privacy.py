@@ -7,8 +7,8 @@ from flwr.common.config import unflatten_dict
 
 from client_app.afterwards.past_run import PastRun
 from client_app.policy import Policy
-from strategies.protocol.page import folded, heading, listing, paragraph, table, verbatim
-from strategies.protocol.release_view import CHECKS, PASSING, checks_of, remarks_of
+from pages.page import folded, heading, listing, paragraph, table, verbatim
+from pages.release_view import CHECKS, PASSING, checks_of, remarks_of
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 

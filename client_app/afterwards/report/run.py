@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from client_app.afterwards.past_run import PastRun
 from client_app.ledger_view import printable
-from strategies.protocol.page import folded, heading, listing, paragraph, table, verbatim
+from pages.page import folded, heading, listing, paragraph, table, verbatim
 from strategies.protocol.settings import defaults
 
 VERBS = {

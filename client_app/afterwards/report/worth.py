@@ -7,9 +7,9 @@ from math import nan
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.worth_here import best_of, is_useful, name_of, same_answer
 from learning.export import ModelManifest
-from strategies.protocol import plots
-from strategies.protocol.figures import Row, number
-from strategies.protocol.figures_view import (
+from pages import plots
+from pages.figures import Row, number
+from pages.figures_view import (
     COMPARED,
     OF_CLASS,
     class_row,
@@ -21,7 +21,7 @@ from strategies.protocol.figures_view import (
     tested,
     whole,
 )
-from strategies.protocol.page import figure, folded, heading, paragraph, table, verbatim
+from pages.page import figure, folded, heading, paragraph, table, verbatim
 
 ALONE, AFTER = "its own, before the first hand-off", "the best model here after the run"
 COMMAND = "uv run python -m client_app"

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from math import nan
 
-from strategies.protocol import plots
-from strategies.protocol.figures import Row, number, size
-from strategies.protocol.page import Marked, table
-from strategies.protocol.plots import Line, Span
+from pages import plots
+from pages.figures import Row, number, size
+from pages.page import Marked, table
+from pages.plots import Line, Span
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 COMPARED = {

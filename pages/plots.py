@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, isfinite, nan
 
-from strategies.protocol.page import boxed
+from pages.page import boxed
 
 NUMBERED = 12  # more columns than this leave no room for numbers in the cells
 BLOCK = 20  # steps beside each other
 LEVEL = 6  # more columns than this have upright names
-SERIES = 8  # colours, of strategies/protocol/style.py
+SERIES = 8  # colours, of style.py
 DASHES = ("", "5 3", "1 3", "8 3 1 3")
 MARKED = 40  # a line of more points has no marks
 WIDTH, HEIGHT = 340, 180  # of a chart, in pixels of a narrow screen

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from strategies.protocol.page import (
+from pages.page import (
     Marked,
     boxed,
     document,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import isfinite, nan
 from typing import Any, NamedTuple
 
-from strategies.protocol.page import Marked
+from pages.page import Marked
 
 PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
 NONE = "–"

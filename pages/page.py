@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from html import escape
 from math import isfinite
 
-from strategies.protocol.style import STYLE
+from pages.style import STYLE
 
 HEAD = (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
