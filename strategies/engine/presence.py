@@ -7,6 +7,7 @@ hospitals as tasks, S2 has one less in each task, S3 one more, and S4 one alone.
 
 import csv
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from strategies.protocol.settings import Settings, SettingsError
@@ -20,7 +21,7 @@ def planned(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]
 
     Args:
         settings: Name a scenario, or a file.
-        hospitals: All of the run, in order of their names.
+        hospitals: All of the run, in order of their names; with none, a file is checked alone.
 
     Raises:
         SettingsError: The file is not a table of these hospitals and tasks, a hospital comes back,
@@ -28,7 +29,10 @@ def planned(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]
     """
     chosen, tasks, count = settings.enrolment, settings.tasks, len(hospitals)
     if chosen and chosen not in SCENARIOS:
-        table = _read(Path(chosen).expanduser(), hospitals, tasks)
+        lines = _read(Path(chosen).expanduser(), tasks)
+        if missing := sorted(set(hospitals) - lines.keys()):
+            _refuse(chosen, f"it has no line for '{missing[0]}'")
+        table = {name: lines[name] for name in hospitals}
     else:
         table = {}
         for k, hospital in enumerate(hospitals):
@@ -55,7 +59,8 @@ def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: i
     return True
 
 
-def _read(path: Path, hospitals: Sequence[str], tasks: int) -> dict[str, list[str]]:
+@cache  # so that a run keeps its plan, whatever becomes of the file
+def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     """The table of a CSV file: a line for each hospital, its name and what it is in each task."""
     try:
         text = path.read_text(encoding="utf-8")
@@ -63,15 +68,13 @@ def _read(path: Path, hospitals: Sequence[str], tasks: int) -> dict[str, list[st
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise SettingsError(f"The table 'enrolment' cannot be read: {error}.") from error
     table = {name.strip(): [state.strip() for state in states] for name, *states in rows}
-    if missing := sorted(set(hospitals) - table.keys()):
-        _refuse(str(path), f"it has no line for '{missing[0]}'")
     for name, states in table.items():
         order = [NOT_YET, ACTIVE, LEFT]
         if len(states) != tasks or not set(states) <= {*order}:
             _refuse(str(path), f"'{name}' needs one of {', '.join(order)} for each of the tasks")
         if sorted(states, key=order.index) != states:
             _refuse(str(path), f"'{name}' comes back, which nobody does who has left")
-    return {name: table[name] for name in hospitals}
+    return table
 
 
 def _refuse(chosen: str, reason: str) -> None:

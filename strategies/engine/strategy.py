@@ -50,9 +50,10 @@ class Strategy(ABC):
             allowed = f"empty with strategy '{settings.strategy}', which has a learner of its own"
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
-        planned = not settings.enrolment or self.enrols_by_plan
+        fits = not settings.enrolment or self.enrols_by_plan
         allowed = f"empty with strategy '{settings.strategy}', whose models go from one to the next"
-        require(planned, "enrolment", settings.enrolment, allowed)
+        require(fits, "enrolment", settings.enrolment, allowed)
+        planned(settings, [])  # a file that cannot be used is refused here
 
     def check(self, *, sealed: bool) -> None:
         """Refuse, before anything starts, a run that this method cannot do.

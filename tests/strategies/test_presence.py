@@ -2,12 +2,18 @@
 
 import pytest
 
+from strategies.engine import presence
 from strategies.engine.presence import planned
 from strategies.protocol.settings import SettingsError
 from strategies.registry import strategy_of
 from tests.fakes import settings
 
 NAMES = ["graz", "linz", "salzburg", "wien"]
+
+
+@pytest.fixture(autouse=True)
+def _files_are_read_again():
+    presence._read.cache_clear()
 
 
 def plan(enrolment, names=NAMES, tasks=4):
@@ -67,7 +73,8 @@ def test_a_wrong_table_is_refused(tmp_path, text, reason):
 
 
 def test_a_missing_file_and_methods_that_need_everybody_are_refused(tmp_path):
+    missing = str(tmp_path / "none.csv")
     with pytest.raises(SettingsError, match="cannot be read"):
-        plan(tmp_path / "none.csv")
+        strategy_of(settings(strategy="fedavg", enrolment=missing))
     with pytest.raises(SettingsError, match="'enrolment' is 'S2'; it must be empty with strategy"):
         strategy_of(settings(strategy="rwt", enrolment="S2"))
