@@ -49,9 +49,10 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
             "image_size": 16 if strategy == "fil-ver" else 0,
             "mlp__hidden": "16",
             "train__epochs": 3 if strategy == "fedrewind" else 1,
-            "train__learning_rate": 0.01,
+            "train__learning_rate": 0.001 if strategy == "fil-ver" else 0.01,
             "feder__buffer_size": 60,
             "cwc__strength": 0.1,
+            "filver__server_steps": 5,
             **overrides,
         }
     )

@@ -110,6 +110,7 @@ def test_every_strategy_trains_on_tasks(tmp_path, strategy):
     """Orders are for the task of their round; centralised training has all tasks from the start."""
     changes = {"strategy": strategy, "dataset": small(tmp_path), "num_server_rounds": 2}
     changes |= {"model": "cnn"} if strategy == "fedbn" else {}
+    changes |= {"model": "vee", "image_size": 16} if strategy == "fil-ver" else {}
     changes |= {"train__epochs": 3} if strategy == "fedrewind" else {}
     _, ledger, grid = federate(tmp_path, **changes)
     assert [event for event in ledger.events if event.outcome != "ok"] == []

@@ -134,7 +134,8 @@ class State:
     @property
     def encoder_arrays(self) -> Mapping[str, Array]:
         """The arrays of the encoder, by name; none if there is none."""
-        return self.shelf.get(self.encoder).array_records["model"] if self.encoder else {}
+        parcel = self.shelf.get(self.encoder) if self.encoder else RecordDict()
+        return parcel.array_records.get("model", {})
 
     def without_encoder(self, parcel: str) -> RecordDict:
         """A parcel of the shelf as it travels."""

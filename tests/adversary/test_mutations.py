@@ -363,7 +363,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
             admit_first,
             (first, first.classes),
         ),
-        ("train", trained, admit_trained, (visit, sent, layout_of(given))),
+        ("train", trained, admit_trained, (visit, sent, layout_of(given), {})),
         ("evaluate", {"metrics": about}, admit_tested, ("a",)),
     ]
     for verb, good, check, expected in answers:
