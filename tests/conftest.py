@@ -39,8 +39,16 @@ def _own_umask():
     os.umask(before)
 
 
+@pytest.fixture(scope="module")
+def _quick_audits():
+    """Decoders of embeddings that learn for ten steps alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("client_app.embeddings.decoders.STEPS", 10)
+        yield
+
+
 @pytest.fixture
-def _quick_buffers(monkeypatch):
+def _quick_buffers(monkeypatch, _quick_audits):
     """Blends of two images of a class in the place of a GAN's: tests/gan has those."""
     import torch  # here, because it takes seconds, and most tests do without
 

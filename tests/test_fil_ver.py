@@ -14,6 +14,8 @@ from strategies.registry import strategy_of
 from tests.fakes import FakeGrid, failing, parcels_of, settings
 from tests.test_federation import assert_same_models, federate, figures
 
+pytestmark = pytest.mark.usefixtures("_quick_audits")
+
 SMALL = {
     "model": "vee",
     "image_size": 16,
@@ -34,7 +36,7 @@ def fil_ver(tmp_path, order=0, **changes):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def whole(tmp_path_factory, _quick_audits):
     return fil_ver(tmp_path_factory.mktemp("whole"))
 
 

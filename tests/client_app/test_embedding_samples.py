@@ -22,6 +22,8 @@ from strategies.protocol.records import ParcelError, to_record
 from strategies.protocol.settings import rng_for
 from tests.fakes import run_config
 
+pytestmark = pytest.mark.usefixtures("_quick_audits")
+
 CONFIG = run_config(strategy="fil-ver", train__epochs=1, filver__share=0.2)
 
 
