@@ -16,6 +16,7 @@ from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
+from strategies.protocol.embeddings import PUBLIC
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name
 from strategies.protocol.settings import Settings, SettingsError, in_turn, require
@@ -112,8 +113,8 @@ class Hospital:
             DataError: The archive cannot be used, or its images have another shape or more classes.
         """
         chosen = str(self.settings.run_config["filver.pretrain"])
-        file = chosen.removeprefix("public:")
-        require(chosen != file, "filver.pretrain", chosen, "public:<absolute file>")
+        file = chosen.removeprefix(PUBLIC)
+        require(chosen != file, "filver.pretrain", chosen, f"{PUBLIC}<absolute file>")
         return open_public(file, self.settings, self.data).to(self.device)
 
 
@@ -205,7 +206,7 @@ def _own_settings(
     if policy is None:
         return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
     for key in OWN_FILES:
-        file = str(run_config[key]).removeprefix("public:")
+        file = str(run_config[key]).removeprefix(PUBLIC)
         if key not in own and Path(file).is_absolute():
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
     allowed = settings.release.without_privacy and policy.release.without_privacy

@@ -45,7 +45,7 @@ def unpack(
     """
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
-        opened, label = open_parcel(completed(parcel, encoder_of(request)), request.seal)
+        opened, label = open_parcel(completed(parcel, _encoder(request)), request.seal)
         if label.round > request.order.round:
             raise ParcelError(
                 f"Lineage '{label.lineage}' comes from a round that is still to come."
@@ -105,7 +105,7 @@ def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
     _keep(hospital, f"buffers/{hash_}", buffer)
 
 
-def encoder_of(request: Request) -> ArrayRecord:
+def _encoder(request: Request) -> ArrayRecord:
     """The arrays of a model that the order says travel once; none if models are whole.
 
     Raises:

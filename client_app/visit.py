@@ -14,7 +14,7 @@ from client_app.disclosure import Disclosure, in_large_classes
 from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.parcels import encoder_of, keep_local, pack, replayed, unpack
+from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import PolicyError, Ruling, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
@@ -86,8 +86,10 @@ def train_here(message: Message, context: Context) -> Message:
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
         Kept(request.run, "rehearsal").save(request.visit, arrays)
     shown = bundle(snapshots, ["manifest", "model"])
-    left = without(parcel, encoder_of(request)) if order.encoder else parcel
-    return request.answer(metrics, RecordDict({**left, **shown}))
+    if order.encoder:  # what came without it goes back without it
+        came = message.content.array_records["model"]
+        parcel = without(parcel, parcel.array_records["model"].keys() - came.keys())
+    return request.answer(metrics, RecordDict({**parcel, **shown}))
 
 
 def _figures(

@@ -91,8 +91,12 @@ class FedAvg(Strategy):
         trained = [model for _, model in copies if model.round == state.round]
         mean = state.models[GLOBAL]
         if trained:
-            mean = as_global(state, trained[0], average(state, trained, self.equal), state.round)
+            mean = as_global(state, trained[0], self.merged(state, trained), state.round)
         state.models = {GLOBAL: mean}
+
+    def merged(self, state: State, trained: Sequence[Model]) -> ArrayRecord:
+        """The arrays of the global model, from the copies that were trained."""
+        return average(state, trained, self.equal)
 
     def holders(self, state: State) -> dict[str, str]:
         """All that take part in the round use the mean."""

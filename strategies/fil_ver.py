@@ -28,7 +28,7 @@ Deviations:
 The hospital's half: learning/learners/fil_ver.py. The encoder travels to each hospital once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from logging import INFO
 from pathlib import Path
@@ -41,11 +41,11 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, as_global
+from strategies.protocol.embeddings import PUBLIC
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 
 ENCODER = "encoder."  # how the names of its arrays begin
-PUBLIC = "public:"
 
 
 @dataclass(frozen=True)
@@ -117,34 +117,28 @@ class FilVer(FedAvg):
         return f"{self.task_at(state.round)} {hospital}"
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """Of the first visit the encoder stays, and the classifier begins anew."""
+        """What a hospital sends to rehearse is kept; of the first visit the encoder alone stays."""
         if visit.learner == self.learner:
             super().arrived(state, visit, trained)
+            if trained is not None:
+                self._keep(state, visit.hospital, trained.parcel)
         elif trained is not None:
             state.encoder = _encoder(state, trained)
             first = state.models[GLOBAL]
-            state.models[GLOBAL] = as_global(state, first, self._whole(state, first), 0)
+            begun = state.shelf.get(first.parcel).array_records["model"]
+            network = ArrayRecord({**begun, **state.encoder_arrays})
+            state.models[GLOBAL] = as_global(state, first, network, 0)
 
-    def finish_round(self, state: State) -> None:
-        """Keep what hospitals have sent, average the classifier (Eq. 1), and train it (SST)."""
-        for copy in state.models.values():
-            parcel = state.shelf.get(copy.parcel)
-            if copy.round == state.round and (sent := parcel.array_records.get("embeddings")):
-                alone = pack({"embeddings": sent}, state.shelf.label(copy.parcel))
-                state.embeddings[self._key(state, copy.place)] = state.shelf.put(alone)
-        super().finish_round(state)
-        mean = state.models[GLOBAL]
-        if mean.round == state.round:
-            network = self._rehearsed(state, mean, self._whole(state, mean))
-            state.models[GLOBAL] = as_global(state, mean, network, state.round)
+    def _keep(self, state: State, hospital: str, parcel: str) -> None:
+        if sent := state.shelf.get(parcel).array_records.get("embeddings"):
+            alone = pack({"embeddings": sent}, state.shelf.label(parcel))
+            state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
-    def _whole(self, state: State, model: Model) -> ArrayRecord:
-        """A model with the encoder bit for bit: an average may differ from it in the last one."""
-        network = state.shelf.get(model.parcel).array_records["model"]
-        return ArrayRecord({**network, **state.encoder_arrays})
-
-    def _rehearsed(self, state: State, model: Model, network: ArrayRecord) -> ArrayRecord:
-        """The model after `server-steps` steps on embeddings, if there are any."""
+    def merged(self, state: State, trained: Sequence[Model]) -> ArrayRecord:
+        """The average (Eq. 1) after `server-steps` steps on embeddings (SST), if there are any."""
+        # An average of the encoder may differ from it in the last bit.
+        mean = super().merged(state, trained)
+        network = ArrayRecord({**mean, **state.encoder_arrays})
         if not (state.embeddings and self.own.server_steps):
             return network
         from learning.server_training import rehearse  # only here does a server train
@@ -153,13 +147,15 @@ class FilVer(FedAvg):
         for key, name in sorted(state.embeddings.items()):
             sent = state.shelf.get(name).array_records["embeddings"]
             by_task.setdefault(key.partition(" ")[0], []).append(sent)
-        architecture, steps = state.shelf.label(model.parcel).architecture, self.own.server_steps
-        rng = rng_for(self.settings.seed, "server training", state.round)
-        trained, loss = rehearse(
-            network, architecture, [*by_task.values()], self.settings, steps, rng
+        architecture, steps = (
+            state.shelf.label(trained[0].parcel).architecture,
+            self.own.server_steps,
         )
+        rng = rng_for(self.settings.seed, "server training", state.round)
+        tasks = [*by_task.values()]
+        rehearsed, loss = rehearse(network, architecture, tasks, self.settings, steps, rng)
         log(INFO, "The server trained %d steps on embeddings, loss %.3f", steps, loss)
-        return trained
+        return rehearsed
 
 
 def _encoder(state: State, model: Model) -> str:

@@ -14,6 +14,7 @@ from strategies.engine.run import Run
 from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import FakeGrid, Ledger, context, go, run_config, write_archive
+from tests.test_federation import figures
 
 pytestmark = pytest.mark.usefixtures("_quick_buffers")
 HOSPITALS = 2
@@ -53,16 +54,6 @@ def small(folder: Path) -> str:
     """A data set of two classes that is trained on at once."""
     write_archive(folder / "small.npz", 30)
     return f"npz:{folder / 'small.npz'}"
-
-
-def figures(ledger):
-    """What was measured, without how long it took; in an order of its own."""
-    return sorted(
-        (e.verb, e.round, e.hop, e.hospital, e.lineage, e.outcome, name, value)
-        for e in ledger.events
-        for name, value in e.metrics.items()
-        if not name.startswith("seconds-")
-    )
 
 
 def means(ledger, name) -> Mapping[int, float]:
