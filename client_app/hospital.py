@@ -16,10 +16,9 @@ from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
 from learning.samples import Samples, joined
-from strategies.protocol.embeddings import PUBLIC
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name
-from strategies.protocol.settings import Settings, SettingsError, in_turn, require
+from strategies.protocol.settings import PUBLIC, Settings, SettingsError, in_turn, require
 
 KEPT = ("final", "visits", "none")  # which models it takes home: the node-config `keep`
 
@@ -105,16 +104,19 @@ class Hospital:
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
         return joined(data.train_so_far(self.task) for data in each).to(self.device)
 
-    def public(self) -> Samples:
-        """The images of the public archive that `filver.pretrain` names, all of them.
+    def public(self, key: str) -> Samples:
+        """The images of the public archive that a setting names, all of them.
+
+        Args:
+            key: The setting: `PUBLIC` and an absolute file.
 
         Raises:
             SettingsError: It names none.
-            DataError: The archive cannot be used, or its images have another shape or more classes.
+            DataError: The archive cannot be used, or its images have another shape.
         """
-        chosen = str(self.settings.run_config["filver.pretrain"])
+        chosen = str(self.settings.run_config[key])
         file = chosen.removeprefix(PUBLIC)
-        require(chosen != file, "filver.pretrain", chosen, f"{PUBLIC}<absolute file>")
+        require(chosen != file, key, chosen, f"{PUBLIC}<absolute file>")
         return open_public(file, self.settings, self.data).to(self.device)
 
 

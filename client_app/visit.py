@@ -26,7 +26,7 @@ from learning.training import train
 from strategies.protocol.console import Pace
 from strategies.protocol.parcel import Manifest, bundle, parcel_in, without
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import rng_for
+from strategies.protocol.settings import PUBLIC, rng_for
 
 
 def train_here(message: Message, context: Context) -> Message:
@@ -127,7 +127,15 @@ def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -
         leg=request.order.leg,
         new_rounds=request.order.round - label.round,
         task=request.order.task,
+        public=_public(request),
     )
+
+
+def _public(request: Request) -> Samples | None:
+    """The public images that the learner wants beside those that it trains on."""
+    key, hospital = request.learner.archive, request.hospital
+    named = key and str(hospital.settings.run_config[key]).startswith(PUBLIC)
+    return hospital.public(key) if named and request.order.images != "public" else None
 
 
 def _images(request: Request) -> Samples:
@@ -141,7 +149,10 @@ def _images(request: Request) -> Samples:
     if request.order.images == "everyone":
         return hospital.everyone()
     if request.order.images == "public":
-        return hospital.public()
+        images = hospital.public(request.learner.archive)
+        if int(images.labels.max()) >= len(hospital.data.classes):
+            raise DataError("The public images have more classes than the hospital's.")
+        return images
     return own[torch.empty(0, dtype=torch.int64)]
 
 

@@ -75,14 +75,24 @@ class BatchNormSettings:
     batch_norm: Literal["train", "reference"]
 
 
-# By learner, the table and its dataclass, as the learner's own `table` has them.
-TABLES: dict[str, tuple[str, type[Any]]] = {
-    "cwc": ("cwc", CWCSettings),
-    "feder": ("feder", ReplaySettings),
-    "fedprox": ("fedprox", FedProxSettings),
-    "fedrewind": ("rewind", BatchNormSettings),
-    "fedrewind-averaged": ("rewind", BatchNormSettings),
-    "fil-ver": ("filver", EmbeddingSettings),
-    "fil-ver-encoder": ("filver", EmbeddingSettings),
-    "rehearsal": ("rehearsal", RehearsalSettings),
+@dataclass(frozen=True)
+class ReservoirSettings:
+    """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        require(1 <= self.size <= 100_000, "reservoir.size", self.size, "1 to 100000")
+
+
+# By learner, the tables and their dataclasses, as the learner's own `tables` has them.
+TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
+    "cwc": (("cwc", CWCSettings),),
+    "feder": (("feder", ReplaySettings),),
+    "fedprox": (("fedprox", FedProxSettings),),
+    "fedrewind": (("rewind", BatchNormSettings),),
+    "fedrewind-averaged": (("rewind", BatchNormSettings),),
+    "fil-ver": (("filver", EmbeddingSettings),),
+    "fil-ver-encoder": (("filver", EmbeddingSettings),),
+    "rehearsal": (("rehearsal", RehearsalSettings),),
 }

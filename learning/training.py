@@ -46,7 +46,7 @@ def train(
     samples = learner.samples
     device = samples.labels.device
     optimizer = OPTIMIZERS[settings.optimizer](
-        learner.model.parameters(),
+        learner.trained(),
         lr=settings.learning_rate,
         weight_decay=settings.weight_decay,
         fused=True,

@@ -113,8 +113,8 @@ def check(
     settings = Settings.parse(config)
     strategy = strategy_of(settings)
     strategy.check(sealed=settings.sealed and not simulated)
-    if strategy.learner in TABLES:
-        settings.section(*TABLES[strategy.learner])
+    for table in TABLES.get(strategy.learner, ()):
+        settings.section(*table)
     _check_buffers(settings, strategy)
     _check_models(settings)
     times = settings.asynchrony

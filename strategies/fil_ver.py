@@ -41,9 +41,8 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, as_global
-from strategies.protocol.embeddings import PUBLIC
 from strategies.protocol.parcel import pack
-from strategies.protocol.settings import Settings, require, rng_for
+from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
 ENCODER = "encoder."  # how the names of its arrays begin
 

@@ -133,16 +133,15 @@ def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
         like: The hospital's images.
 
     Raises:
-        DataError: It cannot be read, or its images have another shape or more classes than these.
+        DataError: It cannot be read, or its images have another shape than these.
     """
     pool = load_npz(file)
     images = formed(torch.from_numpy(pool.images), Form.of(settings))
     samples = Samples(images, torch.from_numpy(pool.labels))
-    if samples.shape != like.train.shape or len(pool.classes) > len(like.classes):
+    if samples.shape != like.train.shape:
         raise DataError(
-            f"The public images are {samples.shape} (channels, height, width) of "
-            f"{len(pool.classes)} classes; the hospital's are {like.train.shape} of "
-            f"{len(like.classes)}."
+            f"The public images are {samples.shape} (channels, height, width), the hospital's are "
+            f"{like.train.shape}: set image-size."
         )
     return samples
 

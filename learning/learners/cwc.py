@@ -29,7 +29,7 @@ class CWC(Learner):
         ParcelError: C is not of the parameters' shapes, or has negative entries.
     """
 
-    table = ("cwc", CWCSettings)
+    tables = (("cwc", CWCSettings),)
     own: CWCSettings
 
     def begin_visit(self) -> None:

@@ -29,7 +29,7 @@ class FedER(Learner):
         received: A buffer to replay, if there is one.
     """
 
-    table = ("feder", ReplaySettings)
+    tables = (("feder", ReplaySettings),)
     own: ReplaySettings
 
     def begin_visit(self) -> None:

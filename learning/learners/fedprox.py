@@ -13,7 +13,7 @@ from learning.settings import FedProxSettings
 class FedProx(Learner):
     """Cross-entropy and a pull towards the weights as received."""
 
-    table = ("fedprox", FedProxSettings)
+    tables = (("fedprox", FedProxSettings),)
     own: FedProxSettings
 
     def begin_visit(self) -> None:

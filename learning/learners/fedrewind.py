@@ -17,7 +17,7 @@ from strategies.protocol.settings import Settings
 class FedRewind(Learner):
     """Cross-entropy on one of a visit's three legs."""
 
-    table = ("rewind", BatchNormSettings)
+    tables = (("rewind", BatchNormSettings),)
     own: BatchNormSettings
 
     def begin_visit(self) -> None:

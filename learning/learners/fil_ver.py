@@ -27,7 +27,7 @@ from strategies.protocol.records import ParcelError
 class _OfEmbeddings(Learner):
     """What the learners of this file have in common."""
 
-    table = ("filver", EmbeddingSettings)
+    tables = (("filver", EmbeddingSettings),)
     own: EmbeddingSettings
 
     @property
@@ -49,6 +49,8 @@ class _OfEmbeddings(Learner):
 
 class Encoding(_OfEmbeddings):
     """Eq. 9: the encoder and a classifier, on the images of the first task."""
+
+    archive = "filver.pretrain"
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch of images [N]."""

@@ -17,7 +17,7 @@ from learning.stream import chosen, earlier, replayed_with, with_task
 class NaiveRehearsal(Learner):
     """Cross-entropy on new images and on kept ones."""
 
-    table = ("rehearsal", RehearsalSettings)
+    tables = (("rehearsal", RehearsalSettings),)
     own: RehearsalSettings
 
     def begin_visit(self) -> None:

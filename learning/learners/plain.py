@@ -1,6 +1,6 @@
 """Cross-entropy on the hospital's own images: what most methods minimise."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ class Received:
         leg: Which of a visit's trainings of one model this is, from 1.
         new_rounds: How many rounds have begun since the model's last visit.
         task: Whose images the samples are, from 1; 0 if there are no tasks.
+        public: The images of the archive that the learner names; None if it names none.
     """
 
     buffers: Sequence[Samples] = ()
@@ -33,6 +34,7 @@ class Received:
     leg: int = 1
     new_rounds: int = 0
     task: int = 0
+    public: Samples | None = None
 
 
 class Learner:
@@ -51,13 +53,15 @@ class Learner:
 
     Attributes:
         samples: The images that an epoch is a pass over.
-        table: Name and frozen dataclass of the learner's own settings; None if it has none.
-        own: These settings.
+        tables: The settings that the learner reads, each table by its name and frozen dataclass.
+        own: Those of the first table.
+        archive: The setting that names a file of public images, if the learner wants some.
         withholds: Whether the keys that `local` names do not travel.
     """
 
-    table: tuple[str, type[Any]] | None = None
+    tables: tuple[tuple[str, type[Any]], ...] = ()
     own: Any
+    archive = ""
     withholds = True
 
     def __init__(
@@ -76,6 +80,10 @@ class Learner:
     def begin_epoch(self, epoch: int) -> None:
         """Put the network into its mode for an epoch, from 1."""
         self.model.train()
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        """What the optimizer changes: the network's, unless the learner has others beside them."""
+        return self.model.parameters()
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of one step, a scalar, from a batch [N] of the samples."""
@@ -105,8 +113,9 @@ class Learner:
 
     @classmethod
     def check(cls, settings: Settings) -> Any:
-        """The learner's own settings; read before the first hop, to refuse what cannot be used."""
-        return settings.section(*cls.table) if cls.table else None
+        """Those of its first table; all are read before the first hop, to refuse what is wrong."""
+        found = [settings.section(*table) for table in cls.tables]
+        return found[0] if found else None
 
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:

@@ -9,7 +9,6 @@ from flwr.app import ArrayRecord
 
 from strategies.protocol.records import ParcelError
 
-PUBLIC = "public:"  # how filver.pretrain begins if a file follows
 LENGTH = 256  # of an embedding
 PARTS = {"sampled": 1, "ebr": 1, "stats": 2}  # by the kind of embeddings
 MOST = 200_000  # in one record

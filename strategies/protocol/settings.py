@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import numpy as np
 
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut` by which a task is some classes
+PUBLIC = "public:"  # how a setting begins that names a file of public images
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 SectionT = TypeVar("SectionT")

@@ -45,7 +45,7 @@ class DERPlusPlus(Learner):
     The reservoir (Vitter, 1985) holds images, labels, and the logits at insertion.
     """
 
-    table = ("der", DERSettings)
+    tables = (("der", DERSettings),)
 
     def begin_visit(self):
         self.reservoir = dict(self.received.rehearsal) or {

@@ -41,7 +41,7 @@ def refused(text, **how):
 def test_it_knows_what_the_hospitals_know():
     assert list(module.DATASETS) == list(DATASETS)
     assert MODELS.keys() == module.SMALL_MODELS
-    assert {name: each.table for name, each in LEARNERS.items() if each.table} == TABLES
+    assert {name: each.tables for name, each in LEARNERS.items() if each.tables} == TABLES
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -1,0 +1,60 @@
+"""What a hospital keeps of a stream of images: a random sample of all that it has trained on.
+
+Vitter, "Random sampling with a reservoir", ACM TOMS 11(1), 1985, algorithm R: at any time each row
+that was seen has the same chance to be in the sample, and nobody needs to know how many will come.
+An image counts each time that it is trained on, as in mammoth.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+class Reservoir:
+    """At most `size` rows, each of them made of some fields.
+
+    Args:
+        size: Rows that are kept at most.
+        kept: What `state` gave, at the end of the last visit; empty at the first.
+
+    Attributes:
+        fields: By name [m, ...], a row for each that is kept.
+    """
+
+    def __init__(self, size: int, kept: Mapping[str, Tensor]) -> None:
+        self.size = size
+        self.seen = int(kept["seen"]) if kept else 0
+        self.fields = {name: rows.clone() for name, rows in kept.items() if name != "seen"}
+
+    def __len__(self) -> int:
+        return min(self.seen, self.size)
+
+    def some(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Random rows, none of them twice: `count`, or all if there are fewer."""
+        drawn = torch.randperm(len(self), generator=generator)[:count]
+        return {name: rows[drawn.to(rows.device)] for name, rows in self.fields.items()}
+
+    def add(self, generator: torch.Generator, **rows: Tensor) -> None:
+        """Let new rows [n, ...] of each field come by, in their order."""
+        places: dict[int, int] = {}  # where rows go; a later one replaces an earlier one
+        count = len(next(iter(rows.values())))
+        chances = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
+        for row, chance in enumerate(chances):
+            full = self.seen >= self.size
+            place = int(chance * (self.seen + 1)) if full else self.seen
+            if place < self.size:
+                places[place] = row
+            self.seen += 1
+        if not places:
+            return
+        for name, new in rows.items():
+            old = self.fields.get(name, new[:0])
+            more = max(max(places) + 1 - len(old), 0)
+            old = torch.cat([old, new.new_empty(more, *new.shape[1:])])
+            old[list(places)] = new[list(places.values())]
+            self.fields[name] = old
+
+    def state(self) -> dict[str, Tensor]:
+        """All rows and how many came by, for `Learner.rehearsal`."""
+        return {**self.fields, "seen": torch.tensor(self.seen)}
