@@ -23,6 +23,8 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
 - Where images arrive in tasks, the server chooses these. So a class counts as another one in each
   task, wherever it is asked how many patients have it, and numbers of images are sums of rounded
   ones. The accuracies of all tasks together tell of a patient what the accuracy alone would.
+- Prototypes, class means of features, are of such classes alone, without noise; the numbers of
+  images behind them are in whole groups, and the radius has two digits.
 - Of a buffer a figure leaves if it is about so many patients: no smallest distance does.
 - What is told after the last round, such as counts for each class, is in details.py.
 
@@ -280,6 +282,23 @@ class Disclosure:
             exact = figures["embedding-linked"] * patients
             told |= dict.fromkeys(linked, min(self.rounded(exact) / patients, 1.0))
         return told
+
+    def of_prototypes(self, prototypes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Those of training images that are of enough patients (strategies/protocol/prototypes.py).
+
+        Args:
+            prototypes: Means [K, d], numbers of images [K] and the radius; empty if there are none.
+        """
+        if self.rules is None or not prototypes:
+            return prototypes
+        counts = torch.zeros_like(prototypes["counts"])
+        for label in self.data.train.labels[torch.from_numpy(self.learnt)].unique().tolist():
+            counts[label] = self.rounded(float(prototypes["counts"][label]))
+        if not counts.any():
+            return {}
+        means = prototypes["means"] * (counts > 0)[:, None]
+        radius = float(f"{float(prototypes['radius']):.2g}")
+        return {"means": means, "counts": counts, "radius": means.new_tensor(radius)}
 
     def _of_enough(
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float

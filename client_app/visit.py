@@ -20,6 +20,7 @@ from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
 from learning.learners.plain import Received
+from learning.learners.prototypes import FedSpace
 from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
@@ -65,13 +66,15 @@ def train_here(message: Message, context: Context) -> Message:
         if order.epochs < 1 or not len(learner.samples):
             raise ParcelError("The order is to train for no epoch, or on no image.")
         rng = rng_for(hospital.settings.seed, "visit", *place)
-        train_settings = hospital.settings.train
+        train_settings = hospital.settings.train.in_round(order.round)
         pace = Pace(f"{hospital.name} trains the model of {label.lineage}", "images")
         metrics = train(
             learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
         )
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     disclosure = Disclosure(request)
+    if isinstance(learner, FedSpace):
+        memory = disclosure.of_prototypes(memory)
     metrics = _figures(disclosure, network, label, metrics)
     if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
         Details(disclosure).keep_alone(network, label)

@@ -10,9 +10,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
+
+PADDING, HOLE = 4, 16  # pixels, as published for CIFAR
 
 
 def _none(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -35,6 +38,27 @@ def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
     for turn in (1, 2, 3):
         result[turns == turn] = result[turns == turn].rot90(turn, (-2, -1))
     return result
+
+
+def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror as `_flip`, move by up to 4 pixels, and paint a square black whose centre is anywhere.
+
+    Of 16 x 16 pixels (DeVries and Taylor, arXiv:1708.04552); where images come from is black, too.
+    """
+    count, _, height, width = images.shape
+    padded = pad(_flip(images, generator), [PADDING] * 4)
+    top, left = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator)  # [N, 1]
+    rows, columns = top + torch.arange(height), left + torch.arange(width)  # [N, H], [N, W]
+    which = torch.arange(count)[:, None, None]
+    moved = padded[which, :, rows[:, :, None], columns[:, None]]  # [N, H, W, C]
+    y = torch.randint(height, (count, 1), generator=generator)
+    x = torch.randint(width, (count, 1), generator=generator)
+    half = HOLE // 2
+    down, across = torch.arange(height) - y, torch.arange(width) - x  # [N, H], [N, W]
+    inside = ((-half <= down) & (down < half))[:, :, None] & ((-half <= across) & (across < half))[
+        :, None
+    ]
+    return moved.permute(0, 3, 1, 2).masked_fill(inside[:, None].to(images.device), 0)
 
 
 @dataclass(frozen=True)
@@ -64,6 +88,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "none": _none,
     "flip": _flip,
     "flip-rotate": _flip_rotate,
+    "crop-flip-cutout": _crop_flip_cutout,
 }
 
 

@@ -76,6 +76,30 @@ class BatchNormSettings:
 
 
 @dataclass(frozen=True)
+class PrototypeSettings:
+    """PASS, and of FedSpace what it shares with it: the keys `pass.*`."""
+
+    temperature: float
+    prototype_weight: float  # λ
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "pass.temperature", self.temperature, "above 0")
+        weight = self.prototype_weight
+        require(weight >= 0, "pass.prototype-weight", weight, "0 or more")
+
+
+@dataclass(frozen=True)
+class RepresentationSettings:
+    """What FedSpace's hospitals do: of the keys `fedspace.*`."""
+
+    representation_weight: float  # λ_R
+
+    def __post_init__(self) -> None:
+        weight = self.representation_weight
+        require(weight >= 0, "fedspace.representation-weight", weight, "0 or more")
+
+
+@dataclass(frozen=True)
 class ReservoirSettings:
     """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
 
@@ -92,7 +116,9 @@ TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
     "fedprox": (("fedprox", FedProxSettings),),
     "fedrewind": (("rewind", BatchNormSettings),),
     "fedrewind-averaged": (("rewind", BatchNormSettings),),
+    "fedspace": (("pass", PrototypeSettings), ("fedspace", RepresentationSettings)),
     "fil-ver": (("filver", EmbeddingSettings),),
     "fil-ver-encoder": (("filver", EmbeddingSettings),),
+    "pass": (("pass", PrototypeSettings),),
     "rehearsal": (("rehearsal", RehearsalSettings),),
 }

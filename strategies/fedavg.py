@@ -10,7 +10,8 @@ few images then counts as much as any. The average is Flower's; it needs a serve
 parcels.
 
 Deviations:
- 1. Every hospital takes part in every round (C = 1); those that fail are left out of the average.
+ 1. `fedavg.sample` hospitals take part in a round, drawn anew among those that are there; 0 = all
+    (C = 1). Those that fail, or have no image of their task, are left out of the average.
  2. The running statistics of BatchNorm are averaged like the weights, its counters too (rounded).
 """
 
@@ -32,7 +33,7 @@ from strategies.engine.strategy import Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import pack
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, require, rng_for
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ class FedAvgSettings:
     """What the average does: the keys `fedavg.*`, for all methods that average."""
 
     weights: Literal["images", "equal"]
+    sample: int
+
+    def __post_init__(self) -> None:
+        require(self.sample >= 0, "fedavg.sample", self.sample, "0 or more")
 
 
 class FedAvg(Strategy):
@@ -51,7 +56,8 @@ class FedAvg(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.equal = settings.section("fedavg", FedAvgSettings).weights == "equal"
+        averaging = settings.section("fedavg", FedAvgSettings)
+        self.equal, self.sample = averaging.weights == "equal", averaging.sample
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Start from the first hospital's model; all have derived the same one from the seed."""
@@ -69,13 +75,22 @@ class FedAvg(Strategy):
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks, and train that of most hospitals", others)
         first = newcomers[alike[0]]
-        state.models[GLOBAL] = as_global(state, first, _network(state, first), 0)
+        state.models[GLOBAL] = as_global(state, first, {"model": network(state, first)}, 0)
 
     def plan(self, state: State) -> list[Visit]:
-        """Everybody trains the global model."""
+        """Those that are drawn train the global model."""
         if state.hop:
             return []
-        return [self.visit(hospital, GLOBAL, test=True) for hospital in self.present(state)]
+        return [self.visit(hospital, GLOBAL, test=True) for hospital in self.drawn(state)]
+
+    def drawn(self, state: State) -> list[str]:
+        """The hospitals that train in a round."""
+        present = self.present(state)
+        if not 0 < self.sample < len(present):
+            return present
+        rng = rng_for(self.settings.seed, "sample", state.round)
+        chosen = rng.choice(len(present), self.sample, replace=False)
+        return [present[k] for k in sorted(chosen)]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """A copy of the global model stays with the hospital until the end of the round."""
@@ -94,43 +109,45 @@ class FedAvg(Strategy):
             mean = as_global(state, trained[0], self.merged(state, trained), state.round)
         state.models = {GLOBAL: mean}
 
-    def merged(self, state: State, trained: Sequence[Model]) -> ArrayRecord:
-        """The arrays of the global model, from the copies that were trained."""
-        return average(state, trained, self.equal)
+    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
+        """The records of the global model, from the copies that were trained."""
+        return {"model": average(state, trained, self.equal)}
 
     def holders(self, state: State) -> dict[str, str]:
         """All that take part in the round use the mean."""
         return dict.fromkeys(self.present(state), GLOBAL)
 
 
-def as_global(state: State, like: Model, network: ArrayRecord, server_round: int) -> Model:
-    """The global model with the arrays of a network, and otherwise like another model."""
+def as_global(
+    state: State, like: Model, records: Mapping[str, ArrayRecord], server_round: int
+) -> Model:
+    """The global model with the records of a parcel, and otherwise like another model."""
     label = state.shelf.label(like.parcel)
     label = replace(label, lineage=GLOBAL, round=server_round, visited=[])
-    return Model(
-        GLOBAL, GLOBAL, state.shelf.put(pack({"model": network}, label)), round=server_round
-    )
+    return Model(GLOBAL, GLOBAL, state.shelf.put(pack(records, label)), round=server_round)
 
 
 def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
     """The mean of the models in their own dtypes, weighted by numbers of training images or not."""
     counts = [1 if equal else each.num_examples for each in trained]
     records = [
-        RecordDict({"model": _network(state, each), "metrics": MetricRecord({"n": count})})
+        RecordDict({"model": network(state, each), "metrics": MetricRecord({"n": count})})
         for each, count in zip(trained, counts, strict=True)
     ]
     mean = aggregate_arrayrecords(records, "n")
     # Flower's average of whole numbers is a fraction; the next hospital expects what it sent.
-    like = _network(state, trained[0])
+    like = network(state, trained[0])
     return ArrayRecord(
-        {name: _cast(mean[name].numpy(), array.dtype) for name, array in like.items()}
+        {name: cast(mean[name].numpy(), array.dtype) for name, array in like.items()}
     )
 
 
-def _cast(array: NDArray[Any], dtype: str) -> Array:
+def cast(array: NDArray[Any], dtype: str) -> Array:
+    """Numbers in a dtype; to whole ones they are rounded."""
     whole = not np.issubdtype(dtype, np.floating)
     return Array(np.asarray(array.round() if whole else array, dtype))
 
 
-def _network(state: State, model: Model) -> ArrayRecord:
+def network(state: State, model: Model) -> ArrayRecord:
+    """The arrays of a model."""
     return state.shelf.get(model.parcel).array_records["model"]

@@ -7,7 +7,8 @@ Hospital j at round t trains the model that the base hands it, which is hospital
     M_j^t = Train_{D_j, λE}( Train_{D_i, λE}( Train_{D_j, (1−2λ)E}( M_i^{t−1} ) ) )       (Eq. 4.8)
 
 The model travels: from j back to i, which trains it on its own images, and to j again. With FedAvg
-as the base every hospital starts from the average, and i is another hospital (Eq. 4.10).
+as the base every hospital starts from the average, and i is another hospital (Eq. 4.10). So it is
+with FedSpace, and with a `learner`, such as PASS: all legs minimise the same (thesis, 4.2.4).
 
 Deviations:
  1. Algorithms 2 and 3 of the thesis train i's copy and then go on without it; the equations, the
@@ -18,8 +19,11 @@ Deviations:
  4. "The previous hospital" does not exist for FedAvg; here it is drawn anew in every round, so that
     nobody gets itself and nobody is drawn twice. The authors' code means to, and fails to.
  5. RandRewind (`rewind.partner`) draws i in the same way. The authors' code always takes client 0.
+ 6. With prototypes, hospital i trains the model with its own masks and prototypes, on the images
+    of its own task, and sends it back without prototypes. Neither the thesis nor any code says how.
+    A mask for the classes of both would tell each hospital what the other has seen.
 
-The hospital's half: learning/learners/fedrewind.py.
+The hospital's half: learning/learners/fedrewind.py, or that of the base or `learner`.
 """
 
 from collections.abc import Mapping
@@ -27,25 +31,35 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
 
+from flwr.app import ArrayRecord
+
 from strategies.cwt import CWT
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import Strategy
-from strategies.engine.topology import derangement
+from strategies.engine.topology import GLOBAL, derangement
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg
+from strategies.fedspace import FedSpace
+from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
 
-BASES: dict[str, type[Strategy]] = {"cwt": CWT, "rwt": RWT, "fedavg": FedAvg}
+BASES: dict[str, type[Strategy]] = {
+    "cwt": CWT,
+    "rwt": RWT,
+    "fedavg": FedAvg,
+    "fedspace": FedSpace,
+}
 
 
 @dataclass(frozen=True)
 class RewindSettings:
     """What is rewound, how far and where to: of the keys `rewind.*`."""
 
-    base: Literal["cwt", "rwt", "fedavg"]
+    base: Literal["cwt", "rwt", "fedavg", "fedspace"]
     fraction: float
     partner: Literal["previous", "random"]
+    batch_norm: Literal["train", "reference"]
 
     def __post_init__(self) -> None:
         allowed = "0 or more, and below 0.5"
@@ -67,7 +81,12 @@ class FedRewind(Strategy):
         self.rewind = settings.section("rewind", RewindSettings)
         self.base = BASES[self.rewind.base](settings)
         self.reads_models = self.base.reads_models
-        self.learner = "fedrewind-averaged" if self.rewind.base == "fedavg" else "fedrewind"
+        self.averages = isinstance(self.base, FedAvg)
+        self.learner = "fedrewind-averaged" if self.averages else "fedrewind"
+        if self.base.learner != "plain":
+            mode, self.learner = self.rewind.batch_norm, self.base.learner
+            allowed = f"train, as the learner '{self.learner}' does: its authors have no other"
+            require(mode == "train", "rewind.batch-norm", mode, allowed)
         total = settings.train.epochs
         self.epochs = self.rewind.epochs(total)
         require(
@@ -93,18 +112,18 @@ class FedRewind(Strategy):
             away = self._away(state).items()
             rewound = {"epochs": self.epochs, "verb": "train.rewind", "leg": 2}
             return [self.visit(hospital, model, **rewound) for hospital, model in away]
-        tests = self.rewind.base == "fedavg"
         return [
-            self.visit(model.previous, name, epochs=self.epochs, leg=3, test=tests)
+            self.visit(model.previous, name, epochs=self.epochs, leg=3, test=self.averages)
             for name, model in state.models.items()
             if model.previous
         ]
 
     def _away(self, state: State) -> dict[str, str]:
         """The models that are rewound at each hospital."""
-        if self.rewind.partner == "previous" and self.rewind.base != "fedavg":
+        if self.rewind.partner == "previous" and not self.averages:
             return {model.previous: name for name, model in state.models.items()}
-        drawn = derangement(state.hospitals, rng_for(self.settings.seed, "rewind", state.round))
+        places = sorted(model.place for model in state.models.values() if model.place != GLOBAL)
+        drawn = derangement(places, rng_for(self.settings.seed, "rewind", state.round))
         return {hospital: state.at(place) for hospital, place in drawn.items()}
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
@@ -115,6 +134,14 @@ class FedRewind(Strategy):
         """As the base does."""
         self.base.arrived(state, visit, trained)
 
+    def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
+        """As the base does."""
+        self.base.check_memory(memory, layout)
+
     def finish_round(self, state: State) -> None:
         """As the base does."""
         self.base.finish_round(state)
+
+    def holders(self, state: State) -> Mapping[str, str]:
+        """As the base does."""
+        return self.base.holders(state)

@@ -75,6 +75,10 @@ class FilVer(FedAvg):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.own = settings.section("filver", FilVerSettings)
+        allowed = (
+            "0 with strategy 'fil-ver', whose server asks each hospital for embeddings once a task"
+        )
+        require(self.sample == 0, "fedavg.sample", self.sample, allowed)
         network = "ebr" if self.own.variant == "ebr" else "vee"
         allowed = f"'{network}' with filver.variant '{self.own.variant}'"
         require(settings.model == network, "model", settings.model, allowed)
@@ -126,20 +130,20 @@ class FilVer(FedAvg):
             first = state.models[GLOBAL]
             begun = state.shelf.get(first.parcel).array_records["model"]
             network = ArrayRecord({**begun, **state.encoder_arrays})
-            state.models[GLOBAL] = as_global(state, first, network, 0)
+            state.models[GLOBAL] = as_global(state, first, {"model": network}, 0)
 
     def _keep(self, state: State, hospital: str, parcel: str) -> None:
         if sent := state.shelf.get(parcel).array_records.get("embeddings"):
             alone = pack({"embeddings": sent}, state.shelf.label(parcel))
             state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
-    def merged(self, state: State, trained: Sequence[Model]) -> ArrayRecord:
+    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The average (Eq. 1) after `server-steps` steps on embeddings (SST), if there are any."""
         # An average of the encoder may differ from it in the last bit.
-        mean = super().merged(state, trained)
+        mean = super().merged(state, trained)["model"]
         network = ArrayRecord({**mean, **state.encoder_arrays})
         if not (state.embeddings and self.own.server_steps):
-            return network
+            return {"model": network}
         from learning.server_training import rehearse  # only here does a server train
 
         by_task: dict[str, list[ArrayRecord]] = {}
@@ -154,7 +158,7 @@ class FilVer(FedAvg):
         tasks = [*by_task.values()]
         rehearsed, loss = rehearse(network, architecture, tasks, self.settings, steps, rng)
         log(INFO, "The server trained %d steps on embeddings, loss %.3f", steps, loss)
-        return rehearsed
+        return {"model": rehearsed}
 
 
 def _encoder(state: State, model: Model) -> str:

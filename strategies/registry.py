@@ -11,6 +11,7 @@ from strategies.fedbn import FedBN
 from strategies.feder import FedER
 from strategies.fedprox import FedProx
 from strategies.fedrewind import FedRewind
+from strategies.fedspace import FedSpace
 from strategies.fil_ver import FilVer
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.rwt import RWT
@@ -26,6 +27,7 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "feder": FedER,
     "fedprox": FedProx,
     "fedrewind": FedRewind,
+    "fedspace": FedSpace,
     "fil-ver": FilVer,
     "rwt": RWT,
     "standalone": Standalone,

@@ -9,6 +9,7 @@ from learning.learners.fedrewind import FedRewind, FedRewindAveraged
 from learning.learners.fil_ver import Encoding, FilVer
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Learner, Plain
+from learning.learners.prototypes import FedSpace, Pass
 
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
@@ -18,8 +19,10 @@ LEARNERS: dict[str, type[Learner]] = {
     "fedprox": FedProx,
     "fedrewind": FedRewind,
     "fedrewind-averaged": FedRewindAveraged,
+    "fedspace": FedSpace,
     "fil-ver": FilVer,
     "fil-ver-encoder": Encoding,
+    "pass": Pass,
     "plain": Plain,
     "rehearsal": NaiveRehearsal,
 }

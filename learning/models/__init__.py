@@ -17,6 +17,7 @@ from torch import nn
 from learning.errors import ModelError
 from learning.models.embedding import ebr, vee
 from learning.models.pixels import SCALES, scale_input
+from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
 from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
 
@@ -169,6 +170,9 @@ MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "cnn": cnn,
     "ebr": ebr,
     "vee": vee,
+    "rotation-mlp": rotation_mlp,
+    "rotation-cnn": rotation_cnn,
+    "rotation-resnet18": rotation_resnet18,
 }
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 CNN_WIDTHS = (16, 32, 64, 128)
 
 
-def mlp(architecture: "Architecture") -> nn.Module:
+def mlp(architecture: "Architecture") -> nn.Sequential:
     """Hidden layers with ReLU on the pixels; logistic regression if there are none."""
     pixels = architecture.channels * architecture.height * architecture.width
     widths = (pixels, *architecture.hidden)
@@ -21,7 +21,7 @@ def mlp(architecture: "Architecture") -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(widths[-1], architecture.classes))
 
 
-def cnn(architecture: "Architecture") -> nn.Module:
+def cnn(architecture: "Architecture") -> nn.Sequential:
     """Four convolutions with BatchNorm, each of which halves the image, and a linear layer.
 
     For images of 8x8 to 256x256 pixels.

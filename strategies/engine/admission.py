@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from flwr.app import Array, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from strategies.engine.courier import Delivery
 from strategies.engine.events import figures
@@ -68,6 +68,7 @@ def admit_trained(
     sent: Manifest,
     layout: Layout,
     encoder: Mapping[str, Array],
+    check_memory: Callable[[ArrayRecord, Layout], None],
 ) -> Mapping[str, RecordDict]:
     """The parcel of a visit, under "visit", and copies after each epoch, under "epoch-<k>".
 
@@ -77,10 +78,11 @@ def admit_trained(
         sent: The label of the parcel that was sent.
         layout: The layout of its model.
         encoder: The arrays that models travel without.
+        check_memory: Of the method (`Strategy.check_memory`).
 
     Raises:
-        ParcelError: A model is not the one that was sent, after the visit that was ordered; or
-            there are embeddings for which nobody has asked.
+        ParcelError: A model is not the one that was sent, after the visit that was ordered; there
+            are embeddings for which nobody has asked; or the method cannot read the memory.
     """
     expected = sent.after(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
@@ -100,6 +102,8 @@ def admit_trained(
             if not order.embeddings:
                 raise ParcelError("There are embeddings, for which nobody has asked.")
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
+        if memory := parcel.array_records.get("memory"):
+            check_memory(memory, layout)
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels

@@ -262,7 +262,8 @@ class Engine:
         visit, order = about.visit, about.order
         sent, layout = state.shelf.label(about.sent), state.shelf.layout(about.sent)
         encoder = state.encoder_arrays
-        delivery, parcels = admit(delivery, admit_trained, order, sent, layout, encoder)
+        check = self.strategy.check_memory
+        delivery, parcels = admit(delivery, admit_trained, order, sent, layout, encoder, check)
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}

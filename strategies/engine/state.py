@@ -61,6 +61,7 @@ class State:
         buffers: The parcel that holds each hospital's buffer.
         encoder: The parcel with the arrays of all models that no visit changes; empty = none.
         embeddings: The parcels with what hospitals have sent to rehearse, by task and hospital.
+        prototypes: The parcels with the class means that hospitals have sent in this round.
         delivered: Which hospital holds which buffer or encoder, by its hash.
         under_way: The visits that are going on. A checkpoint has none: they are ordered once more.
         queues: Of a method that does not wait: the models that each hospital is to train, first one
@@ -94,6 +95,7 @@ class State:
     buffers: dict[str, str] = field(default_factory=dict)
     encoder: str = ""
     embeddings: dict[str, str] = field(default_factory=dict)
+    prototypes: dict[str, str] = field(default_factory=dict)
     delivered: set[tuple[str, str]] = field(default_factory=set)
     under_way: list[Visit] = field(default_factory=list)
     queues: dict[str, list[str]] = field(default_factory=dict)
@@ -161,6 +163,7 @@ class State:
         yield from self.tested.values()
         yield from self.buffers.values()
         yield from self.embeddings.values()
+        yield from self.prototypes.values()
         if self.encoder:
             yield self.encoder
 

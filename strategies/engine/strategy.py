@@ -5,10 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from flwr.app import ArrayRecord
+
 from strategies.engine.presence import ACTIVE, planned
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
+from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, SettingsError, require
 
 
@@ -113,6 +116,9 @@ class Strategy(ABC):
 
     def finish_round(self, state: State) -> None:  # noqa: B027 - most need nothing here
         """What the server does after the last hop of a round; for most methods nothing."""
+
+    def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:  # noqa: B027 - as above
+        """Refuse (ParcelError) what came beside a model, if the server reads it; here nothing."""
 
     def holders(self, state: State) -> Mapping[str, str]:
         """Which hospital uses which model once the round is over: the one that it receives next."""

@@ -42,7 +42,8 @@ class TrainSettings:
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
     weight_decay: float
-    augment: Literal["none", "flip", "flip-rotate"]
+    halve_every: int
+    augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout"]
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
@@ -50,6 +51,12 @@ class TrainSettings:
         _require_numbers("train.batch-sizes", self.batch_sizes, 2)
         require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
         require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
+        require(self.halve_every >= 0, "train.halve-every", self.halve_every, "0 or more")
+
+    def in_round(self, server_round: int) -> "TrainSettings":
+        """Those of a round, whose learning rate may have been halved."""
+        halved = server_round // self.halve_every if self.halve_every else 0
+        return replace(self, learning_rate=self.learning_rate / 2**halved)
 
     def at(self, hospital: int) -> "TrainSettings":
         """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
@@ -193,7 +200,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "rehearsal"]
+    learner: Literal["", "rehearsal", "pass"]
     enrolment: str
     resume: str
     min_hospitals: int

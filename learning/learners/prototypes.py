@@ -1,0 +1,239 @@
+"""PASS and FedSpace at a hospital: means of features stand for classes that it no longer sees.
+
+PASS: Zhu et al., CVPR 2021; with FedAvg, and FedSpace: Shenaj et al., "Asynchronous federated
+continual learning", CVPR workshops 2023, arXiv:2304.03626. Each image x comes in 4 rotations; x of
+class y, turned by k quarters, has the label 4y + k. With features f, head g, temperature T, p_c the
+mean of f over class c (its prototype) and r the spread of f around it, a step minimises
+
+    mean over 4N of ℓ(g(f(x)) / T, 4y + k)        over the outputs of classes that were seen here
+    + λ mean over B of ℓ(g(p_c + r ε) / T, 4c)    over all outputs; c at random, ε ~ N(0, I)
+    + λ_R L_R                                     FedSpace alone
+
+PASS takes its own prototypes, of all classes that the hospital has seen. FedSpace takes those of
+the server (strategies/fedspace.py) as soon as there are any, and in the second term those of
+classes that are not in the present task. L_R draws the features of a class together. With z the N
+features of images as they are and B of the form p_c + r ε, brought to length 1, P_c those of class
+c, and s_ij = e^{z_i z_j} / Σ_{k ≠ i} e^{z_i z_k}:
+
+    L_R = −1/(N + B) Σ_c Σ_{i ∈ P_c} 1/(|P_c| − 1) Σ_{j ∈ P_c, j ≠ i} log s_ij
+
+over the classes c of the task. r² is the mean over classes of tr(Cov) / d, in the first task.
+
+Deviations:
+ 1. PASS also distils from the model before; FedSpace's code, of which the published numbers are,
+    does not, nor does this.
+ 2. A class is seen once the hospital has had an image of it. In the code it is once its task has
+    begun, though there may be none.
+ 3. Means and r are measured of images that are not augmented, as the model is after a visit; r
+    until the end of the first task. The code augments, and keeps the r of the first visit.
+ 4. In the code the sum over k has 1 in the place of e^{z_i z_i}.
+
+On a rewind leg nothing of what a hospital keeps changes, and it sends no prototypes.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.evaluation import batch_size
+from learning.learners.plain import Learner, Received
+from learning.models.rotation import TURNS, RotationNetwork
+from learning.packing import check_layout
+from learning.samples import Samples
+from learning.settings import PrototypeSettings, RepresentationSettings
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, SettingsError
+
+REWIND = 2  # the leg at another hospital (strategies/fedrewind.py)
+
+
+class Pass(Learner):
+    """Cross-entropy of turned images, and of features around the hospital's own prototypes."""
+
+    tables: tuple[tuple[str, type], ...] = (("pass", PrototypeSettings),)
+    own: PrototypeSettings
+
+    def __init__(
+        self, model: nn.Module, samples: Samples, settings: Settings, received: Received
+    ) -> None:
+        super().__init__(model, samples, settings, received)
+        if self.class_weights is not None:  # of the outputs of each class
+            self.class_weights = self.class_weights.repeat_interleave(TURNS)
+
+    def begin_visit(self) -> None:
+        """Find which classes the hospital has seen, and the prototypes.
+
+        Raises:
+            ParcelError: The network has no outputs for turned images, or not the features of the
+                one of which the hospital has kept prototypes.
+        """
+        self.network = rotating(self.model)
+        none = self._none()
+        self.kept = self.received.rehearsal or none
+        check_layout({name: self.kept[name] for name in none}, none, "What the hospital has kept")
+        self.classes = self.samples.labels.unique()  # of the task
+        seen = self.kept["counts"] > 0  # [K]
+        seen[self.classes] = True
+        self.unseen = ~seen.repeat_interleave(TURNS)  # [4K]
+        self.prototypes = self.kept
+        self.augmented = _known(self.prototypes)
+
+    def _none(self) -> dict[str, Tensor]:
+        """What stands for no prototypes: means [K, d], numbers of images [K], and r."""
+        head = self.network.head
+        means = head.weight.new_zeros(head.out_features // TURNS, head.in_features)
+        return {"means": means, "counts": means[:, 0].clone(), "radius": means.new_zeros(())}
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch of images [N]."""
+        images, labels = turned(draws.view(batch.images), batch.labels)
+        features = self.network.features(images)  # [4N, d]
+        logits = self.network.head(features).masked_fill(self.unseen, -torch.inf)
+        loss = self.cross_entropy(logits / self.own.temperature, labels)
+        if len(self.augmented) and self.own.prototype_weight:
+            near, classes = self.around(self.augmented, draws)
+            logits = self.network.head(near) / self.own.temperature
+            near_loss = functional.cross_entropy(logits, TURNS * classes)
+            loss = loss + self.own.prototype_weight * near_loss
+        return loss + self.beside(features[: len(batch)], batch.labels, draws)
+
+    def around(self, classes: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """p_c + r ε [B, d] with c [B] drawn from some classes; B is `train.batch-size`."""
+        count, means = self.settings.train.batch_size, self.prototypes["means"]
+        chosen = torch.randint(len(classes), (count,), generator=draws.generator)
+        noise = torch.randn((count, means.shape[1]), generator=draws.generator).to(means.device)
+        drawn = classes[chosen.to(classes.device)]
+        return means[drawn] + self.prototypes["radius"] * noise, drawn
+
+    def beside(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+        """The term of a learner that builds on this one, of images as they are; here nothing."""
+        return features.new_zeros(())
+
+    @cached_property
+    def measured(self) -> dict[str, Tensor]:
+        """The prototypes of the task's classes, once the model is trained."""
+        return prototypes_of(self.network, self.samples, len(self.kept["counts"]))
+
+    def rehearsal(self) -> Mapping[str, Tensor]:
+        """The prototypes of all classes that were seen, r, and the task in which r is measured."""
+        if self.received.leg == REWIND:
+            return self.received.rehearsal
+        new, old = self.measured, self.kept
+        here, task = new["counts"] > 0, torch.tensor(self.received.task)
+        first = int(old.get("task", task))
+        return {
+            "means": torch.where(here[:, None], new["means"], old["means"]),
+            "counts": torch.where(here, new["counts"], old["counts"]),
+            "radius": new["radius"] if first == self.received.task else old["radius"],
+            "task": torch.tensor(first),
+        }
+
+    @classmethod
+    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
+        """Nothing stays.
+
+        Raises:
+            SettingsError: The network has no outputs for turned images.
+        """
+        try:
+            rotating(model)
+        except ParcelError as error:
+            raise SettingsError(str(error)) from error
+        return set()
+
+
+class FedSpace(Pass):
+    """The same around the server's prototypes, and a loss that draws classes together."""
+
+    tables = (*Pass.tables, ("fedspace", RepresentationSettings))
+
+    def begin_visit(self) -> None:
+        """Take the server's prototypes, if there are some.
+
+        Raises:
+            ParcelError: They are not those of this network.
+        """
+        super().begin_visit()
+        self.weight = self.settings.section(*self.tables[1]).representation_weight
+        if memory := self.received.memory:
+            check_layout(memory, self._none(), "The prototypes")
+            if memory["radius"] < 0:
+                raise ParcelError("The prototypes have a negative radius.")
+            self.prototypes = dict(memory)
+        known = _known(self.prototypes)
+        self.augmented = known[~torch.isin(known, self.classes)]
+
+    def beside(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+        """λ_R L_R, from the features [N, d] of images as they are, and their labels [N]."""
+        known = _known(self.prototypes)
+        if not len(known) or not self.weight:
+            return super().beside(features, labels, draws)
+        near, classes = self.around(known, draws)
+        features, labels = torch.cat([features, near]), torch.cat([labels, classes])
+        loss: Tensor = self.weight * representation(features, labels, self.classes)
+        return loss
+
+    def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
+        """The prototypes of the task's classes and the hospital's r, for the server."""
+        if self.received.leg == REWIND:
+            return {}
+        return self.measured | {"radius": self.rehearsal()["radius"]}
+
+
+def rotating(model: nn.Module) -> RotationNetwork:
+    """The network, with outputs for turned images.
+
+    Raises:
+        ParcelError: It has none.
+    """
+    if not isinstance(model, RotationNetwork):
+        raise ParcelError(
+            "The learner turns images, and the model has no outputs for them: set 'model' to "
+            "rotation-mlp, rotation-cnn or rotation-resnet18."
+        )
+    return model
+
+
+def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Images [N, C, H, H], labels y [N] -> [4N, C, H, H], 4y + k: all of a turn, then the next."""
+    turns = range(TURNS)
+    both = [(images.rot90(k, (-2, -1)), TURNS * labels + k) for k in turns]
+    return torch.cat([image for image, _ in both]), torch.cat([label for _, label in both])
+
+
+def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
+    """L_R, from features [M, d], their classes [M], and the classes that are drawn together."""
+    unit = functional.normalize(features, dim=1)
+    likeness = unit @ unit.T  # z_i z_k, [M, M]
+    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    log_shares = likeness - likeness.masked_fill(itself, -torch.inf).logsumexp(dim=1, keepdim=True)
+    pairs = (labels[:, None] == labels) & ~itself & torch.isin(labels, classes)[:, None]
+    others = pairs.sum(dim=1).clamp(min=1)  # |P_c| − 1
+    return -((log_shares * pairs).sum(dim=1) / others).sum() / len(labels)
+
+
+@torch.no_grad()
+def prototypes_of(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:
+    """Of the features of samples: means [K, d], numbers of images [K], r; 0 where there is none."""
+    network.eval()
+    images, labels = samples.images, samples.labels
+    parts = images.split(batch_size(images[0].numel()))
+    features = torch.cat([network.features(part) for part in parts])  # [n, d]
+    counts = labels.bincount(minlength=classes).to(features.dtype)
+    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
+    means = sums / counts.clamp(min=1)[:, None]
+    far = (features - means[labels]).square().sum(dim=1)  # [n]
+    several = counts > 1
+    traces = counts.new_zeros(classes).index_add_(0, labels, far)[several] / (counts[several] - 1)
+    radius = (traces.mean() / features.shape[1]).sqrt() if len(traces) else traces.sum()
+    return {"means": means, "counts": counts, "radius": radius}
+
+
+def _known(prototypes: Mapping[str, Tensor]) -> Tensor:
+    """The classes that have a prototype, int64 [m]."""
+    return prototypes["counts"].nonzero()[:, 0]

@@ -1,0 +1,78 @@
+"""Networks that tell classes and, in training, by how far an image is turned: those of PASS.
+
+Zhu et al., "Prototype augmentation and self-supervision for incremental learning", CVPR 2021: a
+body gives the features of an image, and a linear layer of 4K outputs follows. Output 4y + k is
+class y turned by k quarters. As a whole a network gives [N, K], the outputs 4y of images as they
+are; learners that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
+"""
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from learning.models.pixels import SCALES
+from learning.models.small import cnn, mlp
+
+if TYPE_CHECKING:
+    from learning.models import Architecture
+
+TURNS = 4
+
+
+class RotationNetwork(nn.Module):
+    """A body and a head of 4K outputs.
+
+    Args:
+        architecture: Says how bytes become numbers, and how many classes there are.
+        body: Scaled images [N, C, H, W] -> [N, d].
+        width: d.
+
+    Raises:
+        ValueError: Images would not fit when they are turned.
+    """
+
+    def __init__(self, architecture: "Architecture", body: nn.Module, width: int) -> None:
+        super().__init__()
+        if architecture.height != architecture.width:
+            raise ValueError("images that are turned must be square")
+        self.scale = SCALES[architecture.pixels]
+        self.body = body
+        self.head = nn.Linear(width, TURNS * architecture.classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Scaled images [N, C, H, W] -> logits [N, K]."""
+        logits: Tensor = self.head(self.body(images))
+        return logits[:, ::TURNS]
+
+    def features(self, images: Tensor) -> Tensor:
+        """Images as bytes, uint8 [N, C, H, W] -> [N, d]."""
+        features: Tensor = self.body(self.scale(images))
+        return features
+
+
+def rotation_mlp(architecture: "Architecture") -> nn.Module:
+    """On the hidden layers of the mlp."""
+    return _on(mlp(architecture), architecture)
+
+
+def rotation_cnn(architecture: "Architecture") -> nn.Module:
+    """On the convolutions of the cnn; 128 features."""
+    return _on(cnn(architecture), architecture)
+
+
+def rotation_resnet18(architecture: "Architecture") -> nn.Module:
+    """On a ResNet-18 for images of 32 x 32 pixels: a stem of 3x3, no max-pooling; 512 features."""
+    from torchvision.models import resnet18  # its import takes seconds
+
+    body = resnet18(num_classes=1)
+    width = body.fc.in_features
+    body.conv1 = nn.Conv2d(architecture.channels, 64, kernel_size=3, padding=1, bias=False)
+    body.maxpool, body.fc = nn.Identity(), nn.Identity()
+    return RotationNetwork(architecture, body, width)
+
+
+def _on(network: nn.Sequential, architecture: "Architecture") -> nn.Module:
+    """The head in the place of a network's last layer."""
+    last = network[-1]
+    assert isinstance(last, nn.Linear)
+    return RotationNetwork(architecture, network[:-1], last.in_features)

@@ -1,0 +1,141 @@
+"""FedSpace: FedAvg with prototypes, which stand for the classes that other hospitals see.
+
+Shenaj et al., "Asynchronous federated continual learning", CVPR workshops 2023, arXiv:2304.03626.
+Hospitals are at different tasks. With its model w_j hospital j sends the mean p_jc of its features
+over each class c of its present task, of n_jc images, and r_j, their spread. The server has
+
+    p_c ← (1 − a) p_c + a Σ_j n_jc p_jc / Σ_j n_jc        r = Σ_j n_j r_j / Σ_j n_j,  n_j = Σ_c n_jc
+    w ← b Σ_j N_j w_j / Σ_j N_j + (1 − b) w
+
+and sends both to the hospitals of the next round. a is `fedspace.ema`, 1 for the first p_c of a
+class; b is `fedspace.mix`, and N_j counts training images.
+
+Deviations:
+ 1. Means and radii are weighted by n_jc and n_j. In the code both are by N_j.
+ 2. The server keeps p_c while nobody sends one. The code forgets it, and begins anew.
+ 3. The fractal pre-training of the code has no effect there, and is left out.
+
+FedAvg with PASS, its baseline, is `strategy = "fedavg"` with `learner = "pass"`. The hospital's
+half: learning/learners/prototypes.py.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from strategies.engine.state import Model, State
+from strategies.engine.topology import GLOBAL
+from strategies.engine.visit import Visit
+from strategies.fedavg import FedAvg, cast, network
+from strategies.protocol.parcel import Layout, pack
+from strategies.protocol.prototypes import check_prototypes
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings, require
+
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class FedSpaceSettings:
+    """What the server keeps of a round: of the keys `fedspace.*`."""
+
+    ema: float  # a
+    mix: float  # b
+
+    def __post_init__(self) -> None:
+        for key, share in (("ema", self.ema), ("mix", self.mix)):
+            require(0 < share <= 1, f"fedspace.{key}", share, "above 0, and at most 1")
+
+
+class FedSpace(FedAvg):
+    """FedAvg of models, which are mixed with the one before, and of prototypes."""
+
+    learner = "fedspace"
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.own = settings.section("fedspace", FedSpaceSettings)
+
+    def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
+        """Refuse what are no prototypes of the model that came with them.
+
+        Raises:
+            ParcelError: They are not, or it has no outputs for turned images.
+        """
+        if "head.weight" not in layout:
+            raise ParcelError("There are prototypes beside a model without 'head.weight'.")
+        outputs, width = layout["head.weight"][1]
+        check_prototypes(memory, outputs // 4, width)
+
+    def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
+        """A hospital's prototypes stay at the server: its copy may go to another hospital."""
+        if trained is not None:
+            parcel, label = state.shelf.get(trained.parcel), state.shelf.label(trained.parcel)
+            if sent := parcel.array_records.get("memory"):
+                state.prototypes[visit.hospital] = state.shelf.put(pack({"memory": sent}, label))
+            records = {"model": parcel.array_records["model"], **self.beside(state)}
+            trained = replace(trained, parcel=state.shelf.put(pack(records, label)))
+        super().arrived(state, visit, trained)
+
+    def beside(self, state: State) -> dict[str, ArrayRecord]:
+        """The server's prototypes, if it has any."""
+        kept = state.shelf.get(state.models[GLOBAL].parcel).array_records.get("memory")
+        return {"memory": kept} if kept else {}
+
+    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
+        """The average mixed with the model before, and the prototypes."""
+        mean, before = super().merged(state, trained)["model"], network(state, state.models[GLOBAL])
+        b = self.own.mix
+        mixed = {
+            name: cast(b * mean[name].numpy() + (1 - b) * array.numpy(), array.dtype)
+            for name, array in before.items()
+        }
+        return {"model": ArrayRecord(mixed), **self._prototypes(state)}
+
+    def _prototypes(self, state: State) -> dict[str, ArrayRecord]:
+        """Those of the server with what has been sent in this round."""
+        names = sorted(state.prototypes.items())
+        sent = [_arrays(state.shelf.get(name).array_records["memory"]) for _, name in names]
+        if not sent:
+            return self.beside(state)
+        old = self.beside(state).get("memory")
+        return {"memory": _record(merge(_arrays(old) if old else None, sent, self.own.ema))}
+
+    def finish_round(self, state: State) -> None:
+        """Average models and prototypes."""
+        super().finish_round(state)
+        state.prototypes = {}
+
+
+def merge(old: Arrays | None, sent: Sequence[Arrays], a: float) -> Arrays:
+    """The server's prototypes, from those that it has and what hospitals have sent.
+
+    Args:
+        old: As strategies/protocol/prototypes.py has them; None before the first.
+        sent: The same, of each hospital.
+        a: Weight of what is new.
+    """
+    counts, means, radii = (  # [hospitals, K], [hospitals, K, d], [hospitals]
+        np.stack([each[name] for each in sent], dtype="f8")
+        for name in ("counts", "means", "radius")
+    )
+    total = counts.sum(axis=0)  # [K]
+    radius = np.average(radii, weights=counts.sum(axis=1))
+    mean = (counts[:, :, None] * means).sum(axis=0) / np.maximum(total, 1)[:, None]
+    if old is not None:
+        known, here = old["counts"][:, None] > 0, total[:, None] > 0
+        mean = np.where(known & here, (1 - a) * old["means"] + a * mean, mean)
+        mean, total = np.where(here, mean, old["means"]), np.where(total, total, old["counts"])
+    return {"means": mean, "counts": total, "radius": radius}
+
+
+def _arrays(record: ArrayRecord) -> Arrays:
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def _record(arrays: Arrays) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(each, "f4")) for name, each in arrays.items()})

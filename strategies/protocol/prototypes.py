@@ -1,0 +1,38 @@
+"""Prototypes: class means of features, as the `memory` of a parcel (strategies/fedspace.py).
+
+Its arrays are `means` [K, d], `counts` [K], the images behind each (0 = there is no prototype), and
+`radius`, a scalar: the spread of features around the means of their classes. All are float32.
+"""
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from strategies.protocol.records import ParcelError
+
+MOST = 1e9  # images of a class
+
+
+def check_prototypes(record: ArrayRecord, classes: int, width: int) -> None:
+    """Refuse a record that holds anything else than prototypes.
+
+    Args:
+        record: Has passed `check_arrays`.
+        classes: K.
+        width: d.
+
+    Raises:
+        ParcelError: It does.
+    """
+    wanted = {"means": (classes, width), "counts": (classes,), "radius": ()}
+    found = {name: tuple(array.shape) for name, array in record.items()}
+    if found != wanted or {array.dtype for array in record.values()} != {"float32"}:
+        raise ParcelError(f"Prototypes must be float32 {wanted}; there are {found!s:.200}.")
+    means, counts, radius = (record[name].numpy() for name in wanted)
+    if not np.isfinite(means).all():
+        raise ParcelError("Prototypes are not finite.")
+    usable = ((counts >= 0) & (counts <= MOST)).all() and counts.any()
+    if not usable or not 0 <= radius < np.inf:
+        raise ParcelError(
+            f"The numbers of images behind prototypes must be from 0 to {MOST:.0f}, one above 0, "
+            "and their radius 0 or more."
+        )
