@@ -50,18 +50,19 @@ from strategies.protocol.settings import Settings, defaults
 from strategies.registry import strategy_of
 
 Handler = Callable[[Message], Message | None]
+NETWORKS = {"fil-ver": "vee", "fedspace": "rotation-mlp"}  # of methods that need their own
 
 
 def run_config(**overrides: Any) -> dict[str, Any]:
-    """The default settings, but for `sealed`, which needs keys, and for FIL-VER its network.
+    """The default settings, but for `sealed`, which needs keys, and for some methods the network.
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
     changes = {k.replace("__", ".").replace("_", "-"): v for k, v in overrides.items()}
     flat = defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
-    network = {"model": "vee"} if overrides.get("strategy") == "fil-ver" else {}
-    return {**flat, "sealed": False, **network, **changes}
+    network = NETWORKS.get(overrides.get("strategy", ""), flat["model"])
+    return {**flat, "sealed": False, "model": network, **changes}
 
 
 def settings(**overrides: Any) -> Settings:

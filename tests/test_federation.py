@@ -22,6 +22,7 @@ from strategies.protocol.settings import Settings, SettingsError, rng_for
 from strategies.registry import STRATEGIES
 from strategies.rwt import RWT
 from tests.fakes import (
+    NETWORKS,
     FakeGrid,
     Ledger,
     context,
@@ -45,7 +46,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
         **{
             "strategy": strategy,
             "num_server_rounds": 2,
-            "model": {"fedbn": "cnn", "fil-ver": "vee"}.get(strategy, "mlp"),
+            "model": {"fedbn": "cnn", **NETWORKS}.get(strategy, "mlp"),
             "image_size": 16 if strategy == "fil-ver" else 0,
             "mlp__hidden": "16",
             "train__epochs": 3 if strategy == "fedrewind" else 1,

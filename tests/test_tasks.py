@@ -13,7 +13,7 @@ from strategies.engine.engine import Engine
 from strategies.engine.run import Run
 from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES, strategy_of
-from tests.fakes import FakeGrid, Ledger, context, go, run_config, write_archive
+from tests.fakes import NETWORKS, FakeGrid, Ledger, context, go, run_config, write_archive
 from tests.test_federation import figures
 
 pytestmark = pytest.mark.usefixtures("_quick_buffers")
@@ -100,8 +100,8 @@ QUICK = ("fedavg", "feder", "centralized")
 def test_every_strategy_trains_on_tasks(tmp_path, strategy):
     """Orders are for the task of their round; centralised training has all tasks from the start."""
     changes = {"strategy": strategy, "dataset": small(tmp_path), "num_server_rounds": 2}
-    changes |= {"model": "cnn"} if strategy == "fedbn" else {}
-    changes |= {"model": "vee", "image_size": 16} if strategy == "fil-ver" else {}
+    changes |= {"model": {"fedbn": "cnn", **NETWORKS}.get(strategy, "mlp")}
+    changes |= {"image_size": 16} if strategy == "fil-ver" else {}
     changes |= {"train__epochs": 3} if strategy == "fedrewind" else {}
     _, ledger, grid = federate(tmp_path, **changes)
     assert [event for event in ledger.events if event.outcome != "ok"] == []

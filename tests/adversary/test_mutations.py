@@ -29,6 +29,7 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle, check_parcel, hash_arrays, layout_of, pack
 from strategies.protocol.records import to_record
+from strategies.registry import strategy_of
 from tests.fakes import (
     CountingHospital,
     FakeGrid,
@@ -119,7 +120,7 @@ class Mutator:
             values = archive.array_of(array.data).numpy()
         except archive.ArchiveError:  # changed already
             return array
-        values = np.nan_to_num(values).clip(-1e4, 1e4).astype(values.dtype)
+        values = np.asarray(np.nan_to_num(values).clip(-1e4, 1e4), values.dtype)
         version = BytesIO()
         np.lib.format.write_array(version, values, version=(2, 0), allow_pickle=False)
         objects = BytesIO()
@@ -346,10 +347,13 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
     mutator, shelf = Mutator(seed), Shelf(tmp_path)
     first = Order(0, 0, "h0", ["a", "b"], "plain", "1", buffer_size=1)
     visit = Order(1, 1, "h0", ["a", "b"], "plain", "1", epochs=2, snapshots=True)
-    weights = ArrayRecord({"w": Array(np.ones((2, 2), "f4"))})
+    weights = ArrayRecord({"head.weight": Array(np.ones((8, 2), "f4"))})
+    parts = {"means": (2, 2), "counts": (2,), "radius": ()}
+    memory = ArrayRecord({name: Array(np.ones(shape, "f4")) for name, shape in parts.items()})
+    check_memory = strategy_of(settings(strategy="fedspace")).check_memory
     given = pack({"model": weights, "buffer": weights}, LABEL)
     sent = check_parcel(given)
-    back = pack({"model": weights, "memory": weights}, sent.after(visit))
+    back = pack({"model": weights, "memory": memory}, sent.after(visit))
     early = pack({"model": weights}, dataclasses.replace(sent.after(visit), epochs=1))
     figures = MetricRecord({"num-examples": 3.0, "train-loss": 0.5, "seconds-train": 1.0})
     card = ConfigRecord({"hospital": "h0", "release": "ok"})
@@ -363,7 +367,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
             admit_first,
             (first, first.classes),
         ),
-        ("train", trained, admit_trained, (visit, sent, layout_of(given), {})),
+        ("train", trained, admit_trained, (visit, sent, layout_of(given), {}, check_memory)),
         ("evaluate", {"metrics": about}, admit_tested, ("a",)),
     ]
     for verb, good, check, expected in answers:

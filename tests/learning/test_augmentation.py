@@ -28,7 +28,7 @@ def test_the_registry_has_what_the_setting_allows():
     assert list(AUGMENTATIONS) == list(get_args(get_type_hints(TrainSettings)["augment"]))
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", SYMMETRIES)
 def test_each_symmetry_appears_as_often_as_it_should(name):
     """Of 8000 images one of probability p gets 8000 p on average.
 
@@ -41,7 +41,7 @@ def test_each_symmetry_appears_as_often_as_it_should(name):
     assert counts == pytest.approx([8000 * share for _, share in SYMMETRIES[name]], abs=200)
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", SYMMETRIES)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_each_image_stays_in_its_place_and_the_input_as_it_was(name, dtype):
     images = torch.arange(50)[:, None, None, None].expand(50, 2, 3, 3).to(dtype).clone()
@@ -61,6 +61,33 @@ def test_the_same_seed_gives_the_same_images(name):
 def test_none_returns_the_very_same_tensor():
     images = torch.rand(2, 1, 8, 8)
     assert augment("none", images) is images
+
+
+def test_images_are_moved_within_a_black_border_and_get_a_black_square():
+    """Of images of 40 x 40 pixels without a black one, 1,000 times.
+
+    The window begins at 0 to 8 of 48 rows, of which 4 to 43 are the image's: up to 4 are black at
+    one side. The square has 16 rows unless its centre (row y, it covers y − 8 to y + 7) is near a
+    side: with 40 rows in 25 of 40 cases, and 8 at the least, as with y = 0.
+    """
+    rows = torch.arange(1, 41, dtype=torch.uint8)[:, None].expand(1000, 1, 40, 40)
+    changed = augment("crop-flip-cutout", rows)
+    assert changed.shape == rows.shape
+    assert changed.dtype == rows.dtype
+    whole = torch.zeros(1000, 40, dtype=torch.bool)  # which columns the square leaves alone
+    heights, shifts = [], []
+    for image in changed[:, 0]:
+        inner = image[4:36, 4:36] > 0
+        column = image[:, (image > 0).sum(dim=0).argmax()].int()
+        place = int(column.nonzero()[len(column.nonzero()) // 2])
+        shifts.append(int(column[place]) - 1 - place)
+        hole = (~inner).any(dim=1)
+        heights.append(int(hole.sum()))
+        assert torch.equal(~inner, hole[:, None] & (~inner).any(dim=0))  # it is a rectangle
+    assert whole.shape == (1000, 40)
+    assert set(shifts) == set(range(-4, 5))
+    assert max(heights) == 16
+    assert torch.tensor(heights).eq(16).double().mean().item() == pytest.approx(17 / 40, abs=0.07)
 
 
 def test_images_that_are_not_square_flip_but_do_not_rotate():

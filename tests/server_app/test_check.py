@@ -17,7 +17,7 @@ from server_app.check import changes_of, check
 from server_app.results import Results
 from strategies.protocol.settings import SettingsError, defaults, merged
 from strategies.registry import STRATEGIES
-from tests.fakes import settings, write_archive
+from tests.fakes import NETWORKS, settings, write_archive
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,8 +46,8 @@ def test_it_knows_what_the_hospitals_know():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_can_be_used_with_every_method(strategy):
-    network = "model='vee'" if strategy == "fil-ver" else ""
-    assert judged(f"strategy='{strategy}' {network}", hospitals=2).strategy == strategy
+    network = NETWORKS.get(strategy, "cnn")
+    assert judged(f"strategy='{strategy}' model='{network}'", hospitals=2).strategy == strategy
 
 
 @pytest.mark.parametrize(
