@@ -155,7 +155,8 @@ class Request(Inquiry):
 def _names(key: str) -> set[str]:
     """The figures with which a metric is withheld: what it is an end of, what it is for a task."""
     name = metric_of(key).removesuffix("-low").removesuffix("-high")
-    return {name, name.removesuffix("-of-task-#")}
+    of_task = name.replace("-in-task-#", "-of-task-#")
+    return {name, of_task, of_task.removesuffix("-of-task-#")}
 
 
 def _at_its_task(hospital: Hospital, order: Order, *, joining: bool) -> Hospital:

@@ -500,6 +500,7 @@ def test_who_withholds_the_accuracy_withholds_that_of_each_task(tmp_path):
         policy = f"figures.withheld = ['{withheld}']"
         figures = Asked(tmp_path, sizes, policy).test(task=2).content["metrics"]
         assert ("graz/accuracy-of-task-1" in figures) == stays
+        assert ("graz/accuracy-in-task-1" in figures) == stays
         assert ("graz/accuracy" in figures) == (withheld != "accuracy")
 
 
