@@ -221,3 +221,20 @@ def test_the_secret_is_the_hospital_s_own(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
     assert disclosure.secret_of(Store(tmp_path)) != first.secret
+
+
+def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
+    """Class 0 has 14 patients, class 1 nine with 40 images, class 2 none."""
+    labels, groups = [0] * 14 + [1] * 40, [*range(14), *(100 + k % 9 for k in range(40))]
+    means, counts = torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]), torch.tensor([14.0, 40, 0])
+    given = {"means": means, "counts": counts, "radius": torch.tensor(0.12345)}
+    told = of(tmp_path, labels, groups).of_prototypes(given)
+    assert told["means"].tolist() == [[1, 2], [0, 0], [0, 0]]
+    assert told["counts"].tolist() == [10, 0, 0]
+    assert told["radius"].item() == pytest.approx(0.12)
+    smaller = "[figures]\nsmallest-group = 9\n"
+    told = of(tmp_path, labels, groups, smaller).of_prototypes(given)
+    assert told["counts"].tolist() == [18, 36, 0]
+    assert torch.equal(told["means"], means)
+    assert of(tmp_path, labels[14:], groups[14:]).of_prototypes(given) == {}
+    assert of(tmp_path, labels, groups).of_prototypes({}) == {}
