@@ -14,6 +14,7 @@ from flwr.app import RecordDict
 from client_app.policy import MachineRules, Policy, at_most, uphold
 from learning.evaluation import batch_size
 from learning.models import Architecture
+from learning.models.rotation import TURNS
 from learning.packing import activations, layout
 from strategies.protocol.parcel import count_bytes
 
@@ -50,9 +51,10 @@ def _computed(architecture: str, trained: int, tested: int) -> int:
     network = Architecture.from_json(architecture)
     kept, largest = activations(network)
     at_a_time = batch_size(network.channels * network.height * network.width)
-    # In training twice: a replayed batch beside it, or the gradients. In testing a layer's input
-    # and output, and what goes around it.
-    return max(2 * trained * kept, 3 * min(at_a_time, tested) * largest)
+    # In training twice: a replayed batch beside it, or the gradients; and an image in all its turns.
+    # In testing a layer's input and output, and what goes around it.
+    views = 2 * (TURNS if network.name.startswith("rotation-") else 1)
+    return max(views * trained * kept, 3 * min(at_a_time, tested) * largest)
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:

@@ -3,7 +3,7 @@
 By default all hospitals have the same task at a time, and each task lasts as long. With the setting
 `task-order` = "shuffled" each hospital has an order of its own, drawn from the seed. With a
 `task-spread` s its T tasks last for the shares 1 − s to 1 + s of the mean, in even steps and in an
-order of its own, as in AFCL (thesis, section 4.2.4; the code of FedSpace, arXiv:2206.14105).
+order of its own, as in AFCL (thesis, section 4.2.4; the code of FedSpace, arXiv:2304.03626).
 """
 
 from collections.abc import Iterable

@@ -135,6 +135,19 @@ def test_the_policy_bounds_a_batch(trained, tested, monkeypatch):
     assert caught.value.rule == "machine.max-memory-gb"
 
 
+def test_a_batch_of_images_in_four_turns_takes_four_times_as_much():
+    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.05, max_disk_gb=1)
+    cautious = Policy(**{**vars(policy), "machine": memory})
+    plain, turning = (
+        Architecture(name, 1, 28, 28, 2).to_json() for name in ("cnn", "rotation-cnn")
+    )
+    check_model(cautious, plain, RecordDict(), 160)
+    check_model(cautious, turning, RecordDict(), 40)
+    with pytest.raises(PolicyError) as caught:
+        check_model(cautious, turning, RecordDict(), 160)
+    assert caught.value.rule == "machine.max-memory-gb"
+
+
 def zipped(compression, *contents):
     file = BytesIO()
     with zipfile.ZipFile(file, "w", compression) as packed:
