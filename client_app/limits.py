@@ -51,7 +51,7 @@ def _computed(architecture: str, trained: int, tested: int) -> int:
     network = Architecture.from_json(architecture)
     kept, largest = activations(network)
     at_a_time = batch_size(network.channels * network.height * network.width)
-    # In training twice: a replayed batch beside it, or the gradients; and an image in all its turns.
+    # In training twice: a replayed batch beside it, or the gradients; an image in all its turns.
     # In testing a layer's input and output, and what goes around it.
     views = 2 * (TURNS if network.name.startswith("rotation-") else 1)
     return max(views * trained * kept, 3 * min(at_a_time, tested) * largest)
