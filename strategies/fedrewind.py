@@ -85,7 +85,7 @@ class FedRewind(Strategy):
         self.learner = "fedrewind-averaged" if self.averages else "fedrewind"
         if self.base.learner != "plain":
             mode, self.learner = self.rewind.batch_norm, self.base.learner
-            allowed = f"train, as the learner '{self.learner}' does: its authors have no other"
+            allowed = f"train with the learner '{self.learner}', which has no other mode"
             require(mode == "train", "rewind.batch-norm", mode, allowed)
         total = settings.train.epochs
         self.epochs = self.rewind.epochs(total)
