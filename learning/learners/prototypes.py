@@ -123,13 +123,13 @@ class Pass(Learner):
         """The prototypes of all classes that were seen, r, and the task in which r is measured."""
         if self.received.leg == REWIND:
             return self.received.rehearsal
-        new, old = self.measured, self.kept
-        here, task = new["counts"] > 0, torch.tensor(self.received.task)
-        first = int(old.get("task", task))
+        new, old, task = self.measured, self.kept, self.received.task
+        here = new["counts"] > 0
+        first = int(old["task"]) if "task" in old else task
         return {
             "means": torch.where(here[:, None], new["means"], old["means"]),
             "counts": torch.where(here, new["counts"], old["counts"]),
-            "radius": new["radius"] if first == self.received.task else old["radius"],
+            "radius": new["radius"] if first == task else old["radius"],
             "task": torch.tensor(first),
         }
 
