@@ -17,6 +17,6 @@ def test_the_version_and_the_papers_are_those_of_the_code():
     cited = {
         each["value"] for paper in citation["references"] for each in paper.get("identifiers", [])
     }
-    for method in ("feder", "fedrewind", "cwc", "fil_ver"):
+    for method in ("feder", "fedrewind", "cwc", "fil_ver", "fedspace"):
         text = (ROOT / "strategies" / f"{method}.py").read_text("utf-8")
         assert re.findall(r"arXiv:\d+\.\d+", text)[0] in cited
