@@ -155,8 +155,8 @@ def test_the_folder_of_data_is_named_on_the_command_line(table, tmp_path):
     ("name", "words"),
     [
         ("feder_digit", "did you mean feder_digits?"),
-        ("/no.toml", "neither a table in benchmarks/ nor a file that can be read; there are cwc_"),
-        (None, "Name a TOML file, or one of cwc_"),
+        ("/no.toml", "neither a table in benchmarks/ nor a file that can be read; there are afcl_"),
+        (None, "Name a TOML file, or one of afcl_"),
     ],
 )
 def test_a_table_that_is_not_there_is_named(name, words):
