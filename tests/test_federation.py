@@ -115,6 +115,21 @@ def test_another_seed_gives_other_metrics(tmp_path):
     assert figures(federate(tmp_path, "rwt")[1]) != figures(federate(tmp_path, "rwt", seed=1)[1])
 
 
+def test_the_learning_rate_is_halved_after_every_so_many_rounds(tmp_path, monkeypatch):
+    rates = []
+
+    def train(learner, settings, *rest):
+        rates.append(settings.learning_rate)
+        return {"train-loss": 1.0, "num-examples": 1.0}
+
+    monkeypatch.setattr("client_app.visit.train", train)
+    federate(tmp_path, "fedavg", num_server_rounds=5, train__halve_every=2, evaluate__every=5)
+    assert rates == [0.01] * 3 + [0.005] * 6 + [0.0025] * 6
+    rates.clear()
+    federate(tmp_path / "never", "fedavg", num_server_rounds=2, evaluate__every=2)
+    assert rates == [0.01] * 6
+
+
 def test_all_hospitals_start_from_one_model(tmp_path):
     _, _, grid = federate(tmp_path, "cwt", num_server_rounds=1)
     first = [m.content["model"].object_id for m in grid.sent if m.metadata.message_type == "train"]
