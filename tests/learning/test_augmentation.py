@@ -67,7 +67,7 @@ def test_images_are_moved_within_a_black_border_and_get_a_black_square():
     """1,000 images of 40 x 40 pixels, none of them black, each row of another value.
 
     Moved by up to 4 pixels, they have no border in rows 4 to 35. There the square, which covers
-    y − 8 to y + 7 around its centre y, shows all its 16 rows for y from 12 to 28, in 17 of 40 cases.
+    y − 8 to y + 7 around its centre y, shows all 16 rows for y from 12 to 28, in 17 of 40 cases.
     """
     rows = torch.arange(1, 41, dtype=torch.uint8)[:, None].expand(1000, 1, 40, 40)
     changed = augment("crop-flip-cutout", rows)
