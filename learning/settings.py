@@ -80,10 +80,11 @@ class ReservoirSettings:
     """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
 
     size: int
+    batch_size: int
 
-    def __post_init__(self) -> None:
-        # BatchNorm cannot train on one image.
+    def __post_init__(self) -> None:  # 2 at least, because BatchNorm cannot train on one image
         require(2 <= self.size <= 100_000, "reservoir.size", self.size, "2 to 100000")
+        require(self.batch_size >= 2, "reservoir.batch-size", self.batch_size, "2 or more")
 
 
 @dataclass(frozen=True)
