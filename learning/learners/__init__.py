@@ -3,18 +3,22 @@
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC
 from learning.learners.derpp import DERpp
+from learning.learners.er_ace import ERACE
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.fedrewind import FedRewind, FedRewindAveraged
 from learning.learners.fil_ver import Encoding, FilVer
+from learning.learners.lwf import LwF
 from learning.learners.naive_rehearsal import NaiveRehearsal
+from learning.learners.oewc import OnlineEWC
 from learning.learners.plain import Learner, Plain
 
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
     "cwc": CWC,
     "derpp": DERpp,
+    "er-ace": ERACE,
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,
@@ -22,6 +26,8 @@ LEARNERS: dict[str, type[Learner]] = {
     "fedrewind-averaged": FedRewindAveraged,
     "fil-ver": FilVer,
     "fil-ver-encoder": Encoding,
+    "lwf": LwF,
+    "oewc": OnlineEWC,
     "plain": Plain,
     "rehearsal": NaiveRehearsal,
 }

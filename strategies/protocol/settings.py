@@ -193,7 +193,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "derpp", "rehearsal"]
+    learner: Literal["", "derpp", "er-ace", "lwf", "oewc", "rehearsal"]
     enrolment: str
     resume: str
     min_hospitals: int
