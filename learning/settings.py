@@ -82,12 +82,26 @@ class ReservoirSettings:
     size: int
 
     def __post_init__(self) -> None:
-        require(1 <= self.size <= 100_000, "reservoir.size", self.size, "1 to 100000")
+        # BatchNorm cannot train on one image.
+        require(2 <= self.size <= 100_000, "reservoir.size", self.size, "2 to 100000")
+
+
+@dataclass(frozen=True)
+class DERppSettings:
+    """DER++: the keys `derpp.*`."""
+
+    alpha: float
+    beta: float
+
+    def __post_init__(self) -> None:
+        require(self.alpha >= 0, "derpp.alpha", self.alpha, "0 or more")
+        require(self.beta >= 0, "derpp.beta", self.beta, "0 or more")
 
 
 # By learner, the tables and their dataclasses, as the learner's own `tables` has them.
 TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
     "cwc": (("cwc", CWCSettings),),
+    "derpp": (("derpp", DERppSettings), ("reservoir", ReservoirSettings)),
     "feder": (("feder", ReplaySettings),),
     "fedprox": (("fedprox", FedProxSettings),),
     "fedrewind": (("rewind", BatchNormSettings),),

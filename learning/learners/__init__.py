@@ -2,6 +2,7 @@
 
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC
+from learning.learners.derpp import DERpp
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
@@ -13,6 +14,7 @@ from learning.learners.plain import Learner, Plain
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
     "cwc": CWC,
+    "derpp": DERpp,
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,

@@ -193,7 +193,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "rehearsal"]
+    learner: Literal["", "derpp", "rehearsal"]
     enrolment: str
     resume: str
     min_hospitals: int
