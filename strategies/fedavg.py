@@ -26,13 +26,14 @@ from flwr.common import log
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
+from learning.settings import CARRIES
 from strategies.engine.run import RunError
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import pack
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import Settings, require
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class FedAvg(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        allowed = (
+            f"one without a memory that travels, since strategy '{settings.strategy}' averages "
+            "models: for this one choose a strategy that hands them on, such as rwt, or standalone"
+        )
+        require(settings.learner not in CARRIES, "learner", settings.learner, allowed)
         self.equal = settings.section("fedavg", FedAvgSettings).weights == "equal"
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:

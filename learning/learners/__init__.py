@@ -8,8 +8,11 @@ from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.fedrewind import FedRewind, FedRewindAveraged
 from learning.learners.fil_ver import Encoding, FilVer
+from learning.learners.mah import MAH
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Learner, Plain
+from learning.learners.ser import SER
+from learning.learners.twf import TwF
 
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
@@ -22,6 +25,9 @@ LEARNERS: dict[str, type[Learner]] = {
     "fedrewind-averaged": FedRewindAveraged,
     "fil-ver": FilVer,
     "fil-ver-encoder": Encoding,
+    "mah": MAH,
     "plain": Plain,
     "rehearsal": NaiveRehearsal,
+    "ser": SER,
+    "twf": TwF,
 }

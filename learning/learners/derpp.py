@@ -15,6 +15,9 @@ Deviations, both as in the authors' code:
  2. An image counts once for each time that it is trained on, in each epoch.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -32,7 +35,10 @@ class DERpp(Learner):
         reservoir: Rows of `images` uint8 [m, C, H, W], `labels` int64 [m], `logits` [m, K].
     """
 
-    tables = (("derpp", DERppSettings), ("reservoir", ReservoirSettings))
+    tables: tuple[tuple[str, type[Any]], ...] = (
+        ("derpp", DERppSettings),
+        ("reservoir", ReservoirSettings),
+    )
     own: DERppSettings
 
     def begin_visit(self) -> None:
@@ -53,12 +59,16 @@ class DERpp(Learner):
         """α ‖M(x') − z'‖² + β ℓ(M(x''), y''), each over a batch, or all if fewer are kept."""
         size = self.settings.train.batch_size
         first = self.reservoir.some(size, draws.generator)
-        distance = functional.mse_loss(self.model(draws.view(first["images"])), first["logits"])
+        distance = self.distance(self.model(draws.view(first["images"])), first)
         second = self.reservoir.some(size, draws.generator)
         replay = functional.cross_entropy(
             self.model(draws.view(second["images"])), second["labels"]
         )
         return self.own.alpha * distance + self.own.beta * replay
+
+    def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """‖M(x') − z'‖²: outputs [m, K] for kept rows, whose `logits` are z'."""
+        return functional.mse_loss(outputs, kept["logits"])
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Let a batch [N], and what the network says of it [N, K], come by at the reservoir."""

@@ -17,6 +17,7 @@ from torch import nn
 from learning.errors import ModelError
 from learning.models.embedding import ebr, vee
 from learning.models.pixels import SCALES, scale_input
+from learning.models.saliency import ser_cnn, ser_resnet18
 from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
 
@@ -169,6 +170,8 @@ MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "cnn": cnn,
     "ebr": ebr,
     "vee": vee,
+    "ser-cnn": ser_cnn,
+    "ser-resnet18": ser_resnet18,
 }
 
 

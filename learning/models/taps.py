@@ -32,7 +32,7 @@ def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
         last = [stage[-1] for stage in stages if stage]
         calls = [3 if hasattr(block, "conv3") else 2 for block in last]
         blocks = [block.relu for block in last]
-        return [(network.relu, 1), *zip(blocks, calls, strict=True)]  # type: ignore[list-item]
+        return [(network.relu, 1), *zip(blocks, calls, strict=True)]
     if isinstance(network, nn.Sequential) and isinstance(network[0], nn.Conv2d) and relus:
         return [(relu, 1) for relu in relus]
     raise ModelError(

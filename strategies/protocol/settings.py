@@ -193,7 +193,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "derpp", "rehearsal"]
+    learner: Literal["", "derpp", "mah", "rehearsal", "ser", "twf"]
     enrolment: str
     resume: str
     min_hospitals: int

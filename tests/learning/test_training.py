@@ -70,11 +70,12 @@ def test_progress_is_told_after_every_step_over_all_epochs():
     assert told == [(done, 40) for done in (8, 16, 20, 28, 36, 40)]
 
 
-# Those of FIL-VER need networks of their own (test_fil_ver.py).
+# Those of FIL-VER are tested in test_fil_ver.py.
 @pytest.mark.parametrize("learner", [name for name in LEARNERS if "fil-ver" not in name])
 def test_every_learner_trains(learner):
-    _, first = visit(learner, network("cnn"), epochs=1)
-    _, last = visit(learner, network("cnn"), epochs=10)
+    model = "ser-cnn" if learner == "ser" else "cnn"
+    _, first = visit(learner, network(model), epochs=1)
+    _, last = visit(learner, network(model), epochs=10)
     assert last["train-loss"] < first["train-loss"]
 
 
