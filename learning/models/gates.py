@@ -114,7 +114,7 @@ def opened(logits: Tensor, generator: torch.Generator) -> Tensor:
     uniform = torch.rand(logits.shape, generator=generator).clamp(1e-7, 1 - 1e-7)
     soft = ((logits + uniform.logit().to(logits.device)) / TEMPERATURE).sigmoid()
     hard = (soft > 0.5).to(soft.dtype)
-    return hard + soft - soft.detach()
+    return hard + (soft - soft.detach())
 
 
 def diversity(gates: Tensor) -> Tensor:

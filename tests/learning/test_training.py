@@ -1,4 +1,5 @@
 import time
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.samples import Samples, joined
+from learning.settings import CARRIES
 from learning.training import batches, epoch_order, train
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import settings
 
@@ -73,10 +76,21 @@ def test_progress_is_told_after_every_step_over_all_epochs():
 # Those of FIL-VER are tested in test_fil_ver.py.
 @pytest.mark.parametrize("learner", [name for name in LEARNERS if "fil-ver" not in name])
 def test_every_learner_trains(learner):
-    model = "ser-cnn" if learner == "ser" else "cnn"
+    model, epochs = ("ser-cnn", 40) if learner == "ser" else ("cnn", 10)  # a product starts slowly
     _, first = visit(learner, network(model), epochs=1)
-    _, last = visit(learner, network(model), epochs=10)
+    _, last = visit(learner, network(model), epochs=epochs)
     assert last["train-loss"] < first["train-loss"]
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(Settings)["learner"]))
+def test_a_learner_whose_memory_travels_is_not_averaged(name):
+    model = network("ser-cnn" if name == "ser" else "cnn")
+    learner = learner_of(LEARNERS[name or "plain"], model)
+    assert bool(learner.memory(np.random.default_rng(0))) == (name in CARRIES)
+    if name in CARRIES:
+        words = f"'learner' is '{name}'; it must be one without a memory .* 'fedavg' averages"
+        with pytest.raises(SettingsError, match=words):
+            STRATEGIES["fedavg"](settings(strategy="fedavg", learner=name))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
