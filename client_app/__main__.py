@@ -126,8 +126,11 @@ def policy(arguments: argparse.Namespace) -> int:
     rules = Policy.read(path)
     if arguments.run_config is None:
         return 0
-    rulings = list(rules.judge(Settings.parse(_run_config(arguments.run_config))))
+    settings = Settings.parse(_run_config(arguments.run_config))
+    rulings = list(rules.judge(settings))
     print(explain(rulings))
+    if said := rules.of_embeddings(settings):
+        print(said)
     return int(not all(ruling.holds for ruling in rulings))
 
 

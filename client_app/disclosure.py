@@ -84,7 +84,9 @@ class Disclosure:
             return
         self.effects = effects(self.patients, self.labels.cpu().numpy())
         if self.tasks is not None:
-            self.effects |= effects_of_tasks(self.patients, self.tasks)
+            of_tasks = effects_of_tasks(self.patients, self.tasks)
+            within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
+            self.effects |= of_tasks | within
         self.owners = self.data.train_patients
         self.learnt = in_large_classes(self.owners, self.data.train_strata, smallest)
         self.secret = secret_of(request.hospital.store)
@@ -165,8 +167,8 @@ class Disclosure:
             if label.lineage not in seal.members:
                 raise ParcelError(f"No member is called '{label.lineage:.80}', as a lineage is.")
             check_newest(self.request.run, label, tested=True)
-            task = self.request.order.task  # which decides on the images it is tested on
-            place = fingerprint([label.lineage, label.round, label.hop, label.epochs, task])
+            tasks = self.request.order.so_far  # which decide on the images it is tested on
+            place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
         if place or self.rules:
             most = self.rules.max_models if self.rules else None
             Tested(self.request.run).add(model, place, most)
@@ -186,11 +188,12 @@ class Disclosure:
         if self.rules is None:
             if not scores.isfinite().all():
                 raise DivergedError("The outputs of the model are not finite.")
+            scores = self._of_arrived(scores)
             counts = count_right(scores, self.labels) if per_class else {}
             return score(scores, self.labels) | self._of_tasks(scores) | counts
         if not self.num_test:
             return {}
-        scores = scores[self.chosen].nan_to_num()
+        scores = self._of_arrived(scores[self.chosen].nan_to_num())
         exact = score(scores, self.labels) | self._of_tasks(scores)
         told = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
@@ -208,13 +211,32 @@ class Disclosure:
                 told |= {images: size, name: share * size}
         return told
 
+    def _of_arrived(self, scores: Tensor) -> Tensor:
+        """Scores [n, K] of the classes that have arrived; a class that has not is no answer."""
+        tasks = self.request.order.so_far
+        if self.data.output_tasks is None or not tasks:
+            return scores
+        here = np.isin(self.data.output_tasks, tasks)
+        scores = scores * torch.from_numpy(here).to(scores.device)
+        return scores / scores.sum(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+
     def _of_tasks(self, scores: Tensor) -> dict[str, float]:
-        """The accuracy of each task that there is, from the scores [n, K]; none without tasks."""
+        """The accuracies of each task that there is, from the scores [n, K]; none without tasks.
+
+        Those in a task choose among its classes alone (arXiv:1904.07734: Task-IL, not Class-IL).
+        """
         if self.tasks is None:
             return {}
-        right = (scores.argmax(dim=1) == self.labels).cpu().numpy()
-        present = np.unique(self.tasks).tolist()
-        return {f"accuracy-of-task-{t}": float(right[self.tasks == t].mean()) for t in present}
+        found, outputs = {}, self.data.output_tasks
+        for task in np.unique(self.tasks).tolist():
+            here = torch.from_numpy(self.tasks == task).to(scores.device)
+            own, labels = scores[here], self.labels[here]
+            found[f"accuracy-of-task-{task}"] = (own.argmax(dim=1) == labels).double().mean().item()
+            if outputs is not None:
+                others = torch.from_numpy(outputs != task).to(scores.device)
+                right = own.masked_fill(others, -1).argmax(dim=1) == labels
+                found[f"accuracy-in-task-{task}"] = right.double().mean().item()
+        return found
 
     def noise_of(self, figures: Iterable[str]) -> dict[str, float]:
         """The standard deviation of the noise in each of some figures; none in a simulation."""

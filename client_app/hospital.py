@@ -1,6 +1,6 @@
 """One hospital: its name, its data on its device, its store, its policy."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -72,7 +72,7 @@ class Hospital:
         """How many images it trains on at a time, and how many it has to test on."""
         return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
 
-    def at(self, task: int) -> "Hospital":
+    def at(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":
         """The hospital with the images that are there at a task (`LocalData.at`).
 
         Raises:
@@ -85,8 +85,9 @@ class Hospital:
         if self.policy and whole.tasks:
             check_all_named(whole.shown, whole.tasks.named)
             most = self.policy.machine.max_memory_gb
-            uphold(at_most("machine.max-memory-gb", whole.copied(task) / 1e9, most))
-        return replace(self, data=whole.at(task), whole=whole, task=task)
+            copied = whole.copied(len(arrived) or task) / 1e9
+            uphold(at_most("machine.max-memory-gb", copied, most))
+        return replace(self, data=whole.at(task, arrived), whole=whole, task=task)
 
     def everyone(self) -> Samples:
         """The training images of all simulated hospitals, of all tasks up to the present one.

@@ -218,6 +218,9 @@ class Policy:
         yield Ruling(
             "runs.strategies", named or "all", method, not named or method in runs.strategies
         )
+        if learner := settings.learner:
+            fits = not named or learner in runs.strategies
+            yield Ruling("runs.strategies", named or "all", learner, fits)
         yield self._sealed(settings.sealed)
         yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
         yield at_most("runs.max-epochs", train.epochs, runs.max_epochs)
@@ -248,6 +251,19 @@ class Policy:
         )
         trained = most_iterations(gan)
         yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)
+
+    def of_embeddings(self, settings: Settings) -> str:
+        """Whether embeddings that a run asks for may leave, as a sentence; empty if it does not.
+
+        A hospital takes part in such a run all the same, and keeps them.
+        """
+        tables = dict(settings.tables)
+        if settings.strategy != "fil-ver" or not tables["filver.server-steps"]:
+            return ""
+        kind, kinds = tables["filver.variant"], self.embeddings.kinds
+        if kind in kinds:
+            return f"Embeddings ({kind}) leave if their audit stays within the rules 'embeddings'."
+        return f"Embeddings ({kind}) stay here: embeddings.kinds is {', '.join(kinds) or 'empty'}."
 
     def check(self, settings: Settings) -> None:
         """Refuse a run whose settings are laxer than the hospital allows.

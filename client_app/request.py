@@ -116,11 +116,7 @@ class Request(Inquiry):
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
-        tasks = hospital.settings.tasks
-        if order.task not in (range(1, tasks + 1) if tasks > 1 and not joining else [0]):
-            raise ParcelError(f"The order is for task {order.task}, of {tasks}.")
-        if not joining:  # before, the classes of the federation are not known
-            hospital = hospital.at(order.task)
+        hospital = _at_its_task(hospital, order, joining=joining)
         order = replace(order, hospital=hospital.name)
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 
@@ -159,4 +155,21 @@ class Request(Inquiry):
 def _names(key: str) -> set[str]:
     """The figures with which a metric is withheld: what it is an end of, what it is for a task."""
     name = metric_of(key).removesuffix("-low").removesuffix("-high")
-    return {name, name.removesuffix("-of-task-#")}
+    of_task = name.replace("-in-task-#", "-of-task-#")
+    return {name, of_task, of_task.removesuffix("-of-task-#")}
+
+
+def _at_its_task(hospital: Hospital, order: Order, *, joining: bool) -> Hospital:
+    """The hospital with the images that are there at the order's task.
+
+    Raises:
+        ParcelError: The run has no such tasks.
+    """
+    tasks = hospital.settings.tasks
+    known = range(1, tasks + 1) if tasks > 1 and not joining else [0]
+    if order.task not in known:
+        raise ParcelError(f"The order is for task {order.task}, of {tasks}.")
+    if not {*order.arrived} <= {*known} or len({*order.arrived}) < len(order.arrived):
+        raise ParcelError(f"The order is to test on the tasks {order.arrived}, of {tasks}.")
+    # Before, the classes of the federation are not known.
+    return hospital if joining else hospital.at(order.task, order.so_far)

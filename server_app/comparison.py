@@ -82,6 +82,7 @@ FIGURES = (
 # Of runs whose images arrive in tasks (server_app/over_tasks.py).
 OVER_TASKS = (
     Figure("accuracy_over_tasks", ("accuracy", "over tasks")),
+    Figure("accuracy_within_tasks", ("accuracy", "within tasks")),
     Figure("forgetting", ("forgetting", "over tasks")),
     Figure("backward_transfer", ("backward", "transfer"), signed=True),
 )
@@ -104,6 +105,7 @@ DATA = ("dataset", "images", "classes", "max-quarantined", "hospitals")
 SPLIT = (
     *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
     *("test-per-class", "validation-fraction", "num-folds", "tasks", "task-cut", "task-classes"),
+    *("task-order", "task-spread", "enrolment"),
 )
 _REPEATED = {"seed", "fold"}
 _FACTS = {"hospitals", "images", "commit"}  # of a run, that are no settings

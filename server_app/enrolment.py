@@ -6,6 +6,7 @@ from server_app.measures import took_part
 from strategies.engine.events import Event
 from strategies.engine.presence import ACTIVE, planned
 from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.streams import task_at
 
 
 def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]:
@@ -25,6 +26,6 @@ def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]
 def to_take_part(settings: Settings, events: Sequence[Event], server_round: int) -> int:
     """How many hospitals are to train in a round: without a plan all that have answered so far."""
     if plan := plan_of(settings, events):
-        task = max(settings.task_at(server_round), 1)
+        task = max(task_at(settings, server_round), 1)
         return sum(states[task - 1] == ACTIVE for states in plan.values())
     return len(took_part(events))

@@ -12,6 +12,7 @@ With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M mo
     disagreement   1/N Σ std of A[., j] (M - 1)     how much the models differ
     global         Σ n[j]·A[m, j] / Σ n[j]          what one model is worth after one visit
     over tasks     mean over tasks of the accuracy  every task counting alike (over_tasks.py)
+    within tasks   the same (Task-IL)               only the classes of an image's task can be right
 
 A model may be tested several times in a round: after each of its visits (serial strategies), or
 after each epoch of a visit. Each of these tests is of another version of the model. `after visit`
@@ -44,7 +45,8 @@ Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
-OF_TASK = "accuracy-of-task-"  # how the names begin of the accuracies on the images of one task
+# How the names begin of the accuracies on the images of one task: among all classes, or its own.
+OF_TASK, IN_TASK = "accuracy-of-task-", "accuracy-in-task-"
 PHASES = ("prepare", "train", "evaluate", "serialise")
 # How the names begin of what a hospital measures of its synthetic images.
 _OF_SYNTHETIC = re.compile(
@@ -126,8 +128,10 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     figures["fa_as_printed"] = figures["federation_accuracy"] * len(latest) / 2
     figures["disagreement"] = _disagreement(everywhere, "accuracy")
     figures["balanced_disagreement"] = _disagreement(everywhere, "balanced-accuracy")
-    by_task = _by_task(everywhere or {pair: tests.get(pair, {}) for pair in held})
+    of_tasks = everywhere or {pair: tests.get(pair, {}) for pair in held}
+    by_task = _by_task(of_tasks, OF_TASK)
     figures["accuracy_over_tasks"] = mean(by_task.values())
+    figures["accuracy_within_tasks"] = mean(_by_task(of_tasks, IN_TASK).values())
     accuracies = {pair: metrics.get("accuracy", nan) for pair, metrics in tests.items()}
     matrix = {pair: accuracy for pair, accuracy in accuracies.items() if isfinite(accuracy)}
     figures["origin_accuracy"] = mean(a for (model, where), a in matrix.items() if model == where)
@@ -159,12 +163,14 @@ def summarise(
     *,
     timed: bool = False,
     tasks: Sequence[int] = (),
+    own_streams: bool = False,
     enrolment: Mapping[str, Sequence[str]] | None = None,
 ) -> Summary:
     """The figures of a run, from all its events and its finished rounds.
 
-    With `timed` also those over time; with `tasks`, of which task each round of the run is, also
-    those over tasks; with `enrolment`, who was planned to take part in which task, that plan.
+    With `timed` also those over time; with `tasks`, of which task each round of the run is (with
+    `own_streams` at most hospitals), also those over tasks; with `enrolment`, who was planned to
+    take part in which task, that plan.
     """
     evaluated = [each for each in rounds if each.matrix]
     last = evaluated[-1] if evaluated else measure_round(0, [], cross=False)
@@ -186,7 +192,7 @@ def summarise(
         if event.outcome != "ok"
     ]
     by_task = {each.number: each.by_task for each in evaluated}
-    over_tasks = measure_over_tasks(tasks, by_task) if any(tasks) else {}
+    over_tasks = measure_over_tasks(tasks, by_task, own_streams) if any(tasks) else {}
     status = "completed with failures" if failures else "completed"
     rows = assess(last, events, classes)
     pooled = pool(rows)
@@ -277,9 +283,9 @@ def _mean_of(metric: str, measured: Iterable[Metrics]) -> float:
     return mean(metrics.get(metric, nan) for metrics in measured)
 
 
-def _by_task(tests: Tests) -> dict[int, float]:
-    names = {name for told in tests.values() for name in told if name.startswith(OF_TASK)}
-    return {int(name.removeprefix(OF_TASK)): _mean_of(name, tests.values()) for name in names}
+def _by_task(tests: Tests, begins: str) -> dict[int, float]:
+    names = {name for told in tests.values() for name in told if name.startswith(begins)}
+    return {int(name.removeprefix(begins)): _mean_of(name, tests.values()) for name in names}
 
 
 def _is_visit(event: Event) -> bool:

@@ -9,8 +9,10 @@ or of the models that hospitals hold if models are not tested everywhere.
     backward transfer    1/(T−1) Σ_{i<T} R[T, i] − R[i, i]           arXiv:1706.08840
 
 The thesis (TwF, Eq. 2.16) takes the best from t < T: a task that is best at the end counts below 0
-there, and 0 here. Means are over the tasks of which it was measured. Joint training has the images
-of all tasks from the first round on: all its rounds are of task T, and it has neither.
+there, and 0 here. Where each hospital has an order of its own, t counts as many equal parts of the
+run; nothing is then learnt at one time, and there is no backward transfer. Means are over the tasks
+of which it was measured. Joint training has the images of all tasks from the first round on: all
+its rounds are of task T, and it has neither.
 """
 
 from bisect import bisect_left
@@ -24,12 +26,15 @@ from numpy.typing import NDArray
 Shares = NDArray[np.float64]  # in [0, 1], or differences of such; NaN: not measured
 
 
-def measure(tasks: Sequence[int], told: Mapping[int, Mapping[int, float]]) -> dict[str, Any]:
+def measure(
+    tasks: Sequence[int], told: Mapping[int, Mapping[int, float]], own_streams: bool = False
+) -> dict[str, Any]:
     """The figures, for `Summary.tasks`.
 
     Args:
         tasks: Of which task each round of the run is, from the first; they never fall.
         told: By evaluated round, in order, the accuracy on each task.
+        own_streams: Whether hospitals have tasks in an order, or for durations, of their own.
     """
     numbers = range(1, max(tasks) + 1)
     rows = [[accuracies.get(number, nan) for number in numbers] for accuracies in told.values()]
@@ -40,7 +45,8 @@ def measure(tasks: Sequence[int], told: Mapping[int, Mapping[int, float]]) -> di
         "accuracy": accuracy.T.tolist(),
         "matrix": r.tolist(),
         "forgetting": forgetting(r).tolist(),
-        "backward_transfer": backward_transfer(r).tolist(),
+        "backward_transfer": (nan * r[-1, :-1] if own_streams else backward_transfer(r)).tolist(),
+        "own_streams": own_streams,
     }
 
 

@@ -273,7 +273,8 @@ class Results:
 
     def _close(self, state: State, error: str) -> None:
         wall_seconds = monotonic() - self._began
-        task_at = strategy_of(self._settings).task_at
+        settings = self._settings
+        task_at = strategy_of(settings).task_at
         summary = summarise(
             self._settings.strategy,
             self._events,
@@ -283,7 +284,8 @@ class Results:
             self._resumed,
             state.outputs,
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
-            tasks=[*map(task_at, range(1, self._settings.num_server_rounds + 1))],
+            tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
+            own_streams=settings.own_streams,
             enrolment=plan_of(self._settings, self._events),
         )
         for text in texts(summary.worth, "run", "class"):

@@ -45,8 +45,10 @@ class Summary:
         accuracy_after_visit: Of the last model that each hospital trained in the round.
         train_loss: Mean over the visits of the round.
         accuracy_over_tasks: With tasks, the mean of the accuracies on each task so far.
+        accuracy_within_tasks: The same if only classes of an image's own task can be the answer
+            (Task-IL); NaN where tasks share classes.
         forgetting: Over all tasks but the last; NaN before a round of the last was evaluated.
-        backward_transfer: Likewise.
+        backward_transfer: Likewise; NaN where each hospital has a task order of its own.
         node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there;
             `balanced_mean` and `balanced_std` of their balanced accuracy.
         accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
@@ -84,7 +86,8 @@ class Summary:
             `left` or `not-yet`. Whoever is not active is asked nothing, and misses nothing.
         tasks: With tasks (server_app/over_tasks.py), in lists over them: with which round each task
             `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after
-            its last round; over all but the last the `forgetting` and `backward_transfer` of each.
+            its last round; over all but the last the `forgetting` and `backward_transfer` of each;
+            and whether hospitals have their `own_streams`.
         over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
@@ -136,6 +139,7 @@ class Summary:
     accuracy_after_visit: float
     train_loss: float
     accuracy_over_tasks: float
+    accuracy_within_tasks: float
     forgetting: float
     backward_transfer: float
     node_convergence: dict[str, dict[str, float]]

@@ -43,9 +43,9 @@ class Centralized(CWTSerial):
         if data != "real":
             self.buffer_size = settings.section("feder", FedERSettings).buffer_size
 
-    def task_at(self, server_round: int) -> int:
+    def task_at(self, server_round: int, hospital: str = "") -> int:
         """The last one: one place has the images of all tasks from the start."""
-        return self.settings.task_at(self.settings.num_server_rounds)
+        return super().task_at(self.settings.num_server_rounds)
 
     def plan(self, state: State) -> list[Visit]:
         """The first hospital trains its model on the buffers of all, if they share any."""

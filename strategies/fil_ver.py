@@ -78,6 +78,8 @@ class FilVer(FedAvg):
         network = "ebr" if self.own.variant == "ebr" else "vee"
         allowed = f"'{network}' with filver.variant '{self.own.variant}'"
         require(settings.model == network, "model", settings.model, allowed)
+        allowed = "same, and task-spread 0: with 'fil-ver' all hospitals have a task at a time"
+        require(not settings.own_streams, "task-order", settings.task_order, allowed)
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """As FedAvg; an encoder that nobody trains is that of the first model."""

@@ -12,6 +12,7 @@ from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run
 from strategies.protocol.settings import Settings
+from strategies.protocol.streams import arrived, task_at
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import FakeGrid, Ledger, context, go, run_config, write_archive
 from tests.test_federation import figures
@@ -120,6 +121,37 @@ def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_
     runs = [federate(tmp_path / str(order), order, **changes) for order in (1, 2)]
     assert figures(runs[0][1]) == figures(runs[1][1])
     assert figures(runs[0][1]) != figures(federate(tmp_path / "3", seed=1, **changes)[1])
+
+
+@pytest.mark.parametrize("strategy", ["fedavg", "rwt"])
+def test_hospitals_with_streams_of_their_own(tmp_path, strategy):
+    """Each is ordered its own task, and tests on all that have arrived anywhere."""
+    changes = {"strategy": strategy, "num_server_rounds": 6, "tasks": 5, "task_cut": "classes"}
+    changes |= {"task_order": "shuffled", "seed": 3}
+    _, ledger, grid = federate(tmp_path, **changes)
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    settings = Settings.parse(config_of(tmp_path, **changes))
+    names = ["hospital-0", "hospital-1"]
+    differ = False
+    for message in grid.sent:
+        order = message.content["order"]
+        if message.metadata.message_type == "query.prepare":
+            assert (order["task"], order["arrived"]) == (
+                task_at(settings, 1, order["hospital"]),
+                [],
+            )
+        elif message.metadata.message_type in ("train", "evaluate"):
+            assert order["task"] == task_at(settings, order["round"], order["hospital"])
+            assert order["arrived"] == arrived(settings, order["round"], names)
+            differ = differ or order["task"] != task_at(settings, order["round"])
+    assert differ
+    tasks = arrived(settings, 1, names)
+    assert len(tasks) == 2  # with this seed they begin with different ones
+    told = [e.metrics for e in ledger.of("evaluate") if e.round == 1]
+    assert all(
+        {f"accuracy-{kind}-task-{t}" for t in tasks for kind in ("of", "in")} <= {*m} for m in told
+    )
+    assert not any(f"accuracy-of-task-{t}" in m for m in told for t in {1, 2, 3, 4, 5} - {*tasks})
 
 
 @pytest.mark.slow

@@ -98,6 +98,7 @@ class LocalData:
         train_tasks: int64 [n], the task that each training image has arrived in, from 1; None if
             there are no tasks,
         test_tasks: and each test image.
+        output_tasks: int64 [K], the task that has each output's class; None if tasks share outputs.
         tasks: How these images are still to be cut in tasks; None if they are not.
         kind: Of the pool.
     """
@@ -115,6 +116,7 @@ class LocalData:
     test_contents: list[str] | None = None
     train_tasks: Indices | None = None
     test_tasks: Indices | None = None
+    output_tasks: Indices | None = None
     tasks: Tasks | None = None
     kind: str = ""
 
@@ -148,13 +150,15 @@ class LocalData:
         labels = torch.cat([self.train.labels, self.test.labels])
         return [self.classes[label] for label in labels.unique().tolist()]
 
-    def at(self, task: int) -> "LocalData":
+    def at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
         """The images that are there at a task.
 
-        They are the training images of that task alone, and the test images of all tasks so far.
+        They are the training images of that task alone, and the test images of all that have
+        arrived.
 
         Args:
             task: From 1; 0 = all that arrive, each once.
+            arrived: These tasks; empty = all up to the one.
 
         Raises:
             DataError: It is not said of each image in which of the run's tasks it arrives.
@@ -162,16 +166,22 @@ class LocalData:
         """
         if self.tasks is None:
             return self
-        so_far = range(1, task + 1) if task else self.tasks.once
-        now = so_far[-1:] if task else so_far
+        so_far = (arrived or range(1, task + 1)) if task else self.tasks.once
+        now = [task] if task else so_far
         sides = self._side("train", now) | self._side("test", so_far)
-        return replace(self, classes=self.tasks.outputs, tasks=None, **sides)
+        return replace(
+            self,
+            classes=self.tasks.outputs,
+            tasks=None,
+            output_tasks=self.tasks.of_outputs,
+            **sides,
+        )
 
-    def copied(self, task: int) -> int:
-        """Bytes of the images that `at` copies, for a task that shows them in another way."""
+    def copied(self, tasks: int) -> int:
+        """Bytes of the images that `at` copies if so many tasks show them, each in its own way."""
         if self.tasks is None or not self.tasks.permutes:
             return 0
-        return (len(self.train) + max(task, 1) * len(self.test)) * math.prod(self.train.shape)
+        return (len(self.train) + max(tasks, 1) * len(self.test)) * math.prod(self.train.shape)
 
     def train_so_far(self, task: int) -> Samples:
         """The training images of all tasks up to one."""

@@ -75,6 +75,13 @@ class Tasks:
         """
         return tuple(outputs(self.classes, self.settings))
 
+    @property
+    def of_outputs(self) -> NDArray[np.int64] | None:
+        """The task that has each output's class [K]; None if it is not one alone."""
+        if self.settings.task_cut != "classes":
+            return None
+        return np.repeat(np.arange(1, self.settings.tasks + 1), self._size)
+
     def arriving(
         self, samples: Samples, given: NDArray[np.int64] | None, tasks: Sequence[int]
     ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:

@@ -27,8 +27,15 @@ def _accuracies(summary: Summary) -> Iterator[str]:
     if not summary.tasks or not summary.history["round"]:
         return
     joint = summary.tasks["begins"][-1] == 1
-    begins = [] if joint else summary.tasks["begins"]
+    own = summary.tasks["own_streams"]
+    begins = [] if joint or own else summary.tasks["begins"]
     said = "The images of all tasks were there from the first round on: nothing can be forgotten."
+    if own:
+        yield paragraph(
+            "Each hospital has the tasks in an order, or for durations, of its own (settings "
+            "task-order and task-spread). What is called after a task is after as many equal parts "
+            "of the run."
+        )
     yield from _over_rounds(summary, begins)
     yield from [paragraph(said)] if joint else _at_the_end(summary)
 
@@ -55,7 +62,12 @@ def _at_the_end(summary: Summary) -> Iterator[str]:
     yield table(
         ["mean over tasks", "", ""],
         [
-            ["accuracy", summary.accuracy_over_tasks, "on the tasks so far"],
+            ["accuracy", summary.accuracy_over_tasks, "on the tasks so far (Class-IL)"],
+            [
+                "accuracy within tasks",
+                summary.accuracy_within_tasks,
+                "if only the classes of an image's own task can be the answer (Task-IL)",
+            ],
             ["forgetting", summary.forgetting, "the best less that at the end, on earlier tasks"],
             [
                 "backward transfer",

@@ -14,6 +14,7 @@ from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
+from strategies.protocol.streams import arrived
 
 AboutT = TypeVar("AboutT")
 Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
@@ -63,12 +64,18 @@ class Run:
         """Whether parcels travel sealed. A simulation has one owner, who sees everything anyway."""
         return self.settings.sealed and not self.courier.simulates
 
-    def order(self, hospital: str, **changes: Any) -> Order:
+    def order(self, hospital: str, at: int = 0, **changes: Any) -> Order:
         """What the server asks of a hospital, with what all orders have in common.
 
         Before the first round, in which hospitals prepare whenever they join, the first task's
         images are there.
+
+        Args:
+            hospital: Its name.
+            at: The round whose images are there, if it is not that of the order.
+            changes: What differs.
         """
+        tested = at or changes.get("round", 0)
         common = Order(
             round=0,
             hop=0,
@@ -76,7 +83,8 @@ class Run:
             classes=self.state.classes,
             learner=self.strategy.learner,
             run=self.state.run,
-            task=self.strategy.task_at(changes.get("round", 0)),
+            task=self.strategy.task_at(tested, hospital),
+            arrived=arrived(self.settings, tested, self.state.hospitals) if tested else [],
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
             encoder=self.state.encoder_hash,

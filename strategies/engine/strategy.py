@@ -10,6 +10,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
 from strategies.protocol.settings import Settings, SettingsError, require
+from strategies.protocol.streams import task_at
 
 
 class Strategy(ABC):
@@ -53,6 +54,9 @@ class Strategy(ABC):
         fits = not settings.enrolment or self.enrols_by_plan
         allowed = f"empty with strategy '{settings.strategy}', whose models go from one to the next"
         require(fits, "enrolment", settings.enrolment, allowed)
+        fits = not (settings.enrolment and settings.own_streams)
+        allowed = "empty with a task-order or task-spread by which hospitals have their own tasks"
+        require(fits, "enrolment", settings.enrolment, allowed)
         planned(settings, [])  # a file that cannot be used is refused here
 
     def check(self, *, sealed: bool) -> None:
@@ -76,9 +80,9 @@ class Strategy(ABC):
                 "average models: set it to float32."
             )
 
-    def task_at(self, server_round: int) -> int:
-        """The task whose images are at hospitals in a round, from 1; 0 if there are no tasks."""
-        return self.settings.task_at(server_round)
+    def task_at(self, server_round: int, hospital: str = "") -> int:
+        """The task whose images are at a hospital in a round (strategies/protocol/streams.py)."""
+        return task_at(self.settings, server_round, hospital)
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """Take in the first models of hospitals that have joined, in order of their names."""

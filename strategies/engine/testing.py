@@ -54,9 +54,9 @@ def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
     batches = list(_batches(run, hospital, _tested_at(run, hospital)))
     order = run.order(
         hospital,
+        at=state.tested_round,
         round=state.round,
         hop=state.hop,
-        task=run.strategy.task_at(state.tested_round),
         # Hospitals keep nothing from one message to the next.
         ensemble=ensemble and len(batches) == 1,
         final=last,

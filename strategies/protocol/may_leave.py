@@ -137,6 +137,7 @@ METRICS: Mapping[str, Range] = {
     "accuracy": SHARE,
     "accuracy-after-visit": SHARE,  # on the hospital's own test images
     "accuracy-of-task-#": SHARE,  # where images arrive in tasks: on the test images of task #
+    "accuracy-in-task-#": SHARE,  # the same, if only the task's own classes can be the answer
     "balanced-accuracy": SHARE,
     "auroc": SHARE,
     # With `evaluate.per-class`: test images of a class, and how many of them the model gets.

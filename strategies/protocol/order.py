@@ -26,6 +26,8 @@ class Order:
         epochs: Passes over the training images.
         leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
         task: The task whose images are there, from 1; 0 = all are, or it is the first message.
+        arrived: The tasks whose test images are there, where each hospital has its own order or
+            durations of tasks; empty = all up to `task`.
         images: What is trained on beside buffers: the hospital's own images, those of everyone (in
             a simulation), those of a public archive (`filver.pretrain`), or none.
         test: Whether to test the model after training it.
@@ -54,6 +56,7 @@ class Order:
     epochs: int = 0
     leg: int = 1
     task: int = 0
+    arrived: list[int] = field(default_factory=list)
     images: str = "own"
     test: bool = False
     snapshots: bool = False
@@ -92,6 +95,11 @@ class Order:
         if wrong := [name for name, holds in right.items() if not holds]:
             raise ParcelError(f"'{wrong[0]}' of the order is not what it must be.")
         return order
+
+    @property
+    def so_far(self) -> list[int]:
+        """The tasks whose test images are there; none if all are."""
+        return self.arrived or [*range(1, self.task + 1)]
 
     @property
     def hash_of(self) -> dict[str, str]:

@@ -173,6 +173,8 @@ class Settings:
     tasks: int
     task_cut: Literal["classes", "shared-classes", "permuted", "given"]
     task_classes: int
+    task_order: Literal["same", "shuffled"]
+    task_spread: float
     test_fraction: float
     test_balanced: bool
     test_per_class: str
@@ -222,6 +224,9 @@ class Settings:
         allowed = f"{tasks} or more, a round for each of the 'tasks'"
         require(rounds >= tasks, "num-server-rounds", rounds, allowed)
         require(size >= 0, "task-classes", size, "0 or more")
+        spread = self.task_spread
+        allowed = f"0 or more, and so small that with {rounds} rounds each of {tasks} tasks has one"
+        require(spread >= 0 and rounds * (1 - spread) >= tasks, "task-spread", spread, allowed)
         allowed = f"0 with the task-cut '{self.task_cut}'"
         require(size == 0 or self.task_cut in BY_CLASSES, "task-classes", size, allowed)
         for key in ("test_fraction", "validation_fraction", "max_quarantined"):
@@ -254,11 +259,10 @@ class Settings:
         """The classes of the federation; empty if the hospitals are to name them."""
         return [name.strip() for name in self.classes.split(",") if name.strip()]
 
-    def task_at(self, server_round: int) -> int:
-        """The task whose images are there in a round, from 1; 0 if there are no tasks."""
-        if self.tasks == 1:
-            return 0
-        return 1 + (max(server_round, 1) - 1) * self.tasks // self.num_server_rounds
+    @property
+    def own_streams(self) -> bool:
+        """Whether tasks arrive at each hospital in an order, or for durations, of its own."""
+        return self.tasks > 1 and (self.task_order == "shuffled" or self.task_spread > 0)
 
     @property
     def asynchrony(self) -> AsyncSettings:

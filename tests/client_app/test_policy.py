@@ -182,3 +182,44 @@ def test_the_command_explains_a_run(tmp_path, monkeypatch, capsys):
     refused = [line.split() for line in shown.splitlines() if line.endswith("REFUSED")]
     assert refused == [["runs.max-epochs", "2", "or", "less", "3", "REFUSED"]]
     assert "refuses this run (1 of" in shown
+
+
+@pytest.mark.parametrize(("named", "allowed"), [(["rwt"], False), (["rwt", "rehearsal"], True)])
+def test_a_learner_has_to_be_named_beside_the_methods(named, allowed, tmp_path):
+    policy = policy_of(tmp_path, f"[runs]\nstrategies = {named}")
+    settings = Settings.parse({**defaults(), "strategy": "rwt", "learner": "rehearsal"})
+    refused = [each.asked for each in policy.judge(settings) if not each.holds]
+    assert refused == ([] if allowed else ["rehearsal"])
+    order = replace(ORDER, learner="rehearsal")
+    if allowed:
+        policy.check_order(order, HOUR)
+    else:
+        with pytest.raises(PolicyError):
+            policy.check_order(order, HOUR)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "said"),
+    [
+        ("", {}, "Embeddings (sampled) stay here: embeddings.kinds is empty."),
+        ("[embeddings]\nkinds = ['ebr']", {}, "stay here: embeddings.kinds is ebr."),
+        ("[embeddings]\nkinds = ['sampled']", {}, "leave if their audit stays within"),
+        ("", {"filver.server-steps": 0}, ""),
+        ("", {"strategy": "fedavg"}, ""),
+    ],
+)
+def test_the_explanation_says_what_becomes_of_embeddings(
+    text, changes, said, tmp_path, capsys, monkeypatch
+):
+    (tmp_path / "policy.toml").write_text("[runs]\nsealed-only = false\n" + text)
+    chosen = {"strategy": "fil-ver", "model": "vee", "sealed": False, **changes}
+    words = " ".join(
+        f"{key}={str(v).lower() if v is False else repr(v)}" for key, v in chosen.items()
+    )
+    command = ["client_app", "policy", str(tmp_path / "policy.toml"), "--run-config", words]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert said in last if said else last == "The policy allows this run."

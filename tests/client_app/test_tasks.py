@@ -1,5 +1,6 @@
 """Which images of a hospital arrive when, and what it tells of them, on few images by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -190,12 +191,14 @@ def test_outputs_of_emnist():
 # What is told of them.
 
 
-def disclosed(tmp_path, data, policy: str | None = "") -> Disclosure:
+NO_TASK = Order(1, 1, "graz", [], "plain", "1")
+
+
+def disclosed(tmp_path, data, policy: str | None = "", order=NO_TASK) -> Disclosure:
     """Of a hospital with an empty policy, which has the defaults; None = a simulated one."""
     (tmp_path / "policy.toml").write_text(policy or "", "utf-8")
     read = None if policy is None else Policy.read(tmp_path / "policy.toml")
     hospital = SimpleNamespace(data=data, policy=read, store=Store(tmp_path))
-    order = Order(1, 1, "graz", [], "plain", "1")
     request: Any = SimpleNamespace(
         hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"), order=order
     )
@@ -207,14 +210,45 @@ def saying(labels, classes):
 
 
 def test_the_accuracy_of_each_task_is_told(tmp_path):
-    """Of images of the classes a a b b c c, the model says a b b b c a."""
+    """Of images of the classes a a b b c c, the model says a b b b c a.
+
+    Of the last one it says a, then c, then d: within its task it is right.
+    """
     data = local([0, 0, 1, 1, 2, 2], tuple("abcd")).at(2)
     says = saying([0, 1, 1, 1, 2, 0], 4)
+    says[5] = torch.tensor([0.5, 0.0, 0.3, 0.2])
     told = disclosed(tmp_path, data, None).of_test("m", says)
     tasks = {"accuracy-of-task-1": 0.75, "accuracy-of-task-2": 0.5}
+    tasks |= {"accuracy-in-task-1": 0.75, "accuracy-in-task-2": 1.0}
     assert told == {**score(says, data.test.labels), **tasks}
     at_first = disclosed(tmp_path, local([0, 1]).at(1), None).of_test("m", saying([0, 0], 6))
     assert at_first["accuracy-of-task-1"] == at_first["accuracy"] == 0.5
+
+
+def test_a_class_that_has_not_arrived_is_no_answer(tmp_path):
+    """The model says c of an image of b while c has not arrived: of a and b it says b."""
+    data = local([0, 1, 2, 3], tuple("abcd"))
+    says = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.3, 0.6, 0.0]])
+    order = Order(1, 1, "graz", [], "plain", "1", task=1)
+    assert disclosed(tmp_path, data.at(1), None, order).of_test("m", says)["accuracy"] == 1.0
+    scores = torch.cat([says, saying([2, 3], 4)])
+    order = replace(order, task=2)
+    assert disclosed(tmp_path, data.at(2), None, order).of_test("m", scores)["accuracy"] == 0.75
+
+
+def test_shared_outputs_have_no_accuracy_within_a_task(tmp_path):
+    data = local([0, 1, 2, 3], tuple("abcd"), task_cut="shared-classes").at(2)
+    told = disclosed(tmp_path, data, None).of_test("m", saying([0, 1, 0, 1], 2))
+    assert [name for name in told if "-in-task-" in name] == []
+    assert told["accuracy-of-task-2"] == 1.0
+
+
+def test_tests_are_on_the_tasks_that_have_arrived(tmp_path):
+    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).at(2, [1, 2])
+    assert data.train.labels.tolist() == [1, 1]
+    assert data.test.labels.tolist() == [0, 0, 1, 1]
+    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).at(1, [1, 3])
+    assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 0], [0, 0, 2, 2])
 
 
 def test_a_class_of_few_patients_hides_behind_no_other_task(tmp_path):
@@ -371,6 +405,13 @@ def test_an_order_for_another_task_is_refused(verb, task, tmp_path):
     assert answer.error.reason.endswith("The order is for task 1, of 1.")
 
 
+@pytest.mark.parametrize("arrived", [[3], [0, 1], [1, 1]])
+def test_an_order_to_test_on_no_such_tasks_is_refused(arrived, tmp_path):
+    answer = Asked(tmp_path, [10] * 4)("query.prepare", task=1, arrived=arrived)
+    assert answer.error.code == Failure.PARCEL
+    assert "to test on the tasks" in answer.error.reason
+
+
 def test_a_task_below_0_is_no_task(tmp_path):
     answer = Asked(tmp_path, [10] * 4)("query.prepare", task=-1)
     assert answer.error.reason.endswith("'task' of the order is not what it must be.")
@@ -412,7 +453,7 @@ def test_a_task_without_images_fails_as_data(tmp_path):
     hospital.classes = ["!", "/", "0", "1"]  # as if theirs were those of the second task
     answer = hospital.test(task=1)
     assert answer.error.code == Failure.DATA
-    assert answer.error.reason.endswith("has too few test images of tasks up to 1.")
+    assert answer.error.reason.endswith("has too few test images of the tasks so far.")
 
 
 def test_a_task_of_few_patients_is_not_trained_on(tmp_path):
@@ -459,6 +500,7 @@ def test_who_withholds_the_accuracy_withholds_that_of_each_task(tmp_path):
         policy = f"figures.withheld = ['{withheld}']"
         figures = Asked(tmp_path, sizes, policy).test(task=2).content["metrics"]
         assert ("graz/accuracy-of-task-1" in figures) == stays
+        assert ("graz/accuracy-in-task-1" in figures) == stays
         assert ("graz/accuracy" in figures) == (withheld != "accuracy")
 
 

@@ -267,7 +267,8 @@ def in_tasks(count: int = 3, rounds: int = 12) -> FakeRun:
         now = tasks[event.round - 1]
         learnt = 0.6 + 0.3 * tasks[: event.round].count(now) * count / rounds
         return {
-            f"accuracy-of-task-{task}": max(0.1, learnt - 0.3 * (now - task))
+            f"accuracy-{kind}-task-{task}": max(low, learnt - fall * (now - task))
+            for kind, low, fall in (("of", 0.1, 0.3), ("in", 0.5, 0.1))
             for task in range(1, now + 1)
             if (event.hospital, task) != ("wien", 2)
         }

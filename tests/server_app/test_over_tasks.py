@@ -44,14 +44,14 @@ def told_by(round_, told):
         yield evaluated(round_, "A", hospital, 0.5, **figures)
 
 
-def summary(told, tasks=TASKS, cross=True):
+def summary(told, tasks=TASKS, cross=True, own_streams=False):
     events = [event for number, each in told.items() for event in told_by(number, each)]
     events += [Event("hand-off", number, 1, "A", "A") for number in told]
     rounds = [
         measure_round(number, [e for e in events if e.round == number], cross)
         for number in range(1, max(told) + 1)
     ]
-    return summarise("fedavg", events, rounds, 1.0, "", tasks=tasks)
+    return summarise("fedavg", events, rounds, 1.0, "", tasks=tasks, own_streams=own_streams)
 
 
 def near(expected):
@@ -105,6 +105,17 @@ def test_the_figures_of_a_run():
     assert found.accuracy_over_tasks == pytest.approx(0.8)
     assert found.forgetting == pytest.approx(0.15)
     assert found.backward_transfer == pytest.approx(0.0)
+
+
+def test_with_streams_of_their_own_nothing_is_learnt_at_one_time():
+    found = summary(TOLD, own_streams=True)
+    assert isnan(found.backward_transfer)
+    assert found.forgetting == pytest.approx(0.15)
+    run = in_tasks()
+    own = replace(run.summary, tasks={**run.summary.tasks, "own_streams": True})
+    page = run._replace(summary=own).page()
+    assert "of its own (settings task-order and task-spread)" in page
+    assert 'class="border"' not in page
 
 
 def test_of_models_that_are_not_tested_everywhere_those_held_count():
@@ -175,6 +186,7 @@ def test_the_report_draws_them_and_says_them():
     page = in_tasks().page()
     row = page.partition('<th scope="row">after task 3</th>')[2].partition("</tr>")[0]
     assert re.findall(r">([\d.]+)</td>", row) == ["0.30", "0.60", "0.90"]
+    assert "<td>accuracy within tasks</td><td>0.800</td>" in page  # of 0.7, 0.8 and 0.9
     assert "<td>forgetting</td><td>0.450</td>" in page
     assert "<td>backward transfer</td><td>-0.450</td>" in page
     assert page.count('class="border"') == 2
@@ -205,6 +217,7 @@ def test_methods_are_compared_by_them(tmp_path):
             folder = write_run(tmp_path / f"{strategy}{seed}", strategy, seed)
             known = json.loads((folder / "summary.json").read_text())
             figures = {"forgetting": each, "backward_transfer": -each, "accuracy_over_tasks": 0.7}
+            figures["accuracy_within_tasks"] = 0.9
             (folder / "summary.json").write_text(json.dumps({**known, **figures}))
     write_run(tmp_path / "without", "feder", 0)
     comparison = compared([tmp_path])
@@ -214,7 +227,7 @@ def test_methods_are_compared_by_them(tmp_path):
     assert difference[4] == pytest.approx(0.15)
     lines = text(comparison).splitlines()
     assert max(map(len, lines)) <= 80
-    assert "A  0.700 ± 0.000  0.300 ± 0.000  -0.300 ± 0.000" in lines
+    assert "A  0.700 ± 0.000  0.900 ± 0.000  0.300 ± 0.000  -0.300 ± 0.000" in lines
     page = comparison_page(comparison)
     # On an axis from -1 to 1, -0.3 is at 35 %.
     backward = page.partition('id="backward-transfer"')[2]

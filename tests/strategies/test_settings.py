@@ -5,6 +5,7 @@ import pytest
 
 from strategies.protocol import settings as settings_module
 from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
+from strategies.protocol.streams import task_at
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
 
@@ -83,8 +84,8 @@ def test_only_tasks_of_classes_have_so_many():
 )
 def test_each_task_has_rounds_one_after_the_other(tasks, rounds, expected):
     settings = Settings.parse(run_config(tasks=tasks, num_server_rounds=rounds))
-    assert [settings.task_at(each) for each in range(1, rounds + 1)] == expected
-    assert settings.task_at(0) == expected[0]
+    assert [task_at(settings, each) for each in range(1, rounds + 1)] == expected
+    assert task_at(settings, 0) == expected[0]
 
 
 def test_a_missing_key_is_named():

@@ -1,0 +1,50 @@
+"""Whose images are at a hospital in which round, where images arrive in tasks.
+
+By default all hospitals have the same task at a time, and each task lasts as long. With the setting
+`task-order` = "shuffled" each hospital has an order of its own, drawn from the seed. With a
+`task-spread` s its T tasks last for the shares 1 − s to 1 + s of the mean, in even steps and in an
+order of its own, as in AFCL (thesis, section 4.2.4; the code of FedSpace, arXiv:2206.14105).
+"""
+
+from collections.abc import Iterable
+from functools import cache
+
+import numpy as np
+
+from strategies.protocol.settings import Settings, rng_for
+
+
+def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
+    """The task whose images are at a hospital in a round, from 1; 0 if there are no tasks.
+
+    Args:
+        settings: Of the run.
+        server_round: From 1; 0 is as 1.
+        hospital: Its name; empty = the task of most hospitals, if all have the same order.
+    """
+    if settings.tasks == 1:
+        return 0
+    rounds = max(server_round, 1) - 1
+    if not hospital or not settings.own_streams:
+        return 1 + rounds * settings.tasks // settings.num_server_rounds
+    order, ends = _stream(settings, hospital)
+    return order[sum(end <= rounds for end in ends[:-1])]
+
+
+def arrived(settings: Settings, server_round: int, hospitals: Iterable[str]) -> list[int]:
+    """`Order.arrived`: the tasks that any hospital has had until a round, where streams differ."""
+    if not settings.own_streams:
+        return []
+    rounds = range(1, server_round + 1)
+    return sorted({task_at(settings, each, name) for each in rounds for name in hospitals})
+
+
+@cache
+def _stream(settings: Settings, hospital: str) -> tuple[list[int], list[float]]:
+    """A hospital's tasks in their order, and after how many rounds each of them ends."""
+    tasks, spread = settings.tasks, settings.task_spread
+    rng = rng_for(settings.seed, "stream", hospital=hospital)
+    order = 1 + (rng.permutation(tasks) if settings.task_order == "shuffled" else np.arange(tasks))
+    shares = rng.permutation(np.linspace(1 - spread, 1 + spread, tasks))
+    ends = np.cumsum(shares) * settings.num_server_rounds / tasks
+    return order.tolist(), ends.round(9).tolist()
