@@ -91,10 +91,11 @@ class ReservoirSettings:
     """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
 
     size: int
+    batch_size: int
 
-    def __post_init__(self) -> None:
-        # BatchNorm cannot train on one image.
+    def __post_init__(self) -> None:  # 2 at least, because BatchNorm cannot train on one image
         require(2 <= self.size <= 100_000, "reservoir.size", self.size, "2 to 100000")
+        require(self.batch_size >= 2, "reservoir.batch-size", self.batch_size, "2 or more")
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,30 @@ class DERppSettings:
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "derpp.alpha", self.alpha, "0 or more")
         require(self.beta >= 0, "derpp.beta", self.beta, "0 or more")
+
+
+@dataclass(frozen=True)
+class LwFSettings:
+    """Learning without forgetting: the keys `lwf.*`."""
+
+    alpha: float
+    warm_up: int
+
+    def __post_init__(self) -> None:
+        require(self.alpha >= 0, "lwf.alpha", self.alpha, "0 or more")
+        require(self.warm_up >= 0, "lwf.warm-up", self.warm_up, "0 or more")
+
+
+@dataclass(frozen=True)
+class OnlineEWCSettings:
+    """Online EWC: the keys `oewc.*`."""
+
+    strength: float  # λ
+    decay: float  # γ
+
+    def __post_init__(self) -> None:
+        require(self.strength >= 0, "oewc.strength", self.strength, "0 or more")
+        require(0 <= self.decay <= 1, "oewc.decay", self.decay, "from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -161,12 +186,15 @@ _DERPP = (("derpp", DERppSettings), ("reservoir", ReservoirSettings))
 TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
     "cwc": (("cwc", CWCSettings),),
     "derpp": _DERPP,
+    "er-ace": (("reservoir", ReservoirSettings),),
     "feder": (("feder", ReplaySettings),),
     "fedprox": (("fedprox", FedProxSettings),),
     "fedrewind": (("rewind", BatchNormSettings),),
     "fedrewind-averaged": (("rewind", BatchNormSettings),),
     "fil-ver": (("filver", EmbeddingSettings),),
     "fil-ver-encoder": (("filver", EmbeddingSettings),),
+    "lwf": (("lwf", LwFSettings),),
+    "oewc": (("oewc", OnlineEWCSettings),),
     "mah": (*_DERPP, ("mah", MAHSettings)),
     "rehearsal": (("rehearsal", RehearsalSettings),),
     "ser": (*_DERPP, ("ser", SERSettings)),

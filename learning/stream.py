@@ -46,3 +46,9 @@ def with_task(
         return found
     before = kept["tasks"] < task
     return {name: torch.cat([kept[name][before], found[name]]) for name in found}
+
+
+def among(classes: Tensor, logits: Tensor) -> Tensor:
+    """Logits [N, K] such that a softmax is over some classes [c] alone: −∞ for the others."""
+    others = torch.ones_like(logits[0], dtype=torch.bool).index_fill(0, classes, False)
+    return logits.masked_fill(others, -torch.inf)

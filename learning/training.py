@@ -31,7 +31,7 @@ def train(
     Args:
         learner: The local objective; holds the model and the images, on one device.
         settings: Batch size, optimizer, augmentation and class balance.
-        epochs: Passes over the images.
+        epochs: Passes over the images, after those in which the learner warms up.
         rng: Decides on the order of the images, on all draws of the learner, and on dropout.
         deadline: When to give up, in the time of `time.monotonic`.
         after_epoch: Called with the number of each epoch, from 1, at its end.
@@ -55,7 +55,7 @@ def train(
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
     done = 0
     with seeded(rng):
-        for epoch in range(1, epochs + 1):
+        for epoch in range(1 - learner.warm_up, epochs + 1):
             learner.begin_epoch(epoch)
             total = torch.zeros((), device=device)  # read once, not at every step
             order = epoch_order(samples.labels, settings, generator)
@@ -70,8 +70,9 @@ def train(
                 learner.after_step()
                 total += loss.detach() * len(batch)
                 done += len(batch)
-                progress(done, epochs * len(order))
-            after_epoch(epoch)
+                progress(done, (learner.warm_up + epochs) * len(order))
+            if epoch > 0:
+                after_epoch(epoch)
     return {"train-loss": total.item() / len(samples), "num-examples": len(samples)}
 
 

@@ -3,13 +3,16 @@
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC
 from learning.learners.derpp import DERpp
+from learning.learners.er_ace import ERACE
 from learning.learners.fedbn import FedBN
 from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.fedrewind import FedRewind, FedRewindAveraged
 from learning.learners.fil_ver import Encoding, FilVer
+from learning.learners.lwf import LwF
 from learning.learners.mah import MAH
 from learning.learners.naive_rehearsal import NaiveRehearsal
+from learning.learners.oewc import OnlineEWC
 from learning.learners.plain import Learner, Plain
 from learning.learners.ser import SER
 from learning.learners.twf import TwF
@@ -18,6 +21,7 @@ LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
     "cwc": CWC,
     "derpp": DERpp,
+    "er-ace": ERACE,
     "fedbn": FedBN,
     "feder": FedER,
     "fedprox": FedProx,
@@ -25,6 +29,8 @@ LEARNERS: dict[str, type[Learner]] = {
     "fedrewind-averaged": FedRewindAveraged,
     "fil-ver": FilVer,
     "fil-ver-encoder": Encoding,
+    "lwf": LwF,
+    "oewc": OnlineEWC,
     "mah": MAH,
     "plain": Plain,
     "rehearsal": NaiveRehearsal,

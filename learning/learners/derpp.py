@@ -33,6 +33,7 @@ class DERpp(Learner):
 
     Attributes:
         reservoir: Rows of `images` uint8 [m, C, H, W], `labels` int64 [m], `logits` [m, K].
+        drawn: How many of them are in a draw, or all if there are fewer.
     """
 
     tables: tuple[tuple[str, type[Any]], ...] = (
@@ -43,8 +44,9 @@ class DERpp(Learner):
 
     def begin_visit(self) -> None:
         """Take up the reservoir as the hospital's last visit left it."""
-        size = self.settings.section("reservoir", ReservoirSettings).size
-        self.reservoir = Reservoir(size, self.received.rehearsal)
+        chosen = self.settings.section("reservoir", ReservoirSettings)
+        self.reservoir = Reservoir(chosen.size, self.received.rehearsal)
+        self.drawn = chosen.batch_size
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """Eq. 6; then the batch [N] comes by at the reservoir."""
@@ -56,11 +58,10 @@ class DERpp(Learner):
         return loss
 
     def replayed(self, draws: Draws) -> Tensor:
-        """α ‖M(x') − z'‖² + β ℓ(M(x''), y''), each over a batch, or all if fewer are kept."""
-        size = self.settings.train.batch_size
-        first = self.reservoir.some(size, draws.generator)
+        """α ‖M(x') − z'‖² + β ℓ(M(x''), y'')."""
+        first = self.reservoir.some(self.drawn, draws.generator)
         distance = self.distance(self.model(draws.view(first["images"])), first)
-        second = self.reservoir.some(size, draws.generator)
+        second = self.reservoir.some(self.drawn, draws.generator)
         replay = functional.cross_entropy(
             self.model(draws.view(second["images"])), second["labels"]
         )

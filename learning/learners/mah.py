@@ -134,6 +134,13 @@ class MAH(DERpp):
         total: Tensor = sum(self.model(part).sum(dim=0) for part in parts)
         return total / len(images)
 
+    def replayed(self, draws: Draws) -> Tensor:
+        """That of DER++; of one image alone nothing, because BatchNorm cannot train on one."""
+        alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
+        return (
+            torch.zeros((), device=self.samples.labels.device) if alone else super().replayed(draws)
+        )
+
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """The images of the task alone come by at the reservoir, with what outputs hold now."""
         own = self.auxiliary[batch.labels] == REAL

@@ -56,12 +56,14 @@ class Learner:
         tables: The settings that the learner reads, each table by its name and frozen dataclass.
         own: Those of the first table.
         archive: The setting that names a file of public images, if the learner wants some.
+        warm_up: Epochs before the first of the visit, numbered 0 and below.
         withholds: Whether the keys that `local` names do not travel.
     """
 
     tables: tuple[tuple[str, type[Any]], ...] = ()
     own: Any
     archive = ""
+    warm_up = 0
     withholds = True
 
     def __init__(
@@ -78,7 +80,7 @@ class Learner:
         """Get ready to train, with all that the learner was given; here nothing."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Put the network into its mode for an epoch, from 1."""
+        """Put the network into its mode for an epoch, from 1 (after a warm-up)."""
         self.model.train()
 
     def trained(self) -> Iterable[nn.Parameter]:

@@ -78,7 +78,8 @@ class TwF(Learner):
         self.teacher = self._teacher(state)
         if not self.received.memory:
             _fit(self.model, self.teacher.state_dict())
-        self.reservoir = Reservoir(self.settings.section("reservoir", ReservoirSettings).size, kept)
+        chosen = self.settings.section("reservoir", ReservoirSettings)
+        self.reservoir, self.drawn = Reservoir(chosen.size, kept), chosen.batch_size
         self.task = max(self.received.task - 1, 0)
         shapes = [each.shape for each in self._taught(self.samples.pixels[:1])]
         with seeded(rng_for(self.settings.seed, "gates")):
@@ -139,9 +140,8 @@ class TwF(Learner):
         return chain(self.model.parameters(), self.gates.parameters())
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 2.15, in one pass over a batch [N] and as many that are kept, or all."""
-        size = self.settings.train.batch_size
-        kept = self.reservoir.some(size, draws.generator) if len(self.reservoir) else {}
+        """Eq. 2.15, in one pass over a batch [N] and a draw of those that are kept."""
+        kept = self.reservoir.some(self.drawn, draws.generator) if len(self.reservoir) else {}
         images, masks = draws.view(batch.images), []
         tasks = torch.full_like(batch.labels, self.task)
         if kept:

@@ -195,7 +195,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "derpp", "mah", "rehearsal", "ser", "twf"]
+    learner: Literal["", "derpp", "er-ace", "lwf", "mah", "oewc", "rehearsal", "ser", "twf"]
     enrolment: str
     resume: str
     min_hospitals: int

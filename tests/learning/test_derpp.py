@@ -31,10 +31,12 @@ def kept(images, labels, logits):
     return {"images": images, "labels": labels, "logits": logits, "seen": seen}
 
 
-@pytest.mark.parametrize("key", ["derpp.alpha", "derpp.beta", "reservoir.size"])
+@pytest.mark.parametrize(
+    "key", ["derpp.alpha", "derpp.beta", "reservoir.size", "reservoir.batch-size"]
+)
 def test_settings_are_checked(key):
     with pytest.raises(SettingsError, match=f"'{key}' is -1"):
-        DERpp.check(settings(**{key.replace(".", "__"): -1}))
+        DERpp.check(settings(**{key.replace(".", "__").replace("-", "_"): -1}))
 
 
 def test_one_step_by_hand():
@@ -81,6 +83,8 @@ def test_batch_and_draws_are_three_passes_and_the_draws_are_independent():
     assert new == list(range(100, 120))
     assert sorted(first) == sorted(second) == list(range(20))
     assert first != second
+    learner_of(DERpp, model, batch, received, reservoir__batch_size=7).observe(batch, draws())
+    assert [len(given) for given in model.given[3:]] == [20, 7, 7]
 
 
 def test_without_weights_a_first_step_is_plain_and_images_are_kept_as_they_are():

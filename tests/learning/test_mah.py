@@ -175,6 +175,22 @@ def test_a_step_trains_on_both_and_keeps_the_task_alone():
     assert torch.equal(kept["auxiliary"], learner.auxiliary.expand(2, -1))
 
 
+def test_of_one_kept_image_alone_nothing_is_replayed():
+    """BatchNorm cannot train on it; it was kept in a batch of auxiliary images but for it."""
+    kept = {
+        "images": pixels(0).images,
+        "labels": pixels(0).labels,
+        "logits": torch.ones(1, 2),
+        "auxiliary": torch.tensor([[-1, 10]]),
+        "seen": torch.tensor(1),
+    }
+    model = linear(0.3, -0.2)
+    learner = mah(model, pixels(0), (10,), memory=held([-1, 10]), rehearsal=kept)
+    loss = learner.observe(pixels(0), draws())
+    expected = functional.cross_entropy(model(pixels(0).images), pixels(0).labels)
+    torch.testing.assert_close(loss, expected)
+
+
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
@@ -208,5 +224,5 @@ def test_output_c_is_class_c_on_a_stream():
     assert received.memory["auxiliary"].tolist() == [-1] * 5
     for classes in (range(3), range(3, 5)):
         samples = digits(classes)
-        found = score(probabilities(model, samples.images, time.monotonic() + 60), samples.labels)
-        assert found["accuracy"] > 0.8
+        judged = score(probabilities(model, samples.images, time.monotonic() + 60), samples.labels)
+        assert judged["accuracy"] > 0.8

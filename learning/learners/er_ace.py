@@ -1,0 +1,60 @@
+"""ER-ACE: replay, with a loss of new images that leaves the outputs of earlier classes alone.
+
+Caccia et al., "New insights on reducing abrupt representation change in online continual
+learning", ICLR 2022, arXiv:2104.05025: asymmetric cross-entropy. With a batch (x, y) of the stream
+and a draw (x', y') from a reservoir, a step minimises
+
+    ℓ(M(x), y | C)  +  ℓ(M(x'), y' | C ∪ C_old)
+
+where ℓ( | C) is the cross-entropy with a softmax over the classes C alone, those of the batch, and
+C_old are the classes seen before. Each term is a forward pass of its own, as in the authors' code:
+BatchNorm normalises each by itself.
+
+Deviation:
+ 1. Classes that were never seen stay in the softmax of the first term, as in the authors' code.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.learners.plain import Learner
+from learning.reservoir import Reservoir
+from learning.samples import Samples
+from learning.settings import ReservoirSettings
+from learning.stream import among
+
+
+class ERACE(Learner):
+    """Cross-entropy on the stream without earlier classes, and on kept images with them."""
+
+    tables = (("reservoir", ReservoirSettings),)
+    own: ReservoirSettings
+
+    def begin_visit(self) -> None:
+        """Take up the reservoir, and which classes [c] came by, as the last visit left them."""
+        kept = dict(self.received.rehearsal)
+        self.seen = kept.pop("classes", self.samples.labels[:0])
+        self.reservoir = Reservoir(self.own.size, kept)
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """Both terms; then the batch [N] comes by at the reservoir."""
+        logits = self.model(draws.view(batch.images))
+        self.seen = torch.cat([self.seen, batch.labels]).unique()
+        absent = self.seen[~torch.isin(self.seen, batch.labels)]
+        loss = self.cross_entropy(logits.index_fill(1, absent, -torch.inf), batch.labels)
+        if len(self.reservoir):
+            loss = loss + self.replayed(draws)
+        self.reservoir.add(draws.generator, images=batch.images, labels=batch.labels)
+        return loss
+
+    def replayed(self, draws: Draws) -> Tensor:
+        """The second term."""
+        kept = self.reservoir.some(self.own.batch_size, draws.generator)
+        logits = self.model(draws.view(kept["images"]))
+        return functional.cross_entropy(among(self.seen, logits), kept["labels"])
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """The reservoir, and the classes that came by."""
+        return {**self.reservoir.state(), "classes": self.seen}

@@ -1,0 +1,128 @@
+"""LwF: what the network said before a task, of the task's own images, is kept to.
+
+Li and Hoiem, "Learning without forgetting", ECCV 2016, arXiv:1606.09282, Figure 3 and Eq. 2 to 4.
+With M_old the network as it was when the task came, and T = 2, a step minimises
+
+    ℓ(M(x), y)  −  α Σ_k p_k log q_k,    p = softmax(M_old(x) / T),  q = softmax(M(x) / T)
+
+with p and q over the classes of earlier tasks. No image is kept. Before, in the warm-up, only
+the outputs of the task's classes are trained, by cross-entropy among these classes; all other
+weights and the statistics of BatchNorm stay.
+
+Deviations:
+ 1. The paper has an output layer for each task; here all classes share one. So ℓ is over all that
+    the hospital has had up to now, as in mammoth, not over the task's alone; and in the warm-up
+    `train.weight-decay` acts on the whole layer.
+ 2. M_old is kept and asked at every step; the paper records once what it says. It is asked about
+    the images without `train.augment`, so that this is the same.
+ 3. The warm-up is a number of epochs; in the paper it goes on until it converges.
+ 4. M_old is the first model that comes to the hospital in a task, and stays there for all visits of
+    the task, of whichever model.
+"""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.learners.plain import Learner
+from learning.packing import check_layout
+from learning.samples import Samples
+from learning.settings import LwFSettings
+from learning.stream import among
+from strategies.protocol.settings import SettingsError
+
+TEMPERATURE = 2.0  # T
+KEPT = "network."  # how names of the kept network begin
+
+
+class LwF(Learner):
+    """Cross-entropy, and distillation from the network before the task.
+
+    Raises:
+        ParcelError: The network that the hospital has kept is another.
+        SettingsError: The model has no layer of outputs to warm up.
+
+    Attributes:
+        classes: int64 [c], those that the hospital has had, and `since`, in which task first.
+        earlier: Those of earlier tasks.
+        old: M_old; None in the first task.
+    """
+
+    tables = (("lwf", LwFSettings),)
+    own: LwFSettings
+
+    def begin_visit(self) -> None:
+        """Find out what is new, and what to keep to."""
+        kept, task, none = self.received.rehearsal, self.received.task, self.samples.labels[:0]
+        had, since = kept.get("classes", none), kept.get("since", none)
+        self.present = self.samples.labels.unique()
+        new = self.present[~torch.isin(self.present, had)]
+        self.classes = torch.cat([had, new])
+        self.since = torch.cat([since, torch.full_like(new, task)])
+        self.earlier = had[since < task]
+        self.old: nn.Module | None = None
+        self.warming = False
+        if not len(self.earlier):
+            return
+        self.old = deepcopy(self.model).eval().requires_grad_(False)
+        if kept["task"] == task:
+            state = {k.removeprefix(KEPT): each for k, each in kept.items() if k.startswith(KEPT)}
+            check_layout(state, self.old.state_dict(), "The network that the hospital keeps to")
+            self.old.load_state_dict(state)
+        elif len(new) and self.own.warm_up:
+            self.warm_up, self.outputs = self.own.warm_up, output_layer(self.model)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Warm up in the epochs before the first."""
+        self.warming = epoch < 1
+        self.model.train(not self.warming)
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """The loss of a batch [N]."""
+        logits = self.model(draws.view(batch.images))
+        if self.warming:
+            return self.cross_entropy(among(self.present, logits), batch.labels)
+        loss = self.cross_entropy(among(self.classes, logits), batch.labels)
+        if self.old is None:
+            return loss
+        before = self.old(batch.images)[:, self.earlier]
+        return loss + self.own.alpha * distillation(logits[:, self.earlier], before)
+
+    def before_step(self) -> None:
+        """Take the gradient from all that stays: the optimizer then leaves it alone."""
+        if self.warming:
+            trained = {id(each) for each in self.outputs.parameters()}
+            for parameter in self.model.parameters():
+                if id(parameter) not in trained:
+                    parameter.grad = None
+
+    def rehearsal(self) -> dict[str, Tensor]:
+        """Which classes there were since which task, and M_old."""
+        task = torch.tensor(self.received.task)
+        kept = {"task": task, "classes": self.classes, "since": self.since}
+        state = self.old.state_dict() if self.old is not None else {}
+        return {**kept, **{KEPT + name: each for name, each in state.items()}}
+
+
+def distillation(logits: Tensor, before: Tensor) -> Tensor:
+    """Eq. 2 to 4, both [N, c]: the mean over N of − Σ_k p_k log q_k."""
+    targets = (before / TEMPERATURE).softmax(dim=1)
+    return functional.cross_entropy(logits / TEMPERATURE, targets)
+
+
+def output_layer(model: nn.Module) -> nn.Linear:
+    """The last linear layer.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise SettingsError(
+            "The setting 'lwf.warm-up' is above 0, but the model has no linear layer of outputs "
+            "that could be trained alone: set lwf.warm-up to 0, or choose a model such as resnet18."
+        )
+    return layers[-1]
