@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,7 @@ def test_features_of_both_are_multiplied_before_each_relu():
 @pytest.mark.parametrize("name", ["ser-cnn", "ser-resnet18"])
 def test_no_gradient_of_the_logits_reaches_the_encoder(name):
     with torch.random.fork_rng():
-        model = Architecture(name, 1, 32, 32, 3).build()
+        model: Any = Architecture(name, 1, 32, 32, 3).build()
     images = torch.randint(0, 256, (2, 1, 32, 32), dtype=torch.uint8)
     maps, features = model.look(images)
     assert maps.shape == (2, 32, 32)

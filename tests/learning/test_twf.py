@@ -1,6 +1,7 @@
 """TwF at the hospital, beside its equations (learning/learners/twf.py, models/gates.py)."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def normalised(values, norm, tasks):
 def test_the_gates_are_equations_2_9_to_2_11():
     """Four images of two tasks, six channels, 5x5: written out, image by image."""
     with seeded(np.random.default_rng(0)):
-        gates = Gates(6, 2)
+        gates: Any = Gates(6, 2)
         for norm in (*gates.norms, *gates.spatial_norms):
             nn.init.normal_(norm.shift)
     features, tasks = random(4, 6, 5, 5), torch.tensor([0, 1, 1, 0])
@@ -242,7 +243,7 @@ def test_gates_travel_and_teacher_and_reservoir_stay():
     assert not any(name.startswith("teacher.") for name in memory)
     model = network("cnn")
     with torch.no_grad():
-        last_layer(model).bias += 1
+        last_layer(model).bias.add_(1)
     found = Received(memory=memory, rehearsal=rehearsal, task=2)
     second = learner_of(TwF, model, received=found, **WEIGHTS)
     assert_same(second.gates.state_dict(), first.gates.state_dict())
