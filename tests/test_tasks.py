@@ -116,6 +116,32 @@ def test_every_strategy_trains_on_tasks(tmp_path, strategy):
     assert means(ledger, "accuracy-of-task-2").keys() == ({1, 2} if last else {2})
 
 
+HANDED_ON = [
+    *({"strategy": "fedavg"}, {"strategy": "cwt"}, {"strategy": "cwt-serial"}),
+    *({"strategy": "rwt"}, {"strategy": "rwt", "asynchronous": True}, {"strategy": "standalone"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("learner", "changes"),
+    [
+        pytest.param(
+            learner, changes, marks=[pytest.mark.slow] * (learner != "derpp" or number > 0)
+        )
+        for learner in ("derpp", "er-ace", "lwf", "oewc")
+        for number, changes in enumerate(HANDED_ON)
+    ],
+)
+def test_learners_of_streams_work_with_every_hand_off(tmp_path, learner, changes):
+    dataset = small(tmp_path)
+    _, ledger, grid = federate(
+        tmp_path, learner=learner, dataset=dataset, num_server_rounds=2, **changes
+    )
+    assert [event for event in ledger.events if event.outcome != "ok"] == []
+    orders = [m.content["order"] for m in grid.sent if m.metadata.message_type == "train"]
+    assert {(order["learner"], order["task"]) for order in orders} == {(learner, 1), (learner, 2)}
+
+
 def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_path):
     changes = {"strategy": "rwt", "dataset": small(tmp_path), "num_server_rounds": 2}
     runs = [federate(tmp_path / str(order), order, **changes) for order in (1, 2)]
@@ -155,14 +181,19 @@ def test_hospitals_with_streams_of_their_own(tmp_path, strategy):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_resumed_in_the_second_task_ends_as_if_it_had_not_been(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("strategy", "learner"), [("feder", ""), ("rwt", "derpp"), ("cwt", "lwf"), ("rwt", "oewc")]
+)
+def test_a_run_that_is_resumed_in_the_second_task_ends_as_if_it_had_not_been(
+    tmp_path, monkeypatch, strategy, learner
+):
     """It is killed in round 3, the first of task 2; its hospitals lose nothing."""
     monkeypatch.setattr(Results, "_claim", lambda results: None)  # it goes with the process
 
     class Killed(BaseException):
         pass
 
-    changes = {"strategy": "feder", "dataset": small(tmp_path)}
+    changes = {"strategy": strategy, "learner": learner, "dataset": small(tmp_path)}
 
     def run(folder, resume="", kill=False):
         chosen = Settings.parse(config_of(folder, resume=resume, **changes))
