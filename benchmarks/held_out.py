@@ -24,7 +24,11 @@ def write(folder: Path) -> None:
         some = np.isin(labels, digits)
         names = ("x_train", "x_test", "y_train", "y_test")
         parts = train_test_split(
-            pixels[some], labels[some] - digits[0], test_size=0.2, random_state=0, stratify=labels[some]
+            pixels[some],
+            labels[some] - digits[0],
+            test_size=0.2,
+            random_state=0,
+            stratify=labels[some],
         )
         np.savez(folder / name, allow_pickle=False, **dict(zip(names, parts, strict=True)))
 
