@@ -64,7 +64,8 @@ class TwF(Learner):
 
     Raises:
         ModelError: The network has no points, or the teacher's file does not fit it.
-        ParcelError: What travelled with the model are not its gates.
+        ParcelError: What travelled with the model are not its gates, or the teacher that is kept is
+            of another architecture.
     """
 
     tables = (("twf", TwFSettings), ("reservoir", ReservoirSettings))
@@ -94,6 +95,7 @@ class TwF(Learner):
         """The teacher that is kept; else that of the setting, or the network as it is now."""
         teacher = copy.deepcopy(self.model)
         if state:
+            check_layout(state, teacher.state_dict(), "The teacher that the hospital has kept")
             teacher.load_state_dict(state)
         elif self.received.public is not None:
             self._train(teacher, self.received.public)

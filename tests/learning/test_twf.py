@@ -249,6 +249,8 @@ def test_gates_travel_and_teacher_and_reservoir_stay():
     assert_same(second.gates.state_dict(), first.gates.state_dict())
     assert_same(second.teacher.state_dict(), first.teacher.state_dict())
     assert_same(second.reservoir.state(), first.reservoir.state())
+    with pytest.raises(ParcelError, match="The teacher that the hospital has kept has '0"):
+        learner_of(TwF, Architecture("cnn", 3, 8, 8, 3).build(), received=found, **WEIGHTS)
     with pytest.raises(ParcelError, match="The memory of gates lacks '0"):
         learner_of(TwF, model, received=Received(memory={"x": torch.ones(1)}), **WEIGHTS)
 
