@@ -1,8 +1,8 @@
 """What a hospital keeps of the tasks that it has seen: a share of each, no more and no less.
 
 It is a learner's `rehearsal`: `values` [m, ...], `labels` [m] and `tasks` [m], for the tasks up to
-the present one. A task's share is drawn once, at random, so that what is kept does not grow with
-the number of visits.
+the present one, in the hospital's own order (`task-order`). A task's share is drawn once, at
+random, so that what is kept does not grow with the number of visits.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from strategies.protocol.settings import rng_for
 
 def earlier(kept: Mapping[str, Tensor], task: int) -> Samples | None:
     """What is kept of the tasks before this one; None if there is nothing."""
-    if not kept or not (before := kept["tasks"] < task).any():
+    if not kept or not (before := kept["tasks"] != task).any():
         return None
     return Samples(kept["values"][before], kept["labels"][before])
 
@@ -44,7 +44,7 @@ def with_task(
     }
     if earlier(kept, task) is None:
         return found
-    before = kept["tasks"] < task
+    before = kept["tasks"] != task
     return {name: torch.cat([kept[name][before], found[name]]) for name in found}
 
 

@@ -62,7 +62,7 @@ class LwF(Learner):
         new = self.present[~torch.isin(self.present, had)]
         self.classes = torch.cat([had, new])
         self.since = torch.cat([since, torch.full_like(new, task)])
-        self.earlier = had[since < task]
+        self.earlier = had[since != task]
         self.old: nn.Module | None = None
         self.warming = False
         if not len(self.earlier):

@@ -43,7 +43,7 @@ class OnlineEWC(Learner):
         kept = self.received.rehearsal
         self.weights = dict(self.model.named_parameters())
         self.task = torch.tensor(self.received.task)
-        later = bool(kept) and bool(kept["task"] < self.task)
+        later = bool(kept) and bool(kept["task"] != self.task)
         self.fisher, self.anchor = (
             part(kept, f"{'next-' if later else ''}{what}.") for what in ("fisher", "anchor")
         )

@@ -23,10 +23,10 @@ from tests.learning.test_training import assert_same, data, draws, learner_of, n
 SGD = {"train__optimizer": "sgd", "train__learning_rate": 0.1, "train__batch_size": 20}
 
 
-def after_first_task(**network):
-    """What a hospital keeps that has had classes 0 and 1 in the first task."""
-    labels = torch.tensor([0, 1])
-    return {"task": torch.tensor(1), "classes": labels, "since": torch.ones_like(labels), **network}
+def after_first_task(task=1, **network):
+    """What a hospital keeps that has had classes 0 and 1 in its first task."""
+    labels, since = torch.tensor([0, 1]), torch.tensor([task, task])
+    return {"task": torch.tensor(task), "classes": labels, "since": since, **network}
 
 
 def test_one_step_by_hand():
@@ -101,10 +101,11 @@ def test_the_warm_up_trains_the_outputs_of_new_classes_alone(name):
     assert_same(dict(list(before.items())[:-2]), model.state_dict())
 
 
-def test_later_visits_keep_to_the_same_network_and_do_not_warm_up():
+@pytest.mark.parametrize("first", [1, 3])  # a hospital may have an order of tasks of its own
+def test_later_visits_keep_to_the_same_network_and_do_not_warm_up(first):
     model, samples = second_task()
     came = {key: each.clone() for key, each in model.state_dict().items()}
-    received, warm_ups = Received(rehearsal=after_first_task(), task=2), []
+    received, warm_ups = Received(rehearsal=after_first_task(first), task=2), []
     for _ in range(2):
         learner = learner_of(LwF, model, samples, received, lwf__warm_up=3, **SGD)
         rng = np.random.default_rng(0)
@@ -114,7 +115,7 @@ def test_later_visits_keep_to_the_same_network_and_do_not_warm_up():
         assert_same(came, {k[8:]: v for k, v in received.rehearsal.items() if "network." in k})
     assert warm_ups == [3, 0]
     assert received.rehearsal["classes"].tolist() == [0, 1, 2, 3]
-    assert received.rehearsal["since"].tolist() == [1, 1, 2, 2]
+    assert received.rehearsal["since"].tolist() == [first, first, 2, 2]
 
 
 def test_a_first_task_is_plain_and_keeps_no_network():

@@ -29,21 +29,22 @@ def pulled(learner, *values):
     return (learner.model.weight.grad - own).flatten().tolist()
 
 
-def test_two_tasks_by_hand():
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 1, 2)])
+def test_three_tasks_by_hand(order):
     """At weights 0 p = (½, ½): ∂ log p(y|x)/∂w_k is ±½ whichever y is drawn, so F_1 = (¼, ¼).
 
     In the second task, with λ = 2: 2 λ F_1 (w − 0) = w. At weights 0 again F_2 = (¼, ¼), and with
-    γ = ½ the third task has F* = F_2 + γ F_1 = (⅜, ⅜) and pulls with 2 λ F* w = 1.5 w.
+    γ = ½ the third has F* = F_2 + γ F_1 = (⅜, ⅜) and pulls with 2 λ F* w = 1.5 w.
     """
     chosen = {"oewc__strength": 2.0, "oewc__decay": 0.5}
-    first = oewc(**chosen)
+    first = oewc(task=order[0], **chosen)
     assert pulled(first, 0.1, -0.2) == pytest.approx([0, 0])
     first.model.weight.data.zero_()
     kept = first.rehearsal()
-    second = oewc(kept, task=2, **chosen)
+    second = oewc(kept, task=order[1], **chosen)
     assert pulled(second, 0.1, -0.2) == pytest.approx([0.1, -0.2])
     second.model.weight.data.zero_()
-    third = oewc(second.rehearsal(), task=3, **chosen)
+    third = oewc(second.rehearsal(), task=order[2], **chosen)
     assert pulled(third, 0.1, -0.2) == pytest.approx([0.15, -0.3])
 
 
