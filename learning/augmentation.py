@@ -77,6 +77,14 @@ class Draws:
         """Images [N, C, H, W] as a network is shown them: changed at random."""
         return self.augment(images, self.generator)
 
+    def alike(self, *parts: Tensor) -> list[Tensor]:
+        """Images, and maps of the same images [N, ..., H', W'], all changed in the same way."""
+        state, views = self.generator.get_state(), []
+        for part in parts:
+            self.generator.set_state(state)
+            views.append(self.view(part))
+        return views
+
     def some(self, samples: Samples, count: int) -> Samples:
         """Random samples, `count` of them; none comes twice before all have come once."""
         times = -(-count // len(samples))

@@ -5,9 +5,20 @@ Without torch, which takes seconds to import, so that a run can be judged before
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from strategies.protocol.settings import require
+from strategies.protocol.settings import PUBLIC, require
+
+CONTRAST = "contrast"  # the stand-in for a saliency oracle (learning/learners/ser.py)
+# Learners whose memory travels with a model, and has no average.
+CARRIES = frozenset({"mah", "twf"})
+_ARCHIVE = f"{PUBLIC}<absolute npz file>"
+
+
+def is_public(chosen: str) -> bool:
+    """Whether a setting names a file of public images."""
+    return chosen.startswith(PUBLIC) and Path(chosen.removeprefix(PUBLIC)).is_absolute()
 
 
 @dataclass(frozen=True)
@@ -147,10 +158,58 @@ class OnlineEWCSettings:
         require(0 <= self.decay <= 1, "oewc.decay", self.decay, "from 0 to 1")
 
 
+@dataclass(frozen=True)
+class MAHSettings:
+    """Most activated heads: the keys `mah.*`."""
+
+    auxiliary: str
+
+    def __post_init__(self) -> None:
+        chosen = self.auxiliary
+        require(not chosen or is_public(chosen), "mah.auxiliary", chosen, f"{_ARCHIVE}, or empty")
+
+
+@dataclass(frozen=True)
+class TwFSettings:
+    """Transfer without forgetting: the keys `twf.*`."""
+
+    alpha: float
+    beta: float
+    propagation: float  # λ_FP
+    mask_replay: float
+    diversity: float  # λ of L_AUX
+    teacher: str
+    teacher_epochs: int
+
+    def __post_init__(self) -> None:
+        for key in ("alpha", "beta", "propagation", "mask_replay", "diversity"):
+            weight = getattr(self, key)
+            require(weight >= 0, f"twf.{key.replace('_', '-')}", weight, "0 or more")
+        chosen, epochs = self.teacher, self.teacher_epochs
+        usable = not chosen or Path(chosen).is_absolute() or is_public(chosen)
+        require(usable, "twf.teacher", chosen, f"an absolute file, {_ARCHIVE}, or empty")
+        require(epochs >= 1, "twf.teacher-epochs", epochs, "1 or more")
+
+
+@dataclass(frozen=True)
+class SERSettings:
+    """Saliency-driven experience replay: the keys `ser.*`."""
+
+    oracle: str
+    learning_rate: float
+
+    def __post_init__(self) -> None:
+        chosen, rate = self.oracle, self.learning_rate
+        usable = chosen == CONTRAST or Path(chosen).is_absolute()
+        require(usable, "ser.oracle", chosen, f"{CONTRAST}, or an absolute npz file")
+        require(rate > 0, "ser.learning-rate", rate, "above 0")
+
+
+_DERPP = (("derpp", DERppSettings), ("reservoir", ReservoirSettings))
 # By learner, the tables and their dataclasses, as the learner's own `tables` has them.
 TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
     "cwc": (("cwc", CWCSettings),),
-    "derpp": (("derpp", DERppSettings), ("reservoir", ReservoirSettings)),
+    "derpp": _DERPP,
     "er-ace": (("reservoir", ReservoirSettings),),
     "feder": (("feder", ReplaySettings),),
     "fedprox": (("fedprox", FedProxSettings),),
@@ -161,6 +220,9 @@ TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
     "fil-ver-encoder": (("filver", EmbeddingSettings),),
     "lwf": (("lwf", LwFSettings),),
     "oewc": (("oewc", OnlineEWCSettings),),
+    "mah": (*_DERPP, ("mah", MAHSettings)),
     "pass": (("pass", PrototypeSettings),),
     "rehearsal": (("rehearsal", RehearsalSettings),),
+    "ser": (*_DERPP, ("ser", SERSettings)),
+    "twf": (("twf", TwFSettings), ("reservoir", ReservoirSettings)),
 }

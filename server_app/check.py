@@ -25,7 +25,8 @@ from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.engine.strategy import Strategy
 from strategies.protocol.classes import outputs
-from strategies.protocol.settings import Settings, SettingsError, merged, require
+from strategies.protocol.may_leave import OWN_FILES
+from strategies.protocol.settings import PUBLIC, Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
 
 # How the setting `dataset` begins (client_app.datasets.DATASETS), and what comes then.
@@ -40,6 +41,7 @@ DATASETS = {
 # The networks that are not torchvision's (learning.models.MODELS).
 SMALL_MODELS = {
     *("mlp", "cnn", "ebr", "vee", "rotation-mlp", "rotation-cnn", "rotation-resnet18"),
+    *("ser-cnn", "ser-resnet18"),
 }
 # As Flower finds the settings in a text.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
@@ -144,9 +146,9 @@ def _check_buffers(settings: Settings, strategy: Strategy) -> None:
 
 def _check_models(settings: Settings) -> None:
     names = {name.strip() for name in settings.model.split(",")}
-    if settings.pretrained and (small := names & SMALL_MODELS):
-        allowed = f"empty, since the weights of {' and '.join(sorted(small))} are always random"
-        require(False, "pretrained", settings.pretrained, allowed)
+    usable = not settings.pretrained or settings.pretrained.endswith(".safetensors")
+    allowed = "an exported model (*.safetensors), or empty, for networks that are not torchvision's"
+    require(usable or not names & SMALL_MODELS, "pretrained", settings.pretrained, allowed)
     if not names - SMALL_MODELS:
         return
     from learning.errors import ModelError
@@ -207,11 +209,11 @@ def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:
 
 
 def _check_files(settings: Settings) -> None:
-    """The files of weights that are named."""
-    for key in ("pretrained", "gan.lpips-weights", "gan.inception-weights"):
-        path = settings.run_config[key]
-        there = not path.startswith("/") or Path(path).is_file()
-        require(there, key, path, "a file that is there")
+    """The files of weights, images and maps that are named."""
+    for key in OWN_FILES:
+        chosen = settings.run_config[key]
+        path = Path(chosen.removeprefix(PUBLIC))
+        require(not path.is_absolute() or path.is_file(), key, chosen, "a file that is there")
 
 
 def _check_folders(settings: Settings) -> None:

@@ -27,6 +27,7 @@ from flwr.common import log
 from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
+from learning.settings import CARRIES
 from strategies.engine.run import RunError
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import Strategy
@@ -56,6 +57,11 @@ class FedAvg(Strategy):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        allowed = (
+            f"one without a memory that travels, since strategy '{settings.strategy}' averages "
+            "models: for this one choose a strategy that hands them on, such as rwt, or standalone"
+        )
+        require(settings.learner not in CARRIES, "learner", settings.learner, allowed)
         averaging = settings.section("fedavg", FedAvgSettings)
         self.equal, self.sample = averaging.weights == "equal", averaging.sample
 

@@ -10,10 +10,13 @@ from learning.learners.fedprox import FedProx
 from learning.learners.fedrewind import FedRewind, FedRewindAveraged
 from learning.learners.fil_ver import Encoding, FilVer
 from learning.learners.lwf import LwF
+from learning.learners.mah import MAH
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.oewc import OnlineEWC
 from learning.learners.plain import Learner, Plain
 from learning.learners.prototypes import FedSpace, Pass
+from learning.learners.ser import SER
+from learning.learners.twf import TwF
 
 LEARNERS: dict[str, type[Learner]] = {
     "centralized": Centralized,
@@ -30,7 +33,10 @@ LEARNERS: dict[str, type[Learner]] = {
     "fil-ver-encoder": Encoding,
     "lwf": LwF,
     "oewc": OnlineEWC,
+    "mah": MAH,
     "pass": Pass,
     "plain": Plain,
     "rehearsal": NaiveRehearsal,
+    "ser": SER,
+    "twf": TwF,
 }

@@ -15,6 +15,9 @@ Deviations, both as in the authors' code:
  2. An image counts once for each time that it is trained on, in each epoch.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -33,7 +36,10 @@ class DERpp(Learner):
         drawn: How many of them are in a draw, or all if there are fewer.
     """
 
-    tables = (("derpp", DERppSettings), ("reservoir", ReservoirSettings))
+    tables: tuple[tuple[str, type[Any]], ...] = (
+        ("derpp", DERppSettings),
+        ("reservoir", ReservoirSettings),
+    )
     own: DERppSettings
 
     def begin_visit(self) -> None:
@@ -54,12 +60,16 @@ class DERpp(Learner):
     def replayed(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖² + β ℓ(M(x''), y'')."""
         first = self.reservoir.some(self.drawn, draws.generator)
-        distance = functional.mse_loss(self.model(draws.view(first["images"])), first["logits"])
+        distance = self.distance(self.model(draws.view(first["images"])), first)
         second = self.reservoir.some(self.drawn, draws.generator)
         replay = functional.cross_entropy(
             self.model(draws.view(second["images"])), second["labels"]
         )
         return self.own.alpha * distance + self.own.beta * replay
+
+    def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """‖M(x') − z'‖²: outputs [m, K] for kept rows, whose `logits` are z'."""
+        return functional.mse_loss(outputs, kept["logits"])
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
         """Let a batch [N], and what the network says of it [N, K], come by at the reservoir."""

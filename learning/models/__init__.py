@@ -18,6 +18,7 @@ from learning.errors import ModelError
 from learning.models.embedding import ebr, vee
 from learning.models.pixels import SCALES, scale_input
 from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
+from learning.models.saliency import ser_cnn, ser_resnet18
 from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
 
@@ -173,6 +174,8 @@ MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "rotation-mlp": rotation_mlp,
     "rotation-cnn": rotation_cnn,
     "rotation-resnet18": rotation_resnet18,
+    "ser-cnn": ser_cnn,
+    "ser-resnet18": ser_resnet18,
 }
 
 

@@ -141,14 +141,26 @@ def _imagenet(name: str) -> Any:
         ) from error
 
 
-def _file(path: Path) -> Any:
+def weights_in(path: str, setting: str) -> dict[str, Tensor]:
+    """The weights in an exported model (*.safetensors), or in the state dict in another file.
+
+    Raises:
+        ModelError: The file, which a setting names, has none.
+    """
+    weights = read_state(Path(path))[0] if path.endswith(EXPORTED) else _file(Path(path), setting)
+    if isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values()):
+        return {str(name): each for name, each in weights.items()}
+    raise ModelError(f"The file '{path}' of the setting '{setting}' has no state dict.")
+
+
+def _file(path: Path, setting: str = "pretrained") -> Any:
     """The state dict in a file."""
     if not path.is_file():
-        raise ModelError(f"There is no file '{path}'; the setting 'pretrained' names it.")
+        raise ModelError(f"There is no file '{path}'; the setting '{setting}' names it.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch has no class for what can be wrong with a file
         raise ModelError(
-            f"The file '{path}' of the setting 'pretrained' cannot be read "
+            f"The file '{path}' of the setting '{setting}' cannot be read "
             f"({type(error).__name__}): write it with torch.save(network.state_dict(), file)."
         ) from error

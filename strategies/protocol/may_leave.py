@@ -48,7 +48,10 @@ ANSWERS: dict[str, dict[str, type]] = {
 }
 MAX_CLASSES = 1000
 # Settings that a hospital's node-config may replace: how it trains, and files of its own.
-OWN_FILES = ("pretrained", "filver.pretrain", "gan.lpips-weights", "gan.inception-weights")
+OWN_FILES = (
+    *("pretrained", "filver.pretrain", "gan.lpips-weights", "gan.inception-weights"),
+    *("mah.auxiliary", "ser.oracle", "twf.teacher"),
+)
 OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
 

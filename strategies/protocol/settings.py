@@ -202,7 +202,7 @@ class Settings:
     wire_dtype: Literal["float32", "float16"]
     sealed: bool
     asynchronous: bool
-    learner: Literal["", "derpp", "er-ace", "lwf", "oewc", "pass", "rehearsal"]
+    learner: Literal["", "derpp", "er-ace", "lwf", "mah", "oewc", "pass", "rehearsal", "ser", "twf"]
     enrolment: str
     resume: str
     min_hospitals: int

@@ -14,6 +14,7 @@ from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.samples import Samples
+from strategies.protocol.order import Order
 from tests.fakes import settings
 
 KINDS = ("nearest", "median")
@@ -35,7 +36,8 @@ def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclos
         store=Store(tmp_path),
         settings=settings(**config),
     )
-    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"))
+    order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
+    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order)
     return Disclosure(request)
 
 

@@ -147,8 +147,8 @@ def test_an_unknown_model_names_its_neighbours():
         architecture("resnet81")
     assert str(error.value) == (
         "There is no model 'resnet81'; choose mlp, cnn, ebr, vee, rotation-mlp, rotation-cnn, "
-        "rotation-resnet18 or a torchvision classification model, such as resnet18 or resnet152 "
-        "or resnet101."
+        "rotation-resnet18, ser-cnn, ser-resnet18 or a torchvision classification model, such as "
+        "resnet18 or resnet152 or resnet101."
     )
 
 

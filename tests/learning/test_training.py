@@ -1,4 +1,5 @@
 import time
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.samples import Samples, joined
+from learning.settings import CARRIES
 from learning.training import batches, epoch_order, train
+from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import settings
 
@@ -70,13 +73,28 @@ def test_progress_is_told_after_every_step_over_all_epochs():
     assert told == [(done, 40) for done in (8, 16, 20, 28, 36, 40)]
 
 
-# Those of FIL-VER need networks for larger images (test_fil_ver.py).
+# The networks of learners that need their own.
+OWN = {"ser": "ser-cnn", "pass": "rotation-cnn", "fedspace": "rotation-cnn"}
+
+
+# Those of FIL-VER are tested in test_fil_ver.py.
 @pytest.mark.parametrize("learner", [name for name in LEARNERS if "fil-ver" not in name])
 def test_every_learner_trains(learner):
-    name = "rotation-cnn" if learner in ("pass", "fedspace") else "cnn"
-    _, first = visit(learner, network(name), epochs=1)
-    _, last = visit(learner, network(name), epochs=10)
+    model, epochs = OWN.get(learner, "cnn"), 40 if learner == "ser" else 10  # slowly at first
+    _, first = visit(learner, network(model), epochs=1)
+    _, last = visit(learner, network(model), epochs=epochs)
     assert last["train-loss"] < first["train-loss"]
+
+
+@pytest.mark.parametrize("name", get_args(get_type_hints(Settings)["learner"]))
+def test_a_learner_whose_memory_travels_is_not_averaged(name):
+    model = network(OWN.get(name, "cnn"))
+    learner = learner_of(LEARNERS[name or "plain"], model)
+    assert bool(learner.memory(np.random.default_rng(0))) == (name in CARRIES)
+    if name in CARRIES:
+        words = f"'learner' is '{name}'; it must be one without a memory .* 'fedavg' averages"
+        with pytest.raises(SettingsError, match=words):
+            STRATEGIES["fedavg"](settings(strategy="fedavg", learner=name))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -92,12 +92,13 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("partition='site'", "'partition' is 'site', and the data set does not say"),
         (
             "pretrained='imagenet'",
-            "'pretrained' is 'imagenet'; it must be empty, since the weights",
+            "'pretrained' is 'imagenet'; it must be an exported model (*.safetensors), or empty",
         ),
         (
             "gan.lpips-weights='/no'",
             "'gan.lpips-weights' is '/no'; it must be a file that is there",
         ),
+        ("mah.auxiliary='public:/no'", "'mah.auxiliary' is 'public:/no'; it must be a file that"),
         ("min-hospitals=5", "'min-hospitals' is 5; it must be at most the number of hospitals"),
         (
             "resume='/no'",

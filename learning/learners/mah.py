@@ -1,0 +1,201 @@
+"""MAH: outputs of classes to come are trained on other classes, and a class takes the best of them.
+
+Bellitto et al., "Effects of auxiliary knowledge on continual learning", ICPR 2022; thesis, section
+2.1. The outputs of the K − |C_1| classes that the first task lacks are given auxiliary classes, at
+random from a public archive that has as many or more (Eq. 2.3). A task is trained on its images D_t
+and on those of the auxiliary classes that are left, A_t:
+
+    Σ_{(x, y) in D_t ∪ A_t} ℓ(f(x), y)  +  the replay of DER++ (derpp.py)                (Eq. 2.4)
+
+Before a later task, the mean logits of each new class c are taken, and c gets the output that
+answers most, of those with an auxiliary class, which leaves:
+
+    l_c = 1 / N_c  Σ_{y = c} f(x),      c -> argmax l_c                                  (Eq. 2.5)
+
+If two want one output, the larger value has it, and the other class gets its next best.
+
+Output c of a network is class c for everybody else. So rows of the last layer are swapped: the
+chosen row goes to place c, and the row that was there, with its auxiliary class, to the other. No
+other output changes. What each output holds travels with the model. A hospital may keep logits from
+before a swap, or of another model that chose otherwise; they are compared where both models mean
+the same class, or where a new class' row was trained on the auxiliary class that was kept.
+
+Deviations:
+ 1. The authors' code ranks outputs by how many images of a class have their largest logit there, of
+    all outputs, and a class without any gets the first that is free. Here it is Eq. 2.5.
+ 2. Their code shows augmented images to Eq. 2.5, here they are as they are; both in eval mode.
+ 3. Classes are those that a hospital has: where hospitals differ, a model gets the others later,
+    by the same rule, and what is its first task is what is at its first hospital.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from learning.augmentation import Draws
+from learning.evaluation import batch_size
+from learning.learners.derpp import DERpp
+from learning.models.taps import last_layer
+from learning.packing import check_layout
+from learning.samples import Samples, joined
+from learning.settings import MAHSettings
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError, rng_for
+
+REAL = -1  # in `auxiliary`: a class that has come; in `before`: an output that never held another
+
+
+class MAH(DERpp):
+    """DER++ on the images of a task and of auxiliary classes.
+
+    Attributes:
+        auxiliary: int64 [K], the auxiliary class that each output holds, or REAL.
+        before: int64 [K], the one that it held before its class came, or REAL.
+
+    Raises:
+        SettingsError: The archive has too few classes.
+        ParcelError: What travelled with the model cannot be what outputs hold.
+        ModelError: The network does not end in a linear layer.
+    """
+
+    tables = (*DERpp.tables, ("mah", MAHSettings))
+    archive = "mah.auxiliary"
+
+    auxiliary: Tensor
+    before: Tensor
+
+    def begin_visit(self) -> None:
+        """Give the classes that have come their outputs; then train on the others', too."""
+        super().begin_visit()
+        head, device = last_layer(self.model), self.samples.labels.device
+        unknown = torch.full((head.out_features,), REAL, device=device)
+        classes = self.samples.labels.unique()
+        public = self.received.public
+        names = unknown[:0] if public is None else public.labels.unique()
+        if self.received.memory:
+            self._take_up(unknown, names)
+            self._assign(classes[self.auxiliary[classes] != REAL])
+        else:
+            self.before, free = unknown, torch.ones_like(unknown, dtype=torch.bool)
+            free[classes] = False
+            self.auxiliary = unknown.clone()
+            self.auxiliary[free] = self._drawn(names, int(free.sum()))
+        if public is not None and (left := self.auxiliary != REAL).any():
+            # An auxiliary image counts as one of the class whose output holds it.
+            matches = public.labels[:, None] == self.auxiliary.where(left, REAL - 1)  # [n, K]
+            held = public[matches.any(dim=1)]
+            labels = matches[matches.any(dim=1)].int().argmax(dim=1)
+            self.samples = joined([self.samples, Samples(held.images, labels)])
+
+    def _drawn(self, names: Tensor, count: int) -> Tensor:
+        """So many of the archive's classes, at random: the same for all models of a run."""
+        if len(names) < count:
+            named = self.settings.section("mah", MAHSettings).auxiliary
+            raise SettingsError(
+                f"The setting 'mah.auxiliary' is '{named}', with {len(names)} classes: it "
+                f"must name an archive of {count} or more, for the outputs of classes to come."
+            )
+        order = rng_for(self.settings.seed, "auxiliary classes").permutation(len(names))
+        return names[torch.from_numpy(order[:count]).to(names.device)]
+
+    def _take_up(self, like: Tensor, names: Tensor) -> None:
+        """What outputs hold, as it travelled."""
+        memory, what = self.received.memory, "The memory of auxiliary classes"
+        check_layout(memory, {"auxiliary": like, "before": like}, what)
+        self.auxiliary, self.before = memory["auxiliary"].clone(), memory["before"].clone()
+        held = self.auxiliary[self.auxiliary != REAL]
+        if len(held.unique()) != len(held) or not torch.isin(held, names).all():
+            raise ParcelError(
+                f"{what} names one twice, or one that the archive of 'mah.auxiliary' lacks: do all "
+                "hospitals have the same archive?"
+            )
+
+    @torch.no_grad()
+    def _assign(self, classes: Tensor) -> None:
+        """Eq. 2.5: each of the new classes takes an output from its auxiliary class."""
+        if not len(classes):
+            return
+        logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
+        taken = chosen(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
+        leaving = self.auxiliary[taken]
+        for c, name in zip(classes.tolist(), leaving.tolist(), strict=True):
+            place = int((self.auxiliary == name).nonzero())  # it may have moved for a class before
+            swap_rows(last_layer(self.model), c, place)
+            self.auxiliary[place] = self.auxiliary[c]
+            self.auxiliary[c], self.before[c] = REAL, name
+
+    def _mean_logits(self, c: int) -> Tensor:
+        """l_c [K], over all images of a class."""
+        self.model.eval()
+        images = self.samples[self.samples.labels == c].images
+        parts = images.split(batch_size(images[0].numel()))
+        total: Tensor = sum(self.model(part).sum(dim=0) for part in parts)
+        return total / len(images)
+
+    def replayed(self, draws: Draws) -> Tensor:
+        """That of DER++; of one image alone nothing, because BatchNorm cannot train on one."""
+        alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
+        return (
+            torch.zeros((), device=self.samples.labels.device) if alone else super().replayed(draws)
+        )
+
+    def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
+        """The images of the task alone come by at the reservoir, with what outputs hold now."""
+        own = self.auxiliary[batch.labels] == REAL
+        self.reservoir.add(
+            draws.generator,
+            images=batch.images[own],
+            labels=batch.labels[own],
+            logits=logits[own],
+            auxiliary=self.auxiliary.expand(int(own.sum()), -1),
+        )
+
+    def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """‖M(x') − z'‖², the mean over all outputs; one of which z' tells nothing counts 0."""
+        targets, known = aligned(kept["logits"], kept["auxiliary"], self.auxiliary, self.before)
+        return ((outputs - targets) * known).square().mean()
+
+    def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """What each output holds, and has held."""
+        return {"auxiliary": self.auxiliary, "before": self.before}
+
+
+def chosen(logits: Tensor) -> Tensor:
+    """An output for each class, int64 [n]: the largest of all mean logits [n, K] goes first.
+
+    No two get the same; outputs of −∞ are given to nobody while there are others.
+    """
+    left, taken = logits.clone(), torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    for _ in range(len(logits)):
+        row, output = divmod(int(left.argmax()), left.shape[1])
+        taken[row] = output
+        left[row], left[:, output] = -torch.inf, -torch.inf
+    return taken
+
+
+def swap_rows(layer: torch.nn.Linear, one: int, other: int) -> None:
+    """Exchange two outputs of a layer; the function of all others stays as it is."""
+    with torch.no_grad():
+        for rows in layer.parameters():
+            rows[[one, other]] = rows[[other, one]]
+
+
+def aligned(logits: Tensor, then: Tensor, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+    """Kept logits in the order of the outputs as they are now.
+
+    Args:
+        logits: [m, K].
+        then: What outputs held when each row was kept, int64 [m, K].
+        now: What they hold, int64 [K].
+        before: What they held before their classes came, int64 [K].
+
+    Returns:
+        [m, K] each: the logits, and whether they are known; where not they are 0.
+    """
+    real = (then == REAL) & (now == REAL)  # [m, K]: the class had come, and so it is the same one
+    names = torch.where(now == REAL, before, now)  # whose images the row was trained on before
+    same = (then[:, :, None] == names) & (then != REAL)[:, :, None]  # [m, K then, K now]
+    same = torch.where(real[:, None, :], torch.diag_embed(real), same)
+    return torch.einsum("mi,mik->mk", logits, same.to(logits.dtype)), same.any(dim=1)

@@ -1,0 +1,178 @@
+"""SER: a network that learns what is salient in images modulates the one that classifies them.
+
+Bellitto et al., "Selective attention-based modulation for continual learning", arXiv:2403.20086;
+thesis, section 2.3 (saliency-driven experience replay). For each batch (x, y) of the stream, of
+which an oracle says the saliency s,
+
+    L_s = KL(s ‖ S(x)) = Σ_i s_i log(ε + s_i / (S_i(x) + ε))                             (Eq. 2.20)
+
+is minimised over the saliency network S, with a step of SGD of its own; then the classifier, its
+features multiplied by those that S had of x before that step (learning/models/saliency.py), by
+
+    ℓ(f(x), y) + the replay of DER++ (derpp.py)
+
+without any gradient in S. Both maps are scaled to a sum of 1. Kept images are shown to S in eval
+mode, and L_s is not minimised on them.
+
+The oracle is a file of maps (`ser.oracle`), such as DeepGaze IIE's, which the paper uses; or
+`contrast`, which is made by hand: it is no model of attention, and stands for none.
+
+Deviations:
+ 1. ε is inside the ratio too, as in the authors' code; in Eq. 2.20 it is added to the ratio alone.
+ 2. Images are changed by `train.augment`, and their maps alike; the authors change none.
+ 3. The momentum of S begins anew at every visit, as does that of every optimizer here.
+ 4. S is not pretrained, unless `pretrained` names an exported network that was trained so.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.learners.derpp import DERpp
+from learning.models.saliency import SaliencyNetwork
+from learning.samples import Samples
+from learning.settings import CONTRAST, SERSettings
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
+
+EPSILON = float(np.finfo(np.float64).eps)
+MOMENTUM, DECAY = 0.9, 1e-4
+# Of the encoder, as shares of the decoder's, in the authors' code.
+ENCODER_RATE, ENCODER_DECAY = 0.1, 0.1
+
+Oracle = Callable[[Tensor], Tensor]  # images uint8 [N, C, H, W] -> maps [N, H, W]
+
+
+class SER(DERpp):
+    """Saliency, and DER++ of the classifier that it modulates.
+
+    Raises:
+        ParcelError: The network that came has no saliency network.
+        SettingsError: The oracle's file cannot be used, or lacks images of the hospital.
+    """
+
+    tables = (*DERpp.tables, ("ser", SERSettings))
+
+    def begin_visit(self) -> None:
+        """Take up the reservoir, and get the oracle and an optimizer for the saliency network."""
+        super().begin_visit()
+        if not isinstance(self.model, SaliencyNetwork):
+            raise ParcelError(
+                "A network without a saliency network came: set 'model' to ser-cnn or ser-resnet18."
+            )
+        self.network = self.model
+        chosen = self.settings.section("ser", SERSettings)
+        self.oracle = (
+            contrast if chosen.oracle == CONTRAST else kept_maps(chosen.oracle, self.samples)
+        )
+        rate = chosen.learning_rate
+        encoder: dict[str, Any] = {
+            "params": list(self.network.encoder.parameters()),
+            "lr": rate * ENCODER_RATE,
+            "weight_decay": DECAY * ENCODER_DECAY,
+        }
+        decoder: dict[str, Any] = {"params": list(self.network.decoder.parameters())}
+        self.saliency = torch.optim.SGD(
+            [decoder, encoder], lr=rate, momentum=MOMENTUM, weight_decay=DECAY
+        )
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        """The classifier; the saliency network has an optimizer of its own."""
+        return self.network.classifier.parameters()
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """A step of the saliency network; then the classifier's loss of the batch [N]."""
+        images, maps = draws.alike(batch.images, self.oracle(batch.images))
+        seen, features = self.network.look(images)
+        self.saliency.zero_grad()
+        divergence(maps, seen).backward()
+        self.saliency.step()
+        logits = self.network.classify(images, features)
+        loss = self.cross_entropy(logits, batch.labels)
+        if len(self.reservoir):
+            loss = loss + self.replayed(draws)
+        self.keep(batch, logits.detach(), draws)
+        return loss
+
+    def replayed(self, draws: Draws) -> Tensor:
+        """That of DER++, with the encoder in eval mode."""
+        self.network.encoder.eval()
+        loss = super().replayed(draws)
+        self.network.encoder.train()
+        return loss
+
+
+def divergence(wanted: Tensor, seen: Tensor) -> Tensor:
+    """Eq. 2.20, the mean over images: maps [N, H, W], each scaled to a sum of 1."""
+    s, p = (maps / maps.sum(dim=(1, 2), keepdim=True) for maps in (wanted, seen))
+    return (s * (EPSILON + s / (p + EPSILON)).log()).sum(dim=(1, 2)).mean()
+
+
+def contrast(images: Tensor) -> Tensor:
+    """A stand-in for a saliency oracle: local contrast times a centre prior, blurred.
+
+    Contrast is the distance of a pixel's brightness to the mean around it, within an eighth of the
+    image; the prior is a Gaussian with a deviation of a quarter of each side.
+
+    Args:
+        images: uint8 [N, C, H, W].
+
+    Returns:
+        float32 [N, H, W], with a sum of 1 each.
+    """
+    grey = images.float().mean(dim=1, keepdim=True) / 255  # [N, 1, H, W]
+    around = max(min(grey.shape[2:]) // 8, 1)
+    local = (grey - _blurred(grey, around)).abs()
+    prior = torch.ones((), device=grey.device)
+    for dim, side in ((2, grey.shape[2]), (3, grey.shape[3])):
+        places = (torch.arange(side, device=grey.device) + 0.5) / side - 0.5
+        shape = [1, 1, 1, 1]
+        shape[dim] = side
+        prior = prior * (-(places**2) / (2 * 0.25**2)).exp().view(shape)
+    maps = _blurred((local + 1e-3) * prior, around)[:, 0]  # an image of one value has the prior
+    return maps / maps.sum(dim=(1, 2), keepdim=True)
+
+
+def _blurred(maps: Tensor, around: int) -> Tensor:
+    """The mean of the pixels up to so many away, without what is outside of the image."""
+    return functional.avg_pool2d(
+        maps, 2 * around + 1, stride=1, padding=around, count_include_pad=False
+    )
+
+
+def kept_maps(path: str, samples: Samples) -> Oracle:
+    """The maps in a file: `images` uint8 [n, C, H, W] and `maps` [n, H, W], 0 or more.
+
+    An image is found by its bytes.
+
+    Raises:
+        SettingsError: The file has no such arrays, or lacks some of the samples.
+    """
+    wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npz file with "
+    try:
+        with np.load(Path(path), allow_pickle=False) as archive:
+            images, maps = archive["images"], torch.from_numpy(archive["maps"]).float()
+    except Exception as error:  # numpy has no class for what can be wrong with a file
+        raise SettingsError(f"{wrong}the arrays images and maps.") from error
+    shape = (len(images), *samples.shape[1:])
+    usable = maps.shape == shape and bool((maps >= 0).all() and (maps.sum(dim=(1, 2)) > 0).all())
+    if not usable or not torch.isfinite(maps).all():
+        raise SettingsError(f"{wrong}maps {list(shape)}, of 0 or more, for the images in it.")
+    rows = {image.tobytes(): row for row, image in enumerate(images)}
+    if any(image.numpy().tobytes() not in rows for image in samples.images.cpu()):
+        raise SettingsError(
+            f"{wrong}all of the hospital's training images, of the size and channels that networks "
+            "are given (image-size, image-channels); it lacks some."
+        )
+
+    def oracle(images: Tensor) -> Tensor:
+        found = [rows[image.tobytes()] for image in images.cpu().numpy()]
+        return maps[found].to(images.device)
+
+    return oracle

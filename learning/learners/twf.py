@@ -1,0 +1,240 @@
+"""TwF: a network keeps those features of a teacher that gates choose, task by task.
+
+Boschini et al., "Transfer without forgetting", ECCV 2022, arXiv:2206.00388; thesis, section 2.2.
+The teacher ĥ is a network that was trained before, and is frozen; the student starts as it is. With
+a batch of the stream and a draw from a reservoir, a step minimises over the student and gates M
+
+    ℓ(f(x), y)  +  α ‖f(x') − l'‖² + β ℓ(f(x'), y')                                 (Eq. 2.13, 2.15)
+    + λ { 1/L Σ_l ‖M(ĥ_l; t) ⊙ (h_l − ReLU_m(ĥ_l))‖²          x and x', t the task of each image
+        + λ_m 1/L Σ_l BCE(M(ĥ_l; t'), m_l')                   x' of earlier tasks         (Eq. 2.14)
+        + λ_d 1/L Σ_l L_AUX }                                 x, and x' of this task      (Eq. 2.12)
+
+The points l are before non-linearities (learning/models/taps.py); gates, distance and diversity are
+in learning/models/gates.py. The reservoir holds images, labels, logits, tasks, and the masks m: M
+without noise, at half the size where a map has 16 or more a side.
+
+The gates travel with the model. Teacher and reservoir are the hospital's.
+
+Deviations:
+ 1. λ weighs the three terms of gates, as in the authors' code; the equations have none there.
+ 2. Their code masks ℓ(f(x), y) to the outputs of the task; here it is that of the equation.
+ 3. Their code leaves the vectors of L_AUX as they are; here they have a norm of 1, as in the
+    equation. It is the mean over images, as in the code.
+ 4. Masks are taken at the end of each visit, of all images of its task that are kept. Until then
+    nothing reads them: they are replayed from the next task on. In the code some images get masks
+    of others there.
+ 5. Without `twf.teacher` the teacher is the network as it first comes to the hospital: with
+    `pretrained`, these weights, if the hospital is the first that trains it.
+"""
+
+import copy
+import time
+from collections.abc import Iterable, Mapping
+from itertools import chain
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from learning.augmentation import Draws
+from learning.errors import ModelError
+from learning.evaluation import batch_size
+from learning.learners.plain import Learner, Plain, Received
+from learning.models.gates import Gates, distance, diversity, opened
+from learning.models.taps import last_layer, tapped
+from learning.packing import check_layout
+from learning.randomness import seeded
+from learning.reservoir import Reservoir
+from learning.samples import Samples
+from learning.settings import ReservoirSettings, TwFSettings
+from strategies.protocol.settings import rng_for
+
+HALVED = 16  # maps of so many values a side are kept at half their size
+
+
+class TwF(Learner):
+    """Cross-entropy, replay, and features of a teacher where gates are open.
+
+    Attributes:
+        teacher: Frozen, in eval mode.
+        gates: For each point.
+        reservoir: Rows of `images` uint8 [m, C, H, W], `labels` and `tasks` int64 [m], `logits`
+            [m, K], and for each point `mask-<l>` bool [m, C_l, h_l, w_l].
+
+    Raises:
+        ModelError: The network has no points, or the teacher's file does not fit it.
+        ParcelError: What travelled with the model are not its gates, or the teacher that is kept is
+            of another architecture.
+    """
+
+    tables = (("twf", TwFSettings), ("reservoir", ReservoirSettings))
+    archive = "twf.teacher"
+    own: TwFSettings
+
+    def begin_visit(self) -> None:
+        """Take up teacher, gates and reservoir, or begin with them."""
+        kept = dict(self.received.rehearsal)
+        state = {name[8:]: kept.pop(name) for name in list(kept) if name.startswith("teacher.")}
+        self.teacher = self._teacher(state)
+        if not self.received.memory:
+            _fit(self.model, self.teacher.state_dict())
+        chosen = self.settings.section("reservoir", ReservoirSettings)
+        self.reservoir, self.drawn = Reservoir(chosen.size, kept), chosen.batch_size
+        self.task = max(self.received.task - 1, 0)
+        shapes = [each.shape for each in self._taught(self.samples.pixels[:1])]
+        with seeded(rng_for(self.settings.seed, "gates")):
+            count = self.settings.tasks
+            self.gates = nn.ModuleList(Gates(shape[1], count) for shape in shapes)
+        self.gates.to(self.samples.labels.device)
+        if memory := dict(self.received.memory):
+            check_layout(memory, self.gates.state_dict(), "The memory of gates")
+            self.gates.load_state_dict(memory)
+
+    def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
+        """The teacher that is kept; else that of the setting, or the network as it is now."""
+        teacher = copy.deepcopy(self.model)
+        if state:
+            check_layout(state, teacher.state_dict(), "The teacher that the hospital has kept")
+            teacher.load_state_dict(state)
+        elif self.received.public is not None:
+            self._train(teacher, self.received.public)
+        elif self.own.teacher:
+            from learning.models.pretrained import weights_in  # imports torchvision
+
+            if missing := _fit(teacher, weights_in(self.own.teacher, "twf.teacher")):
+                raise ModelError(
+                    f"The teacher '{self.own.teacher}' of the setting 'twf.teacher' is another "
+                    f"network than 'model': it has no '{missing[0]}' of the same shape."
+                )
+        teacher.requires_grad_(False)
+        return teacher.eval()
+
+    def _train(self, teacher: nn.Module, public: Samples) -> None:
+        """Train a teacher from the start on a public archive, with a head of its classes."""
+        from learning.training import train  # imports this module's package
+
+        head = last_layer(teacher)
+        classes, labels = public.labels.unique(return_inverse=True)
+        rng = rng_for(self.settings.seed, "teacher")
+        with seeded(rng):
+            for module in teacher.modules():
+                getattr(module, "reset_parameters", lambda: None)()
+            other = nn.Linear(head.in_features, len(classes)).to(labels.device)
+        own, deadline = (head.weight, head.bias), time.monotonic() + self.settings.hop_timeout
+        head.weight, head.bias = other.weight, other.bias
+        learner = Plain(teacher, Samples(public.images, labels), self.settings, Received())
+        train(learner, self.settings.train, self.own.teacher_epochs, rng, deadline)
+        head.weight, head.bias = own
+
+    @torch.no_grad()
+    def _taught(self, images: Tensor) -> list[Tensor]:
+        """ĥ at each point."""
+        return tapped(self.teacher, images)[1]
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Both in training mode."""
+        super().begin_epoch(epoch)
+        self.gates.train()
+
+    def trained(self) -> Iterable[nn.Parameter]:
+        """The student and the gates."""
+        return chain(self.model.parameters(), self.gates.parameters())
+
+    def observe(self, batch: Samples, draws: Draws) -> Tensor:
+        """Eq. 2.15, in one pass over a batch [N] and a draw of those that are kept."""
+        kept = self.reservoir.some(self.drawn, draws.generator) if len(self.reservoir) else {}
+        images, masks = draws.view(batch.images), []
+        tasks = torch.full_like(batch.labels, self.task)
+        if kept:
+            names = [f"mask-{point}" for point in range(len(self.gates))]
+            view, *masks = draws.alike(kept["images"], *(kept[name] for name in names))
+            images, tasks = torch.cat([images, view]), torch.cat([tasks, kept["tasks"]])
+        logits, features = tapped(self.model, images)
+        loss = self.cross_entropy(logits[: len(batch)], batch.labels)
+        if kept:
+            outputs = logits[len(batch) :]
+            loss = loss + self.own.alpha * functional.mse_loss(outputs, kept["logits"])
+            loss = loss + self.own.beta * functional.cross_entropy(outputs, kept["labels"])
+        loss = loss + self.own.propagation * self.propagated(images, features, tasks, masks, draws)
+        self.keep(batch, logits[: len(batch)].detach(), features, draws)
+        return loss
+
+    def propagated(
+        self,
+        images: Tensor,
+        features: list[Tensor],
+        tasks: Tensor,
+        masks: list[Tensor],
+        draws: Draws,
+    ) -> Tensor:
+        """The terms of gates: images [N + m, ...], the student's features; masks of the last m."""
+        total = torch.zeros((), device=tasks.device)
+        earlier = tasks != self.task
+        for point, taught in enumerate(self._taught(images)):
+            logits = self.gates[point](taught, tasks)
+            gates = opened(logits, draws.generator)
+            total = total + distance(features[point], taught, gates)
+            total = total + self.own.diversity * diversity(gates[~earlier])
+            if earlier.any():
+                before = masks[point][earlier[-len(masks[point]) :]].float()
+                wanted = functional.interpolate(before, taught.shape[2:])
+                entropy = functional.binary_cross_entropy_with_logits(logits[earlier], wanted)
+                total = total + self.own.mask_replay * entropy
+        return total / len(self.gates)
+
+    def keep(self, batch: Samples, logits: Tensor, features: list[Tensor], draws: Draws) -> None:
+        """Let a batch [N] come by at the reservoir; its masks are closed until the visit ends."""
+        count = len(batch)
+        masks = {
+            f"mask-{point}": torch.zeros(
+                (count, *halved(each[:1]).shape[1:]), dtype=torch.bool, device=each.device
+            )
+            for point, each in enumerate(features)
+        }
+        self.reservoir.add(
+            draws.generator,
+            images=batch.images,
+            labels=batch.labels,
+            logits=logits,
+            tasks=torch.full_like(batch.labels, self.task),
+            **masks,
+        )
+
+    def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
+        """The gates' parameters, and statistics of their normalisation."""
+        return dict(self.gates.state_dict())
+
+    @torch.no_grad()
+    def rehearsal(self) -> dict[str, Tensor]:
+        """The teacher, and the reservoir with masks of the present task's images."""
+        self.gates.eval()
+        fields = self.reservoir.fields
+        present = (fields["tasks"] == self.task).nonzero()[:, 0]
+        for rows in present.split(batch_size(fields["images"][0].numel())):
+            taught = self._taught(fields["images"][rows])
+            for point, each in enumerate(taught):
+                logits = self.gates[point](each, fields["tasks"][rows])
+                fields[f"mask-{point}"][rows] = halved((logits > 0).float()).bool()
+        teacher = {f"teacher.{name}": each for name, each in self.teacher.state_dict().items()}
+        return {**teacher, **self.reservoir.state()}
+
+
+def halved(maps: Tensor) -> Tensor:
+    """Maps [N, C, H, W] at half their size, if they have `HALVED` values a side or more."""
+    height, width = maps.shape[2:]
+    return maps if height < HALVED else functional.interpolate(maps, (height // 2, width // 2))
+
+
+def _fit(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """Load weights into a network, but for its last layer: it is for other classes.
+
+    Returns:
+        The names of what is missing, or has another shape; that stays as it is.
+    """
+    head = {id(each) for each in last_layer(network).parameters()}
+    kept = {name for name, each in network.named_parameters() if id(each) in head}
+    own = {name: each for name, each in network.state_dict().items() if name not in kept}
+    fitting = {k: weights[k] for k in own if k in weights and weights[k].shape == own[k].shape}
+    network.load_state_dict(fitting, strict=False)
+    return [name for name in own if name not in fitting]

@@ -1,0 +1,95 @@
+"""The points of a network just before a non-linearity, to read or to replace; and its last layer.
+
+Points are where features are a map for each channel: before every ReLU of `cnn`; in a ResNet before
+that of the stem, and before the last one of each of the four stages. Shapes: `N` images, `K`
+classes; at point l there are `C_l` channels of `H_l`×`W_l`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor, nn
+
+from learning.errors import ModelError
+
+Replace = Callable[[int, Tensor], Tensor]  # the number of a point and what is there
+
+
+def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
+    """Each point as the ReLU behind it, and at which of its calls in a pass, from 1.
+
+    The ReLUs of the network no longer work in place: they would change what was read.
+
+    Raises:
+        ModelError: The network has no such points.
+    """
+    relus = [module for module in network.modules() if isinstance(module, nn.ReLU)]
+    for relu in relus:
+        relu.inplace = False
+    stages = [getattr(network, f"layer{stage}", None) for stage in (1, 2, 3, 4)]
+    if all(isinstance(stage, nn.Sequential) for stage in stages):  # one of torchvision's ResNets
+        # A block has one ReLU, which it calls behind each of its two or three convolutions.
+        last = [stage[-1] for stage in stages if stage]
+        calls = [3 if hasattr(block, "conv3") else 2 for block in last]
+        blocks = [block.relu for block in last]
+        return [(network.relu, 1), *zip(blocks, calls, strict=True)]
+    if isinstance(network, nn.Sequential) and isinstance(network[0], nn.Conv2d) and relus:
+        return [(relu, 1) for relu in relus]
+    raise ModelError(
+        f"The network {type(network).__name__} has no known points before its non-linearities: "
+        "set 'model' to cnn, or to a ResNet of torchvision, such as resnet18."
+    )
+
+
+def tapped(
+    network: nn.Module, images: Tensor, replace: Replace = lambda point, found: found
+) -> tuple[Tensor, list[Tensor]]:
+    """One pass of a network, with what is at its points.
+
+    Args:
+        network: The network.
+        images: [N, C, H, W].
+        replace: What is put in the place of what is found at a point, from 0.
+
+    Returns:
+        The logits [N, K], and what was found at each point, [N, C_l, H_l, W_l].
+
+    Raises:
+        ModelError: The network has no such points.
+    """
+    taken = points(network)
+    found: list[Tensor] = []
+    calls = [0] * len(taken)
+
+    def read(point: int, relu: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+        calls[point] += 1
+        if calls[point] != taken[point][1]:
+            return None
+        found.append(inputs[0])
+        return replace(point, inputs[0])
+
+    hooks = [
+        relu.register_forward_pre_hook(partial(read, point))
+        for point, (relu, _) in enumerate(taken)
+    ]
+    try:
+        logits = network(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return logits, found
+
+
+def last_layer(network: nn.Module) -> nn.Linear:
+    """The linear layer whose outputs are the logits: row c of its weight is for class c.
+
+    Raises:
+        ModelError: The network ends otherwise.
+    """
+    layers = [module for module in network.modules() if not list(module.children())]
+    if layers and isinstance(layers[-1], nn.Linear):
+        return layers[-1]
+    raise ModelError(
+        f"The network {type(network).__name__} does not end in a linear layer: set 'model' to cnn, "
+        "mlp, or a ResNet of torchvision, such as resnet18."
+    )
