@@ -420,6 +420,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.after_visits = {"hop-1-visit": parcel}
     state.buffers = {"h0": parcel}
     state.encoder, state.embeddings = parcel, {"1 h0": parcel}
+    state.prototypes = {"h1": parcel}
     state.delivered = {("h0", "hash")}
     state.under_way = [Visit("h0", "a", "plain", 1)]
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
