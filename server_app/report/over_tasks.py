@@ -33,8 +33,8 @@ def _accuracies(summary: Summary) -> Iterator[str]:
     if own:
         yield paragraph(
             "Each hospital has the tasks in an order, or for durations, of its own (settings "
-            "task-order and task-spread). What is called after a task is after as many equal parts "
-            "of the run."
+            "task-order and task-spread). So the run is cut in as many equal parts as there are "
+            "tasks, and a row 'after task 2' is about the end of the second part."
         )
     yield from _over_rounds(summary, begins)
     yield from [paragraph(said)] if joint else _at_the_end(summary)
