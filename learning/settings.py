@@ -143,7 +143,7 @@ class LwFSettings:
 
     def __post_init__(self) -> None:
         require(self.alpha >= 0, "lwf.alpha", self.alpha, "0 or more")
-        require(self.warm_up >= 0, "lwf.warm-up", self.warm_up, "0 or more")
+        require(0 <= self.warm_up <= 100, "lwf.warm-up", self.warm_up, "0 to 100")
 
 
 @dataclass(frozen=True)

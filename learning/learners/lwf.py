@@ -28,11 +28,11 @@ from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
+from learning.models.taps import last_layer
 from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import LwFSettings
 from learning.stream import among
-from strategies.protocol.settings import SettingsError
 
 TEMPERATURE = 2.0  # T
 KEPT = "network."  # how names of the kept network begin
@@ -43,7 +43,7 @@ class LwF(Learner):
 
     Raises:
         ParcelError: The network that the hospital has kept is another.
-        SettingsError: The model has no layer of outputs to warm up.
+        ModelError: The network does not end in a linear layer, which could be warmed up.
 
     Attributes:
         classes: int64 [c], those that the hospital has had, and `since`, in which task first.
@@ -73,7 +73,7 @@ class LwF(Learner):
             check_layout(state, self.old.state_dict(), "The network that the hospital keeps to")
             self.old.load_state_dict(state)
         elif len(new) and self.own.warm_up:
-            self.warm_up, self.outputs = self.own.warm_up, output_layer(self.model)
+            self.warm_up, self.outputs = self.own.warm_up, last_layer(self.model)
 
     def begin_epoch(self, epoch: int) -> None:
         """Warm up in the epochs before the first."""
@@ -111,18 +111,3 @@ def distillation(logits: Tensor, before: Tensor) -> Tensor:
     """Eq. 2 to 4, both [N, c]: the mean over N of − Σ_k p_k log q_k."""
     targets = (before / TEMPERATURE).softmax(dim=1)
     return functional.cross_entropy(logits / TEMPERATURE, targets)
-
-
-def output_layer(model: nn.Module) -> nn.Linear:
-    """The last linear layer.
-
-    Raises:
-        SettingsError: There is none.
-    """
-    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    if not layers:
-        raise SettingsError(
-            "The setting 'lwf.warm-up' is above 0, but the model has no linear layer of outputs "
-            "that could be trained alone: set lwf.warm-up to 0, or choose a model such as resnet18."
-        )
-    return layers[-1]

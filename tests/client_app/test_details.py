@@ -14,6 +14,7 @@ from client_app.policy import Policy
 from client_app.store import Store
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, metric_of
+from strategies.protocol.order import Order
 
 
 def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
@@ -37,7 +38,8 @@ def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
         settings=SimpleNamespace(seed=0),
         name="graz",
     )
-    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"))
+    order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
+    request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order)
     return Details(Disclosure(request))
 
 
