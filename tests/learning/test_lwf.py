@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from learning.errors import ModelError
 from learning.learners.lwf import LwF
 from learning.learners.plain import Received
 from learning.models import Architecture
@@ -135,5 +136,5 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(ParcelError, match=r"keeps to lacks '1\.bias'"):
         learner_of(LwF, network(), received=Received(rehearsal=kept, task=2))
     received = Received(rehearsal=after_first_task(), task=2)
-    with pytest.raises(SettingsError, match=r"set lwf\.warm-up to 0"):
+    with pytest.raises(ModelError, match="does not end in a linear layer"):
         learner_of(LwF, one_pixel(3), labelled(2), received)
