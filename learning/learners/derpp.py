@@ -49,8 +49,11 @@ class DERpp(Learner):
         self.drawn = chosen.batch_size
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 6; then the batch [N] comes by at the reservoir."""
-        logits = self.model(draws.view(batch.images))
+        """The loss of a batch [N]."""
+        return self.with_replay(batch, self.model(draws.view(batch.images)), draws)
+
+    def with_replay(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
+        """Eq. 6, from the logits [N, K] of a batch; then it comes by at the reservoir."""
         loss = self.cross_entropy(logits, batch.labels)
         if len(self.reservoir):
             loss = loss + self.replayed(draws)

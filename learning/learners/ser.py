@@ -93,12 +93,7 @@ class SER(DERpp):
         self.saliency.zero_grad()
         divergence(maps, seen).backward()
         self.saliency.step()
-        logits = self.network.classify(images, features)
-        loss = self.cross_entropy(logits, batch.labels)
-        if len(self.reservoir):
-            loss = loss + self.replayed(draws)
-        self.keep(batch, logits.detach(), draws)
-        return loss
+        return self.with_replay(batch, self.network.classify(images, features), draws)
 
     def replayed(self, draws: Draws) -> Tensor:
         """That of DER++, with the encoder in eval mode."""
