@@ -27,6 +27,7 @@ ALLOWED = {
         "torchvision",
         "safetensors",
         "numpy",
+        *("scipy", "sklearn"),  # exact intervals and ROC curves of attacks
         "flwr",
         "PIL",
         "strategies.protocol",
