@@ -212,8 +212,13 @@ def _own_settings(
         file = str(run_config[key]).removeprefix(PUBLIC)
         if key not in own and Path(file).is_absolute():
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
-    allowed = settings.release.without_privacy and policy.release.without_privacy
-    return replace(settings, release=replace(settings.release, without_privacy=allowed))
+    asked, rules = settings.release, policy.release
+    allowed = replace(
+        asked,
+        without_privacy=asked.without_privacy and rules.without_privacy,
+        untested=asked.untested and rules.untested,
+    )
+    return replace(settings, release=allowed)
 
 
 def _own_dataset(settings: Settings, node_config: Mapping[str, Any], policy: Policy | None) -> str:

@@ -91,6 +91,8 @@ class ReleaseRules:
     min_privacy_weight: float
     without_privacy: bool
     max_gan_iterations: int
+    max_membership: float
+    untested: bool
 
 
 @dataclass(frozen=True)
@@ -242,6 +244,7 @@ class Policy:
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
+        yield at_most("release.max-membership", check.max_membership, release.max_membership)
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
         yield Ruling(
             "release.without-privacy",

@@ -27,7 +27,7 @@ from statistics import mean
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.stats import beta
+from scipy.stats import beta, rankdata
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -133,8 +133,75 @@ def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
 
 def loss_attack(members: Predictions, others: Predictions) -> Success:
     """The attack by loss."""
-    scores = [-each.losses().cpu().numpy() for each in (members, others)]
-    return success(*scores, threshold=float(scores[0].mean()))
+    own, foreign = (-each.losses().cpu().numpy() for each in (members, others))
+    return success(own, foreign, threshold=float(own.mean()))
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What an attack is worth beside its negative control, where there is nothing to tell.
+
+    Attributes:
+        attack: On members and others.
+        control_auc: The same of members against members, over many random splits in as many others
+            as the attack had: their mean, and what 95 % of them are between.
+        control_tpr: Likewise. Its mean is above 1 % where others are few.
+        excess_auc: What the attack has above its control.
+        excess_tpr: Likewise.
+    """
+
+    attack: Success
+    control_auc: Estimate
+    control_tpr: Estimate
+    excess_auc: Estimate
+    excess_tpr: Estimate
+
+
+def contrast(
+    members: NDArray[np.float64], others: NDArray[np.float64], seed: int = 0, draws: int = 200
+) -> Contrast:
+    """Compare what scores are worth with the negative control.
+
+    Args:
+        members: Scores [M], M > 1; the higher, the likelier a member.
+        others: Scores [O], O > 0.
+        seed: Of the random splits.
+        draws: How many.
+    """
+    worth = success(members, others, threshold=float(np.median(members)))
+    controls = control(members, min(len(others), len(members) // 2), seed, draws)
+    excesses = [
+        combined((1.0, -1.0), pair, None)
+        for pair in zip((worth.auc, worth.tpr), controls, strict=True)
+    ]
+    return Contrast(worth, *controls, *excesses)
+
+
+def control(
+    scores: NDArray[np.float64], few: int, seed: int = 0, draws: int = 200
+) -> tuple[Estimate, Estimate]:
+    """AUC and true positive rate of an attack on images that are all alike, as `Contrast` has it.
+
+    Args:
+        scores: Of the images [N].
+        few: How many are taken for others, 0 < few < N.
+        seed: Of the random splits.
+        draws: How many.
+    """
+    rng, ranks = np.random.default_rng(seed), rankdata(scores)
+    areas, rates = np.empty(draws), np.empty(draws)
+    for k in range(draws):
+        order = rng.permutation(len(scores))
+        alike, rest = order[:few], order[few:]
+        # Mann and Whitney's count of pairs that are told rightly.
+        wins = ranks[rest].sum() - len(rest) * (len(rest) + 1) / 2
+        areas[k] = wins / (len(rest) * few)
+        rates[k] = (scores[rest] > strictest(scores[alike])).mean()
+    of_area, of_rate = (
+        Estimate(float(each.mean()), *map(float, np.quantile(each, (0.025, 0.975))))
+        for each in (areas, rates)
+    )
+    return of_area, of_rate
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """A hospital's buffer: synthetic images that stand for its own, made before the first hop.
 
-    train -> render -> audit -> measure -> draw
+    train -> render -> audit -> attack -> measure -> draw
 
 A sampler learns from the hospital's training images and renders. An audit discards what is too
 near to one of them, and checks what is left as a whole before it may leave. Both are looked up in
-client_app/buffer/registry.py; client_app/buffer/stages.py goes through the stages. A GAN is trained
+client_app/buffer/registry.py. What they let through is attacked (client_app/buffer/attack.py);
+client_app/buffer/stages.py goes through the stages. A GAN is trained
 once: it is kept in the hospital's store under a hash of all that it depends on, goes on where it
 was if it was interrupted, and serves later runs.
 
@@ -24,6 +25,7 @@ from client_app.buffer.stages import AUDIT, SAMPLER, make
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.checkpoint import VERSION
+from gan.membership import ATTACKS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.errors import DeadlineError, DivergedError
@@ -56,7 +58,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
     folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
-    checks = [AUDIT, _fingerprint(data.test), asdict(settings.release)]
+    checks = [AUDIT, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
     name = f"{folder}/{_hash(checks, size, settings.gan.projections)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)

@@ -1,5 +1,6 @@
 """What the stages of making a buffer work with, and what comes of them."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,10 +57,17 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """Synthetic images, and the figures of the sampler and the audit, all of them declared."""
+    """Synthetic images that may leave.
+
+    Attributes:
+        samples: They.
+        figures: Of the sampler and the audit, all of them declared.
+        attacked: What attacks found, which stays (client_app.buffer.attack.Attacked).
+    """
 
     samples: Samples
     figures: dict[str, float]
+    attacked: dict[str, Any]
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The same for the hospital's store."""
@@ -68,6 +76,7 @@ class Release:
             "labels": self.samples.labels.cpu().numpy(),
             "names": np.array(list(self.figures)),
             "values": np.array(list(self.figures.values()), dtype=float),
+            "attacked": np.array(json.dumps(self.attacked)),
         }
 
     @classmethod
@@ -75,7 +84,8 @@ class Release:
         """Read what `arrays` gave."""
         samples = Samples(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
         figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
-        return cls(samples.to(device), dict(figures))
+        attacked = json.loads(str(kept["attacked"]))
+        return cls(samples.to(device), dict(figures), attacked)
 
 
 def frequent(samples: Samples, fewest: int) -> Samples:

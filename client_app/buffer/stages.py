@@ -1,4 +1,4 @@
-"""The stages of making a buffer, one after the other: train, render, audit, measure, draw."""
+"""The stages of making a buffer: train, render, audit, attack, measure, draw."""
 
 import logging
 import time
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from client_app.buffer.attack import attack
 from client_app.buffer.job import REAL_IMAGES, Job, Release, some
 from client_app.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
 from client_app.errors import ReleaseError
@@ -19,7 +20,7 @@ SAMPLER, AUDIT = "gan", "nearest-record"
 
 
 def make(job: Job) -> Release:
-    """Train a sampler, render, audit, measure, draw.
+    """Train a sampler, render, audit, attack, measure, draw.
 
     Raises:
         ReleaseError: The images may not leave; says which and why.
@@ -31,10 +32,11 @@ def make(job: Job) -> Release:
     verdict = audit.check(samples.images, samples.labels)
     if not verdict.passed:
         raise refusal(job, verdict)
+    found = attack(job, samples)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
     figures = declared({**sampler.figures, **checked, **diversity(job, samples)}, job)
     draw(job, samples)
-    return Release(samples, figures)
+    return Release(samples, figures, found.as_json())
 
 
 def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:

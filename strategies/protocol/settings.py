@@ -109,8 +109,12 @@ class ReleaseSettings:
     max_discarded: float
     without_privacy: bool
     min_class_images: int
+    max_membership: float
+    untested: bool
 
     def __post_init__(self) -> None:
+        most = self.max_membership
+        require(0 <= most <= 1, "release.max-membership", most, "0 to 1")
         share, allowed = self.max_discarded, "0 or more, and below 1"
         require(0 <= self.quantile < 1, "release.quantile", self.quantile, allowed)
         require(0 <= share < 1, "release.max-discarded", share, allowed)

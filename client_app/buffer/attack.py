@@ -1,0 +1,202 @@
+"""The attack on a buffer before it leaves: does it tell which images its sampler learnt from?
+
+Members are the images that the sampler learnt from. Others, and the attacker's references, are
+halves of the hospital's test images of the same classes; a patient is in one of them. What decides
+is the excess of an attack over its negative control, members against members, as a share of the
+excess of an attack that tells each member that a buffer of this size can be a copy of, and guesses
+at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
+
+The positive control is the same buffer with near-copies of members in place of some of its images.
+If not even near-copies alone are noticed, the hospital is too small to tell anything by an attack.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from client_app.buffer.job import REAL_IMAGES, Job
+from gan.membership import ATTACKS, LEAST, Attacker, near_copies
+from learning.intervals import Estimate
+from learning.membership import FALSE_POSITIVES, Contrast, contrast, control
+from learning.samples import Samples
+
+COPIED = (0.1, 0.25, 0.5, 1.0)  # shares of near-copies in the positive control
+NO_LIMIT = 1.0  # of `release.max-membership`: nothing is attacked
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on the buffer.
+
+    Attributes:
+        attack: Its name.
+        worth: What it tells, beside its negative control.
+        held_out_auc: Of others against others, where it can tell nothing either.
+        held_out_tpr: Likewise.
+        leak_auc: By the excess of its AUC.
+        leak_tpr: By the excess of its true positive rate at 1 % false positives.
+    """
+
+    attack: str
+    worth: Contrast
+    held_out_auc: Estimate
+    held_out_tpr: Estimate
+    leak_auc: Estimate
+    leak_tpr: Estimate
+
+    @property
+    def leak(self) -> Estimate:
+        """The one of which more is sure."""
+        return max((self.leak_auc, self.leak_tpr), key=lambda each: each.low)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What attacks on a buffer found.
+
+    Attributes:
+        limit: The most that may leak for sure (`release.max-membership`).
+        members: Images that the sampler learnt from.
+        others: Images that it did not learn from, as many as were asked about.
+        references: Images that the attacker knows and that are neither.
+        synthetic: Images of the buffer.
+        trials: One for each attack; none if there are too few images, or there is no limit.
+        leak: The largest, by its lower end; None without trials.
+        noticed: The least share of near-copies that is noticed; None if none is.
+    """
+
+    limit: float
+    members: int
+    others: int
+    references: int
+    synthetic: int
+    trials: tuple[Trial, ...] = ()
+    leak: Estimate | None = None
+    noticed: float | None = None
+
+    @property
+    def leaks(self) -> bool:
+        """Whether more than the limit leaks for sure."""
+        return self.leak is not None and self.leak.low > self.limit
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to, in a word: "refused", "passed", "too small to tell", "not attacked"."""
+        if self.limit >= NO_LIMIT:
+            return "not attacked"
+        if self.leaks:
+            return "refused"
+        return "too small to tell" if self.noticed is None else "passed"
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, for the dossier."""
+        return {**asdict(self), "verdict": self.verdict}
+
+
+def attack(job: Job, samples: Samples) -> Attacked:
+    """Attack a buffer before it leaves.
+
+    Raises:
+        ReleaseError: An attack tells the training images by it; or no attack can tell here, and
+            the settings do not allow that.
+    """
+    release = job.hospital.settings.release
+    found = attacked(job, samples.images, release.max_membership)
+    said = f"{job.hospital.name}: membership inference on the buffer: {found.verdict}"
+    logging.getLogger("flwr").info("%s%s", said, _figures(found))
+    if found.leaks:
+        raise job.refusal(
+            "An attack tells from them which images the generative model has learnt from "
+            "(release.max-membership)."
+        )
+    if found.verdict == "too small to tell" and not release.untested:
+        raise job.refusal(
+            "The hospital has too few images for an attack to tell whether they leak, and "
+            "release.untested (or the policy) does not allow such a release."
+        )
+    return found
+
+
+def attacked(job: Job, synthetic: Tensor, limit: float) -> Attacked:
+    """What the attacks find in images uint8 [S, C, H, W]."""
+    members, (others, references) = job.learnt.images, held_out(job)
+    sizes = (len(members), len(others), len(references), len(synthetic))
+    if limit >= NO_LIMIT or min(sizes) < LEAST:
+        return Attacked(limit, *sizes)
+
+    def tried(images: Tensor) -> tuple[tuple[Trial, ...], Estimate]:
+        trials = _trials(Attacker(images, references), members, others, len(images))
+        return trials, max((each.leak for each in trials), key=lambda each: each.low)
+
+    trials, leak = tried(synthetic)
+    noticed = None
+    for share in COPIED:
+        if tried(leaky(synthetic, members, share, job.seed))[1].low > limit:
+            noticed = share
+            break
+    return Attacked(limit, *sizes, trials, leak, noticed)
+
+
+def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:
+    """Synthetic images, of which a share is replaced by near-copies of members."""
+    count = round(share * len(synthetic))
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(members), generator=rng)
+    rows = order.repeat(-(-count // len(order)))[:count].to(members.device)
+    return torch.cat((near_copies(members[rows], seed), synthetic[count:]))
+
+
+def held_out(job: Job) -> tuple[Tensor, Tensor]:
+    """Test images of classes that were learnt, by patient in two halves: others and references.
+
+    Copies of training images are left out: they are members, whatever they are called.
+    """
+    data = job.hospital.data
+    test = Samples(data.test.images, data.test.labels)
+    known = {image.cpu().numpy().tobytes() for image in job.train.images}
+    fresh = torch.tensor([image.cpu().numpy().tobytes() not in known for image in test.images])
+    rows = (torch.isin(test.labels.cpu(), job.learnt.labels.unique().cpu()) & fresh).nonzero()
+    rng = np.random.default_rng(0)
+    owners, patients = np.unique(data.test_patients[rows[:, 0].numpy()], return_inverse=True)
+    halves = rng.permutation(len(owners))[patients] % 2
+    of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
+    chosen = [each[rng.permutation(len(each))[: REAL_IMAGES // 2]] for each in of_half]
+    others, references = (test.images[each.to(test.images.device)] for each in chosen)
+    return others, references
+
+
+def _trials(
+    attacker: Attacker, members: Tensor, others: Tensor, synthetic: int
+) -> tuple[Trial, ...]:
+    reach = min(1.0, synthetic / len(members))  # the share of members that a buffer can copy
+    trials = []
+    for name, score in ATTACKS.items():
+        of_members, of_others = score(attacker, members), score(attacker, others)
+        worth = contrast(of_members, of_others)
+        alike = control(of_others, len(of_others) // 2)
+        leaks = (
+            _scaled(worth.excess_auc, reach * 0.5),
+            _scaled(worth.excess_tpr, reach * (1 - FALSE_POSITIVES)),
+        )
+        trials.append(Trial(name, worth, *alike, *leaks))
+    return tuple(trials)
+
+
+def _scaled(excess: Estimate, most: float) -> Estimate:
+    return Estimate(excess.value / most, excess.low / most, excess.high / most)
+
+
+def _figures(found: Attacked) -> str:
+    """For the hospital's own log."""
+    if found.leak is None:
+        return "."
+    leak, noticed = found.leak, found.noticed
+    told = "no near-copies" if noticed is None else f"{noticed:.0%} near-copies"
+    return (
+        f" (leak {leak.value:.2f}, {leak.low:.2f} to {leak.high:.2f}, limit {found.limit:g}; "
+        f"it notices {told})."
+    )

@@ -1,0 +1,136 @@
+"""Attacks on buffers before they leave. No GAN is trained: samplers here are made by hand."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from client_app.buffer.attack import attack, attacked, held_out, leaky
+from client_app.buffer.job import Job, frequent
+from client_app.errors import ReleaseError
+from client_app.hospital import open_hospital
+from gan.audit import Auditor
+from gan.membership import near_copies
+from gan.perceptual import PairwiseLPIPS
+from learning.samples import Samples
+from tests.fakes import context, run_config
+
+
+def job_of(tmp_path, hospitals=5, **settings) -> Job:
+    """A job at one of so many hospitals, which share 1797 digits."""
+    config = run_config(partition="iid", **settings)
+    hospital = open_hospital(
+        context(0, hospitals, config, **{"store-dir": str(tmp_path / "store")})
+    )
+    made: Any = SimpleNamespace(
+        hospital=hospital,
+        train=Samples(hospital.data.train.images, hospital.data.train.labels),
+        seed=0,
+    )
+    made.learnt = frequent(made.train, hospital.settings.release.min_class_images)
+    made.refusal = lambda *why: Job.refusal(made, *why)
+    made.distance = SimpleNamespace(name="untrained-squeeze")
+    job: Job = made
+    return job
+
+
+def strangers(tmp_path, count):
+    """Images of another hospital: what a generator without a memory would render."""
+    config = run_config(partition="iid")
+    train = open_hospital(
+        context(1, 5, config, **{"store-dir": str(tmp_path / "store")})
+    ).data.train
+    return train[torch.arange(count)]
+
+
+def copies(job, count):
+    """Mirrored training images with noise of 20 grey levels."""
+    chosen = job.learnt[torch.arange(count)]
+    return Samples(near_copies(chosen.images, 1), chosen.labels)
+
+
+def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
+    job = job_of(tmp_path)
+    found = attack(job, strangers(tmp_path, 256))
+    assert found.verdict == "passed"
+    assert (found.members, found.synthetic) == (len(job.learnt), 256)
+    assert found.others + found.references <= len(job.hospital.data.test)
+    assert found.noticed is not None
+    assert found.noticed <= 0.5
+    for trial in found.trials:
+        assert trial.worth.excess_auc.low < 0 < trial.worth.excess_auc.high
+        assert trial.held_out_auc.value == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_leaky_generator_that_the_distance_check_lets_pass_is_refused(tmp_path, caplog):
+    job = job_of(tmp_path)
+    leaked = copies(job, 256)
+    audit = Auditor(
+        job.train.images,
+        job.hospital.data.test.images,
+        wanted=leaked.labels,
+        classes=job.hospital.data.classes,
+        features=PairwiseLPIPS("squeeze", "untrained").features,
+        quantile=0.01,
+    )
+    assert not audit.refuses(leaked.images).any()
+    caplog.set_level("INFO")
+    with pytest.raises(ReleaseError, match=r"release\.max-membership") as refusal:
+        attack(job, leaked)
+    assert "leak" in caplog.text
+    assert not any(map(str.isdecimal, str(refusal.value).replace("hospital-0", "")))
+
+
+def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
+    job = job_of(tmp_path)
+    images = job.learnt.images[:50].repeat(6, 1, 1, 1)[:256]
+    noise = 10 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
+    known = (images + noise).round().clamp(0, 255).to(torch.uint8)
+    assert attacked(job, known, 0.05).verdict == "refused"
+
+
+def test_a_limit_of_one_attacks_nothing(tmp_path):
+    job = job_of(tmp_path, release__max_membership=1.0)
+    assert attack(job, copies(job, 64)).verdict == "not attacked"
+
+
+@pytest.mark.parametrize("hospitals", [60, 150])
+def test_a_small_hospital_says_that_it_cannot_tell(tmp_path, hospitals):
+    """Of 30 images, and of 12: not even a buffer of near-copies would be noticed."""
+    job = job_of(tmp_path, hospitals, release__min_class_images=1)
+    buffer = strangers(tmp_path, 64)
+    assert attack(job, buffer).verdict == "too small to tell"
+    release = replace(job.hospital.settings.release, untested=False)
+    settings = replace(job.hospital.settings, release=release)
+    job.hospital = replace(job.hospital, settings=settings)  # type: ignore[misc]
+    with pytest.raises(ReleaseError, match="too few images for an attack"):
+        attack(job, buffer)
+
+
+def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_path):
+    job = job_of(tmp_path)
+    data = job.hospital.data
+    owners = torch.arange(len(data.test)) // 5
+    job.learnt = job.learnt[job.learnt.labels < 4]  # type: ignore[misc]
+    test = Samples(data.test.images.clone(), data.test.labels)
+    test.pixels[:3] = job.train.images[:3]
+    copied = {each.numpy().tobytes() for each in job.train.images[:3]}
+    data = replace(data, test=test, test_groups=owners.numpy())
+    job.hospital = replace(job.hospital, data=data)  # type: ignore[misc]
+    of_image = {image.numpy().tobytes(): k for k, image in enumerate(test.images)}
+    halves = [{each.numpy().tobytes() for each in half} for half in held_out(job)]
+    assert not copied & (halves[0] | halves[1])
+    rows = [[of_image[each] for each in half] for half in halves]
+    assert not {*owners[rows[0]].tolist()} & {*owners[rows[1]].tolist()}
+    assert int(test.labels[rows[0] + rows[1]].max()) == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_the_positive_control_has_as_many_copies_as_it_says(share):
+    synthetic = torch.zeros(40, 1, 8, 8, dtype=torch.uint8)
+    members = torch.full((10, 1, 8, 8), 200, dtype=torch.uint8)
+    mixed = leaky(synthetic, members, share, seed=0)
+    assert mixed.shape == synthetic.shape
+    assert int((mixed.flatten(1).float().mean(1) > 100).sum()) == 40 * share
