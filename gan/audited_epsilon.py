@@ -1,0 +1,69 @@
+"""What an attack proves about ε: a lower bound, with its confidence.
+
+Under (ε, δ) every attack that tells with a record from without obeys, whatever its rule
+(Kairouz, Oh and Viswanath, ICML 2015),
+
+    TPR ≤ exp(ε) FPR + δ        and        1 - FPR ≤ exp(ε) (1 - TPR) + δ.
+
+So rates that were measured bound ε from below (Jagielski, Ullman and Oprea, NeurIPS 2020,
+arXiv:2006.07709; Nasr et al., IEEE S&P 2021, arXiv:2101.04535). A bound above the ε that is claimed
+refutes the claim. One below it proves nothing: another attack may do better.
+"""
+
+from math import inf, log
+
+from scipy.stats import beta
+
+
+def audited_epsilon(
+    true_positives: int,
+    positives: int,
+    false_positives: int,
+    negatives: int,
+    delta: float,
+    confidence: float = 0.95,
+) -> float:
+    """The ε that an attack proves to be exceeded or reached.
+
+    The rates are replaced by the ends of their Clopper-Pearson intervals (Biometrika 26, 1934),
+    each of which fails with probability (1 - confidence) / 2. Trials must be independent, such as
+    releases of a mechanism with and without a record, and the attack's threshold must not have been
+    chosen on them.
+
+    Args:
+        true_positives: Trials with the record in which the attack says so.
+        positives: Trials with the record.
+        false_positives: Trials without it in which the attack says that it is there.
+        negatives: Trials without it.
+        delta: δ, in [0, 1).
+        confidence: That ε is no less than what is returned, in (0, 1).
+
+    Returns:
+        0 or more; 0 if the attack proves nothing.
+
+    Raises:
+        ValueError: Counts, δ or the confidence are not as above.
+    """
+    if not (0 <= true_positives <= positives and 0 <= false_positives <= negatives):
+        raise ValueError(
+            f"{true_positives} of {positives} and {false_positives} of {negatives} are no counts "
+            "of hits among trials: give hits first, then trials, of each kind."
+        )
+    if not (positives and negatives):
+        raise ValueError(f"There are {positives} positives and {negatives} negatives; give both.")
+    if not (0 <= delta < 1 and 0 < confidence < 1):
+        raise ValueError(
+            f"δ is {delta:g} and the confidence {confidence:g}; δ must be in [0, 1), the "
+            "confidence between 0 and 1."
+        )
+    risk = (1 - confidence) / 2
+    hits, alarms = true_positives, false_positives
+    tpr = beta.ppf(risk, hits, positives - hits + 1) if hits else 0.0  # no more than the true one
+    fpr = beta.isf(risk, alarms + 1, negatives - alarms) if alarms < negatives else 1.0  # no less
+    return max(0.0, _log_ratio(tpr - delta, fpr), _log_ratio(1 - fpr - delta, 1 - tpr))
+
+
+def _log_ratio(numerator: float, denominator: float) -> float:
+    if numerator <= 0:
+        return -inf
+    return log(numerator / denominator)
