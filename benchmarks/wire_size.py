@@ -51,7 +51,7 @@ def buffer_bytes(files: list[Path], mode: str) -> int:
     stacked = torch.from_numpy(np.stack(images)).view(len(files), SIZE, SIZE, -1)
     labels = torch.zeros(len(files), dtype=torch.int64)
     samples = Samples(stacked.permute(0, 3, 1, 2), labels)
-    return count_bytes(RecordDict({"buffer": pack_buffer(samples)}))
+    return count_bytes(RecordDict({"buffer": pack_buffer(samples, "0" * 64)}))
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
+# What a card says of a buffer that no attack could test.
+UNTESTED = {
+    "too small to tell": "The hospital is too small to tell by an attack whether they leak.",
+    "not attacked": "No attack was tried on them.",
+}
 # What is wrong with a model that arrives to be tested.
 REFUSED = (ParcelError, ModelError, PolicyError, DivergedError)
 
@@ -90,11 +95,15 @@ def prepare(message: Message, context: Context) -> Message:
         beside = {}
         if order.buffer_size:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
+            from client_app.dossier import keep_dossier
 
             made = make_buffer(hospital, order.buffer_size, clock.deadline)
-            beside["buffer"] = pack_buffer(made.samples)
+            card["dossier"] = keep_dossier(request, made)
+            beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
             metrics |= Disclosure(request).of_buffer(made.figures)
             release = f"{len(made.samples)} synthetic images passed the release check."
+            if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
+                release += f" {untested}"
             if made.figures.get("gan-private") == 0:
                 release += " The privacy loss had no part in them."
             card["release"] = release

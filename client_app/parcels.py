@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from client_app.hospital import Hospital
 from client_app.limits import check_disk, check_model
-from client_app.request import Request
-from client_app.run import Kept
+from client_app.request import Request, log_once
+from client_app.run import Kept, note_dossier
 from client_app.sealing import open_parcel
 from learning.models import Architecture
-from learning.packing import pack_network, unpack_buffer, unpack_memory, unpack_network
+from learning.packing import dossier_of, pack_network, unpack_buffer, unpack_memory, unpack_network
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest, check_arrays, completed, hash_arrays
 from strategies.protocol.records import ParcelError
@@ -168,6 +168,8 @@ def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     opened = request.seal.open_buffer(record, whose) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
+    log_once(f"The buffer of {whose!a} has a dossier: SHA-256 {dossier_of(opened)}.")
+    note_dossier(request.run, whose, dossier_of(opened))
     if sent:
         keep_buffer(hospital, hash_, sent)
     return samples.to(hospital.device)

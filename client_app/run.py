@@ -174,6 +174,23 @@ def _tested(path: Path) -> Iterator[_Test]:
             yield _Test(float(fields[0]), *fields[1:])
 
 
+def note_dossier(run: Store, hospital: str, hash_: str) -> None:
+    """Remember which dossier a hospital's buffer names, for who gets to see that dossier."""
+    known = dossiers(run)
+    if known.get(hospital) != hash_:
+        known[hospital] = hash_
+        arrays = {"hospitals": np.array([*known]), "hashes": np.array([*known.values()])}
+        run.save("dossiers", arrays)
+
+
+def dossiers(run: Store) -> dict[str, str]:
+    """The SHA-256 of the dossiers that buffers named here, by hospital."""
+    kept = run.load("dossiers")
+    return (
+        dict(zip(kept["hospitals"].tolist(), kept["hashes"].tolist(), strict=True)) if kept else {}
+    )
+
+
 class Kept:
     """Named arrays that stay between visits, as each of the last two visits left them.
 

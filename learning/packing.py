@@ -168,14 +168,29 @@ def _check_finite(state: Mapping[str, Tensor], what: str) -> None:
             raise ParcelError(f"{what} is not finite: '{name}'.")
 
 
-def pack_buffer(samples: Samples) -> ArrayRecord:
-    """Write synthetic images as a record."""
+def pack_buffer(samples: Samples, dossier: str) -> ArrayRecord:
+    """Write synthetic images as a record, with the SHA-256 of the dossier of their release."""
     channels, _, width = samples.shape
     column = samples.images.permute(0, 2, 3, 1).reshape(-1, width, channels)  # [n·H, W, C]
     file = BytesIO()
     Image.fromarray(column.squeeze(2).cpu().numpy()).save(file, "PNG")  # grey has no C
     picture = np.frombuffer(file.getvalue(), dtype=np.uint8)
-    return ArrayRecord({"images": Array(picture), "labels": Array(samples.labels.cpu().numpy())})
+    labels = samples.labels.cpu().numpy()
+    hash_ = np.frombuffer(bytes.fromhex(dossier), dtype=np.uint8)
+    arrays = {"images": picture, "labels": labels, "dossier": hash_}
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def dossier_of(record: ArrayRecord) -> str:
+    """The SHA-256 of the dossier that a buffer names.
+
+    Raises:
+        ParcelError: It names none.
+    """
+    hash_ = record["dossier"].numpy() if "dossier" in record else np.empty(0)
+    if hash_.dtype != np.uint8 or hash_.shape != (32,):
+        raise ParcelError("A buffer names no dossier by its SHA-256.")
+    return str(hash_.tobytes().hex())
 
 
 def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -> Samples:
@@ -190,10 +205,11 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
     Raises:
         ParcelError: The record is not such a buffer.
     """
-    if set(record) != {"images", "labels"}:
+    if set(record) != {"images", "labels", "dossier"}:
         raise ParcelError(
-            f"A buffer has the arrays {sorted(record)!s:.200}, not images and labels."
+            f"A buffer has the arrays {sorted(record)!s:.200}, not images, labels and dossier."
         )
+    dossier_of(record)
     picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
     channels, height, width = like.shape
     if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:

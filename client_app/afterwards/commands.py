@@ -1,4 +1,4 @@
-"""The commands `open`, `export`, `predict` and `report` of `python -m client_app`."""
+"""The commands `open`, `export`, `predict`, `report`, `dossier` of `python -m client_app`."""
 
 import argparse
 import shutil
@@ -11,6 +11,7 @@ from client_app.errors import DataError
 from client_app.identity import Identity
 from client_app.members import read_members
 from client_app.policy import Policy
+from client_app.store import Store
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.files import replacing
 from strategies.protocol.records import ParcelError
@@ -75,6 +76,15 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
         help="the hospital's own labelled images, as in the run, for exact figures",
     )
     add.add_argument("--policy", type=Path, help="its policy in the run; default: the defaults")
+
+    add = commands.add_parser(
+        "dossier", parents=[hospital], help="check the dossier of synthetic images that left"
+    )
+    add.set_defaults(command=dossier)
+    add.add_argument("file", type=Path, nargs="?", help="another hospital's dossier.json")
+    add.add_argument("--run", help="of which run; default: the newest")
+    add.add_argument("--identity", type=Path, help="its keys; default: in its folder")
+    add.add_argument("--members", type=Path, help="keys it trusts; default: of their first use")
 
 
 def open_parcels(arguments: argparse.Namespace) -> int:
@@ -178,3 +188,54 @@ def report(arguments: argparse.Namespace) -> int:
         print(f"The figures are those that were told. {inexact}", file=sys.stderr)
     print(arguments.to)
     return 0
+
+
+def dossier(arguments: argparse.Namespace) -> int:
+    """Check a dossier: the hospital's own, or one that it got from another hospital."""
+    from client_app.dossier.files import check
+    from client_app.run import dossiers, run_folder
+
+    store = arguments.store_dir.expanduser() / arguments.site
+    identity = (arguments.identity or store / "identity").expanduser()
+    members = (arguments.members or store / "members").expanduser()
+    keys = read_members(members) if members.is_file() else {}
+    if identity.is_file():  # `Identity.of` would make new keys
+        keys[arguments.site] = Identity.of(arguments.site, identity).member
+    path = arguments.file or _newest_dossier(store / "dossiers", arguments.run)
+    checked = check(path.expanduser(), keys)
+    print(path)
+    print(f"Dossier of {checked.hospital!a}, run {checked.run!a}, SHA-256 {checked.hash}.")
+    signed = {
+        True: f"Signed by the key that this hospital knows {checked.hospital!a} by.",
+        False: f"NOT signed by a key that this hospital knows {checked.hospital!a} by.",
+        None: "Not signed.",
+    }
+    print(signed[checked.signed])
+    holds = checked.holds and (checked.signed is not None or arguments.file is None)
+    if not checked.page:
+        print("dossier.html is missing, or does NOT show what dossier.json says.")
+    if arguments.file:
+        came = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
+        match came:
+            case None:
+                print("No buffer of that hospital came here in that run.")
+            case checked.hash:
+                print("It is the dossier that the hospital's buffer named here.")
+            case _:
+                print(f"NOT the dossier that the hospital's buffer named here: that is {came}.")
+        holds = holds and came == checked.hash
+    print("It holds." if holds else "It does NOT hold.")
+    return int(not holds)
+
+
+def _newest_dossier(folder: Path, run: str | None) -> Path:
+    """The dossier of a run, or the newest one, in a hospital's folder of them."""
+    found = [
+        path for path in folder.glob("*/dossier.json") if run is None or path.parent.name == run
+    ]
+    if not found:
+        raise SettingsError(
+            f"There is no dossier{f' of the run {run}' if run else ''} in {folder}: give --site "
+            "and --store-dir. A run without synthetic images has none."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)

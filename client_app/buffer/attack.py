@@ -11,7 +11,8 @@ If not even near-copies alone are noticed, the hospital is too small to tell any
 """
 
 import logging
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from client_app.buffer.job import REAL_IMAGES, Job
+from gan.audited_epsilon import audited_epsilon
 from gan.membership import ATTACKS, LEAST, Attacker, near_copies
 from learning.intervals import Estimate
 from learning.membership import FALSE_POSITIVES, Contrast, contrast, control
@@ -55,6 +57,27 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What a sampler claims, and what attacks prove.
+
+    Attributes:
+        epsilon: ε of the claim.
+        delta: δ of the claim.
+        audited: The ε that the attacks prove, with 95 % confidence (gan.audited_epsilon), as if the
+            buffer told of each image on its own.
+    """
+
+    epsilon: float
+    delta: float
+    audited: float
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the attacks prove more than the claim allows."""
+        return self.audited > self.epsilon
+
+
+@dataclass(frozen=True)
 class Attacked:
     """What attacks on a buffer found.
 
@@ -67,6 +90,7 @@ class Attacked:
         trials: One for each attack; none if there are too few images, or there is no limit.
         leak: The largest, by its lower end; None without trials.
         noticed: The least share of near-copies that is noticed; None if none is.
+        bound: What the attacks say of a guarantee; None if none is claimed, or there are no trials.
     """
 
     limit: float
@@ -77,6 +101,7 @@ class Attacked:
     trials: tuple[Trial, ...] = ()
     leak: Estimate | None = None
     noticed: float | None = None
+    bound: Bound | None = None
 
     @property
     def leaks(self) -> bool:
@@ -88,7 +113,7 @@ class Attacked:
         """What it comes to, in a word: "refused", "passed", "too small to tell", "not attacked"."""
         if self.limit >= NO_LIMIT:
             return "not attacked"
-        if self.leaks:
+        if self.leaks or (self.bound and self.bound.refuted):
             return "refused"
         return "too small to tell" if self.noticed is None else "passed"
 
@@ -97,15 +122,21 @@ class Attacked:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def attack(job: Job, samples: Samples) -> Attacked:
+def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked:
     """Attack a buffer before it leaves.
 
+    Args:
+        job: Whose buffer it is.
+        samples: The buffer.
+        figures: Of its sampler: with `gan-epsilon` and `gan-delta` if it claims a guarantee.
+
     Raises:
-        ReleaseError: An attack tells the training images by it; or no attack can tell here, and
-            the settings do not allow that.
+        ReleaseError: An attack tells the training images by it, or tells more than its guarantee
+            allows; or no attack can tell here, and the settings do not allow that.
     """
     release = job.hospital.settings.release
     found = attacked(job, samples.images, release.max_membership)
+    found = replace(found, bound=_bound(found, figures))
     said = f"{job.hospital.name}: membership inference on the buffer: {found.verdict}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
     if found.leaks:
@@ -113,6 +144,8 @@ def attack(job: Job, samples: Samples) -> Attacked:
             "An attack tells from them which images the generative model has learnt from "
             "(release.max-membership)."
         )
+    if found.bound and found.bound.refuted:
+        raise job.refusal("An attack tells more from them than their guarantee (ε) allows.")
     if found.verdict == "too small to tell" and not release.untested:
         raise job.refusal(
             "The hospital has too few images for an attack to tell whether they leak, and "
@@ -139,6 +172,24 @@ def attacked(job: Job, synthetic: Tensor, limit: float) -> Attacked:
             noticed = share
             break
     return Attacked(limit, *sizes, trials, leak, noticed)
+
+
+def _bound(found: Attacked, figures: Mapping[str, float]) -> Bound | None:
+    if "gan-epsilon" not in figures or not found.trials:
+        return None
+    delta = figures["gan-delta"]
+    proven = [
+        audited_epsilon(
+            round(worth.tpr.value * worth.members),
+            worth.members,
+            round(worth.fpr.value * worth.others),
+            worth.others,
+            delta,
+            confidence=1 - 0.05 / len(found.trials),
+        )
+        for worth in (trial.worth.attack for trial in found.trials)
+    ]
+    return Bound(figures["gan-epsilon"], delta, max(proven))
 
 
 def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:

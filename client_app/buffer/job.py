@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,12 +62,13 @@ class Release:
     Attributes:
         samples: They.
         figures: Of the sampler and the audit, all of them declared.
-        attacked: What attacks found, which stays (client_app.buffer.attack.Attacked).
+        attacked: What attacks found, which stays (client_app.buffer.attack.Attacked); empty if
+            nobody attacked them.
     """
 
     samples: Samples
     figures: dict[str, float]
-    attacked: dict[str, Any]
+    attacked: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """The same for the hospital's store."""

@@ -87,6 +87,10 @@ def _is_hash(value: object) -> bool:
     return isinstance(value, str) and re.fullmatch("(keyed-)?[0-9a-f]{16}", value) is not None
 
 
+def _is_sha256(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+
+
 def _are_settings(value: object) -> bool:
     return isinstance(value, list) and all(
         _is_text(text) and str(text).partition("=")[0] in OWN_SETTINGS for text in value
@@ -99,6 +103,7 @@ CARD: dict[str, Callable[[object], bool]] = {
     "shape": _is_shape,  # of its images: channels, height, width
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
+    "dossier": _is_sha256,  # of the dossier of its buffer, which stays
     "data": _is_kind,  # what its images are: no name, no path
     "train-images": _is_hash,  # of the training images, keyed with a secret of the hospital
     "test-images": _is_hash,

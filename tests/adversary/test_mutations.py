@@ -265,7 +265,7 @@ def first(hospital):
 def messages(hospital, first):
     """Good messages, each with its verb."""
     images = torch.arange(IMAGES * 64, dtype=torch.uint8).view(IMAGES, 1, 8, 8)
-    buffer = pack_buffer(Samples(images, torch.arange(IMAGES) % 2))
+    buffer = pack_buffer(Samples(images, torch.arange(IMAGES) % 2), "0" * 64)
     hash_ = hash_arrays(buffer)
     replay = order(learner="feder", buffer_size=IMAGES, replay=[f"wien={hash_}"])
     memory = {"order": order(learner="cwc")}

@@ -53,7 +53,7 @@ def copies(job, count):
 
 def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     job = job_of(tmp_path)
-    found = attack(job, strangers(tmp_path, 256))
+    found = attack(job, strangers(tmp_path, 256), {})
     assert found.verdict == "passed"
     assert (found.members, found.synthetic) == (len(job.learnt), 256)
     assert found.others + found.references <= len(job.hospital.data.test)
@@ -78,7 +78,7 @@ def test_a_leaky_generator_that_the_distance_check_lets_pass_is_refused(tmp_path
     assert not audit.refuses(leaked.images).any()
     caplog.set_level("INFO")
     with pytest.raises(ReleaseError, match=r"release\.max-membership") as refusal:
-        attack(job, leaked)
+        attack(job, leaked, {})
     assert "leak" in caplog.text
     assert not any(map(str.isdecimal, str(refusal.value).replace("hospital-0", "")))
 
@@ -93,7 +93,7 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
 
 def test_a_limit_of_one_attacks_nothing(tmp_path):
     job = job_of(tmp_path, release__max_membership=1.0)
-    assert attack(job, copies(job, 64)).verdict == "not attacked"
+    assert attack(job, copies(job, 64), {}).verdict == "not attacked"
 
 
 @pytest.mark.parametrize("hospitals", [60, 150])
@@ -101,12 +101,12 @@ def test_a_small_hospital_says_that_it_cannot_tell(tmp_path, hospitals):
     """Of 30 images, and of 12: not even a buffer of near-copies would be noticed."""
     job = job_of(tmp_path, hospitals, release__min_class_images=1)
     buffer = strangers(tmp_path, 64)
-    assert attack(job, buffer).verdict == "too small to tell"
+    assert attack(job, buffer, {}).verdict == "too small to tell"
     release = replace(job.hospital.settings.release, untested=False)
     settings = replace(job.hospital.settings, release=release)
     job.hospital = replace(job.hospital, settings=settings)  # type: ignore[misc]
     with pytest.raises(ReleaseError, match="too few images for an attack"):
-        attack(job, buffer)
+        attack(job, buffer, {})
 
 
 def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_path):
@@ -134,3 +134,17 @@ def test_the_positive_control_has_as_many_copies_as_it_says(share):
     mixed = leaky(synthetic, members, share, seed=0)
     assert mixed.shape == synthetic.shape
     assert int((mixed.flatten(1).float().mean(1) > 100).sum()) == 40 * share
+
+
+def test_an_attack_that_proves_more_than_the_guarantee_is_a_refusal(tmp_path):
+    job = job_of(tmp_path)
+    claimed = {"gan-epsilon": 0.5, "gan-delta": 1e-5}
+    kept = attack(job, strangers(tmp_path, 256), claimed).bound
+    assert kept is not None
+    assert (kept.epsilon, kept.delta) == (0.5, 1e-5)
+    assert kept.audited <= 0.5
+    release = replace(job.hospital.settings.release, max_membership=0.99)
+    settings = replace(job.hospital.settings, release=release)
+    job.hospital = replace(job.hospital, settings=settings)  # type: ignore[misc]
+    with pytest.raises(ReleaseError, match="than their guarantee"):
+        attack(job, copies(job, 256), claimed)

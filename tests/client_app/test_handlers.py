@@ -302,7 +302,7 @@ def test_evaluation_answers_with_figures_alone(tmp_path):
 def received(level=9):
     """A buffer of another hospital, of 512 grey images, and its hash."""
     images = torch.full((512, 1, 8, 8), level, dtype=torch.uint8)
-    record = pack_buffer(Samples(images, torch.zeros(512, dtype=torch.int64)))
+    record = pack_buffer(Samples(images, torch.zeros(512, dtype=torch.int64)), "0" * 64)
     return record, hash_arrays(record)
 
 

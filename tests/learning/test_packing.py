@@ -122,30 +122,34 @@ def samples(count=6, channels=1, height=5, width=4):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_buffer_survives_the_journey_bit_for_bit(channels):
     sent = samples(channels=channels)
-    arrived = unpack_buffer(pack_buffer(sent), sent, classes=3, size=6)
+    arrived = unpack_buffer(pack_buffer(sent, "0" * 64), sent, classes=3, size=6)
     assert torch.equal(arrived.images, sent.images)
     assert torch.equal(arrived.labels, sent.labels)
 
 
 def test_a_buffer_of_smooth_images_travels_in_less_than_its_pixels():
     ramp = torch.arange(64, dtype=torch.uint8).expand(100, 1, 64, 64)
-    record = pack_buffer(Samples(ramp, torch.zeros(100, dtype=torch.int64)))
+    record = pack_buffer(Samples(ramp, torch.zeros(100, dtype=torch.int64)), "0" * 64)
     assert len(record["images"].data) < ramp.numel() / 20
 
 
 @pytest.mark.parametrize(
     ("record", "like", "words"),
     [
-        (pack_buffer(samples(5)), samples(), r"int64 \[5\] labels"),
-        (pack_buffer(samples(width=5)), samples(), "not 6 of 1x5x4, .* set image-size"),
-        (pack_buffer(samples(height=9)), samples(), "not 6 of 1x5x4"),
-        (pack_buffer(samples(channels=3)), samples(), "'RGB', 4, 30.* set image-channels"),
+        (pack_buffer(samples(5), "0" * 64), samples(), r"int64 \[5\] labels"),
+        (pack_buffer(samples(width=5), "0" * 64), samples(), "not 6 of 1x5x4, .* set image-size"),
+        (pack_buffer(samples(height=9), "0" * 64), samples(), "not 6 of 1x5x4"),
         (
-            pack_buffer(Samples(samples().images, torch.full((6,), 3))),
+            pack_buffer(samples(channels=3), "0" * 64),
+            samples(),
+            "'RGB', 4, 30.* set image-channels",
+        ),
+        (
+            pack_buffer(Samples(samples().images, torch.full((6,), 3)), "0" * 64),
             samples(),
             "labels outside of 0 to 2",
         ),
-        (ArrayRecord({"images": Array(np.zeros(3))}), samples(), "not images and labels"),
+        (ArrayRecord({"images": Array(np.zeros(3))}), samples(), "not images, labels"),
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused(record, like, words):
@@ -154,10 +158,8 @@ def test_a_buffer_that_does_not_fit_is_refused(record, like, words):
 
 
 def test_a_buffer_that_is_no_picture_is_refused():
-    record = pack_buffer(samples())
+    record = pack_buffer(samples(), "0" * 64)
     picture = record["images"].numpy().copy()
     picture[40:] = 7
     with pytest.raises(ParcelError, match="not a PNG"):
-        unpack_buffer(
-            ArrayRecord({"images": Array(picture), "labels": record["labels"]}), samples(), 3, 6
-        )
+        unpack_buffer(ArrayRecord({**record, "images": Array(picture)}), samples(), 3, 6)

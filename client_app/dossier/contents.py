@@ -1,0 +1,86 @@
+"""What is in a dossier, as JSON has it."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from client_app.buffer.job import Release
+from client_app.disclosure import secret_of
+from client_app.request import Request
+from strategies.protocol.code import code_hash
+
+FORMAT = 1
+GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
+
+
+def contents(request: Request, release: Release) -> dict[str, Any]:
+    """The dossier of a release.
+
+    Args:
+        request: That asks for the buffer.
+        release: The buffer, with the figures of its generator, its check and the attacks on it.
+    """
+    hospital, samples = request.hospital, release.samples
+    classes = hospital.data.classes
+    shown = {
+        name: int((samples.labels == k).sum())
+        for k, name in enumerate(classes)
+        if (samples.labels == k).any()
+    }
+    settings, policy = hospital.settings, hospital.policy
+    return {
+        "format": FORMAT,
+        "hospital": hospital.name,
+        "run": request.order.run,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "simulated": policy is None,
+        # Without it somebody could try out contents until one has the hash that travels.
+        "salt": _salt(request),
+        "leaves": {"images": len(samples), "shape": list(samples.shape), "classes": shown},
+        "learnt-from": {
+            "training-images": len(hospital.data.train),
+            "test-images": len(hospital.data.test),
+            "patients-known": hospital.data.train_groups is not None,
+        },
+        "generator": {k: v for k, v in release.figures.items() if k.startswith(GENERATOR)},
+        "checked": {k: v for k, v in release.figures.items() if not k.startswith(GENERATOR)},
+        "attacked": release.attacked,
+        "settings": {
+            "strategy": settings.strategy,
+            "release": _dashed(asdict(settings.release)),
+            "gan": _dashed(asdict(settings.gan)),
+        },
+        "policy": _dashed(asdict(policy)) if policy else None,
+        "fingerprints": {
+            "code": code_hash(),
+            "images": hospital.data.fingerprint,
+            "buffer": _fingerprint(release),
+        },
+    }
+
+
+def _salt(request: Request) -> str:
+    """The same whenever a run asks; nobody else can tell it. A simulation has no secret."""
+    if request.hospital.policy is None:
+        return ""
+    secret = secret_of(request.hospital.store)
+    return hmac.digest(secret, f"dossier {request.order.run}".encode(), "sha256").hex()
+
+
+def _fingerprint(release: Release) -> str:
+    """SHA-256 of the images and labels of the buffer."""
+    digest = hashlib.sha256()
+    for tensor in (release.samples.images, release.samples.labels):
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _dashed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as files of settings have it: with dashes in its names."""
+    return {
+        key.replace("_", "-"): _dashed(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+    }
