@@ -77,6 +77,11 @@ class ModelRules:
     """The table `models`."""
 
     max_megabytes: float
+    max_membership: float
+
+    def __post_init__(self) -> None:
+        most = self.max_membership
+        require(0 <= most <= 1, "models.max-membership", most, "0 to 1")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from client_app.parcels import keep_local, pack, replayed, unpack
-from client_app.policy import PolicyError, Ruling, uphold
+from client_app.policy import ModelRules, PolicyError, Ruling, uphold
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.evaluation import probabilities
@@ -40,7 +40,8 @@ def train_here(message: Message, context: Context) -> Message:
         ParcelError: A parcel or a buffer is refused, by its learner for instance.
         DivergedError: The trained network, or its memory, is not finite.
         DeadlineError: The deadline has passed.
-        PolicyError: The hospital allows no such model, or no more visits today.
+        PolicyError: The hospital allows no such model, no more visits today, or not that a model
+            leaves that tells so much of who it was trained on.
         DataError: The task has too few images here.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
@@ -72,6 +73,10 @@ def train_here(message: Message, context: Context) -> Message:
             learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
         )
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
+    if rules := _attacked_by(request):
+        from client_app.model_attack import attack_model  # with it come imports that take seconds
+
+        attack_model(request, network, label, rules)
     disclosure = Disclosure(request)
     if isinstance(learner, FedSpace):
         memory = disclosure.of_prototypes(memory)
@@ -117,6 +122,18 @@ def _figures(
     if "accuracy" in own:
         figures["accuracy-after-visit"] = own["accuracy"]
     return figures
+
+
+def _attacked_by(request: Request) -> ModelRules | None:
+    """The rules by which the model is attacked before it leaves; None if it is not.
+
+    Attacks cost a look at all images: without a limit only models of the last round are worth it.
+    """
+    policy = request.hospital.policy
+    if policy is None or request.order.images != "own":
+        return None
+    last = request.order.round == request.hospital.settings.num_server_rounds
+    return policy.models if last or policy.models.max_membership < 1 else None
 
 
 def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:

@@ -156,6 +156,23 @@ class Contrast:
     excess_auc: Estimate
     excess_tpr: Estimate
 
+    def leaks(self, reach: float = 1.0) -> tuple[Estimate, Estimate]:
+        """The excesses of AUC and of true positive rate, as shares of the most they could be.
+
+        Args:
+            reach: The share of members that an attack could tell at all.
+        """
+        most = (0.5 * reach, (1 - FALSE_POSITIVES) * reach)
+        by_auc, by_tpr = (
+            Estimate(each.value / whole, each.low / whole, each.high / whole)
+            for each, whole in zip((self.excess_auc, self.excess_tpr), most, strict=True)
+        )
+        return by_auc, by_tpr
+
+    def leak(self, reach: float = 1.0) -> Estimate:
+        """The one of `leaks` of which more is sure: 0 is nothing, 1 is all that can be told."""
+        return max(self.leaks(reach), key=lambda each: each.low)
+
 
 def contrast(
     members: NDArray[np.float64], others: NDArray[np.float64], seed: int = 0, draws: int = 200

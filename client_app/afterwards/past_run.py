@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 from client_app.afterwards.home import SUFFIX
 from client_app.ledger import BrokenLedger, Line, path_of, read
 from client_app.ledger_view import printable
+from client_app.model_attack import FILE
 from client_app.policy import DEFAULTS
 from client_app.run import run_folder
 from client_app.store import Store
@@ -215,6 +216,16 @@ class PastRun:
             if all(alike) and len(alike) >= ALIKE:
                 fits.append(figures)
         return fits[0] if len(fits) == 1 else {}
+
+    def attacked(self) -> list[Mapping[str, Any]]:
+        """What attacks found of the models that were trained here, the newest visit of each."""
+        newest: dict[str, Mapping[str, Any]] = {}
+        with suppress(OSError):
+            for line in (self.folder / "runs" / self.run / FILE).read_text("utf-8").splitlines():
+                with suppress(ValueError, KeyError, TypeError):  # half a line, after a crash
+                    found = json.loads(line)
+                    newest[found["lineage"]] = found
+        return [*newest.values()]
 
     @property
     def failures(self) -> Counter[tuple[str, str]]:

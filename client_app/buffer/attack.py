@@ -23,7 +23,7 @@ from client_app.buffer.job import REAL_IMAGES, Job
 from gan.audited_epsilon import audited_epsilon
 from gan.membership import ATTACKS, LEAST, Attacker, near_copies
 from learning.intervals import Estimate
-from learning.membership import FALSE_POSITIVES, Contrast, contrast, control
+from learning.membership import Contrast, contrast, control
 from learning.samples import Samples
 
 COPIED = (0.1, 0.25, 0.5, 1.0)  # shares of near-copies in the positive control
@@ -229,16 +229,8 @@ def _trials(
         of_members, of_others = score(attacker, members), score(attacker, others)
         worth = contrast(of_members, of_others)
         alike = control(of_others, len(of_others) // 2)
-        leaks = (
-            _scaled(worth.excess_auc, reach * 0.5),
-            _scaled(worth.excess_tpr, reach * (1 - FALSE_POSITIVES)),
-        )
-        trials.append(Trial(name, worth, *alike, *leaks))
+        trials.append(Trial(name, worth, *alike, *worth.leaks(reach)))
     return tuple(trials)
-
-
-def _scaled(excess: Estimate, most: float) -> Estimate:
-    return Estimate(excess.value / most, excess.low / most, excess.high / most)
 
 
 def _figures(found: Attacked) -> str:

@@ -1,6 +1,6 @@
 """How private the run was: the check of synthetic images, and the policy in force."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from flwr.common.config import unflatten_dict
@@ -31,8 +31,38 @@ def part(past: PastRun, policy: Path | None) -> Iterator[str]:
         yield paragraph("No synthetic images left the hospital in this run.")
     else:
         yield paragraph("Not known: there is no ledger of this run.")
+    yield heading("Attacks on the models", 3)
+    yield from _models(past)
     yield heading("The policy in force", 3)
     yield from _policy(past, policy)
+
+
+def _models(past: PastRun) -> Iterator[str]:
+    if not (attacked := past.attacked()):
+        yield paragraph("None was tried: a deployed hospital attacks the models of the last round.")
+        return
+    yield paragraph(
+        "Before a model of the last round left, attacks asked of the hospital's own images, from "
+        "what the model says of them, whether it was trained on them. A leak of 0 tells nothing, "
+        "one of 1 everything. These figures have not left the hospital."
+    )
+    rows = [
+        [
+            f"{each['lineage']}, round {each['round']}",
+            _interval(each["leak"]) + ("" if each["able"] else " (too few images to tell)"),
+            *(
+                _interval(each[attack][figure]) if attack in each else None
+                for attack, figure in (("by-loss", "auc"), ("by-network", "accuracy"))
+            ),
+        ]
+        for each in ({**a, "by-loss": a["by-loss"]["attack"]} for a in attacked)
+    ]
+    head = ["model", "leak (95 % interval)", "AUC by loss", "accuracy of MemGuard's network"]
+    yield table(head, rows, about="Attacks on the models")
+
+
+def _interval(told: Mapping[str, float]) -> str:
+    return f"{told['value']:.3f} ({told['low']:.3f} to {told['high']:.3f})"
 
 
 def _policy(past: PastRun, policy: Path | None) -> Iterator[str]:
