@@ -1,10 +1,11 @@
 """The attack on a buffer before it leaves: does it tell which images its sampler learnt from?
 
-Members are the images that the sampler learnt from. Others, and the attacker's references, are
-halves of the hospital's test images of the same classes; a patient is in one of them. What decides
-is the excess of an attack over its negative control, members against members, as a share of the
-excess of an attack that tells each member that a buffer of this size can be a copy of, and guesses
-at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
+Members are the images that the sampler learnt from. Others are the hospital's test images of the
+same classes, in two halves, with each patient in one. An attacker has one half as references, and
+is asked about the other and about half of the members; a second one has it the other way round.
+What decides is the excess of an attack over its negative control, members against members, as a
+share of the excess of an attack that tells each member that a buffer of this size can be a copy of,
+and guesses at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
 
 The positive control is the same buffer with near-copies of members in place of some of its images.
 If not even near-copies alone are noticed, the hospital is too small to tell anything by an attack.
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.buffer.job import REAL_IMAGES, Job
+from client_app.buffer.job import REAL_IMAGES, Job, some
 from gan.audited_epsilon import audited_epsilon
 from gan.membership import ATTACKS, LEAST, Attacker, near_copies
 from learning.intervals import Estimate
@@ -85,7 +86,7 @@ class Attacked:
         limit: The most that may leak for sure (`release.max-membership`).
         members: Images that the sampler learnt from.
         others: Images that it did not learn from, as many as were asked about.
-        references: Images that the attacker knows and that are neither.
+        references: Images of the smaller half, which an attacker knows.
         synthetic: Images of the buffer.
         trials: One for each attack; none if there are too few images, or there is no limit.
         leak: The largest, by its lower end; None without trials.
@@ -156,13 +157,14 @@ def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked
 
 def attacked(job: Job, synthetic: Tensor, limit: float) -> Attacked:
     """What the attacks find in images uint8 [S, C, H, W]."""
-    members, (others, references) = job.learnt.images, held_out(job)
-    sizes = (len(members), len(others), len(references), len(synthetic))
+    members, halves = some(job.learnt, len(job.learnt)).images, held_out(job)
+    others = sum(map(len, halves))
+    sizes = (len(members), others, min(map(len, halves)), len(synthetic))
     if limit >= NO_LIMIT or min(sizes) < LEAST:
         return Attacked(limit, *sizes)
 
     def tried(images: Tensor) -> tuple[tuple[Trial, ...], Estimate]:
-        trials = _trials(Attacker(images, references), members, others, len(images))
+        trials = _trials(images, members, halves)
         return trials, max((each.leak for each in trials), key=lambda each: each.low)
 
     trials, leak = tried(synthetic)
@@ -202,7 +204,7 @@ def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor
 
 
 def held_out(job: Job) -> tuple[Tensor, Tensor]:
-    """Test images of classes that were learnt, by patient in two halves: others and references.
+    """Test images of classes that were learnt in two halves, with each patient in one.
 
     Copies of training images are left out: they are members, whatever they are called.
     """
@@ -216,17 +218,20 @@ def held_out(job: Job) -> tuple[Tensor, Tensor]:
     halves = rng.permutation(len(owners))[patients] % 2
     of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
     chosen = [each[rng.permutation(len(each))[: REAL_IMAGES // 2]] for each in of_half]
-    others, references = (test.images[each.to(test.images.device)] for each in chosen)
-    return others, references
+    first, second = (test.images[each.to(test.images.device)] for each in chosen)
+    return first, second
 
 
-def _trials(
-    attacker: Attacker, members: Tensor, others: Tensor, synthetic: int
-) -> tuple[Trial, ...]:
-    reach = min(1.0, synthetic / len(members))  # the share of members that a buffer can copy
+def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
+    """Each attack, by an attacker who has one half as references and is asked about the other."""
+    reach = min(1.0, len(synthetic) / len(members))  # the share of members that it can copy
+    attackers = [Attacker(synthetic, references) for references in halves]
     trials = []
     for name, score in ATTACKS.items():
-        of_members, of_others = score(attacker, members), score(attacker, others)
+        of_members, of_others = (
+            np.concatenate([score(*each) for each in zip(attackers, asked, strict=True)])
+            for asked in ((members[::2], members[1::2]), halves[::-1])
+        )
         worth = contrast(of_members, of_others)
         alike = control(of_others, len(of_others) // 2)
         trials.append(Trial(name, worth, *alike, *worth.leaks(reach)))

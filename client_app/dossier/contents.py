@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from client_app.buffer.job import Release
+from client_app.datasets.facts import hashes
 from client_app.disclosure import secret_of
 from client_app.request import Request
 from strategies.protocol.code import code_hash
@@ -31,14 +32,16 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         if (samples.labels == k).any()
     }
     settings, policy = hospital.settings, hospital.policy
+    secret = secret_of(hospital.store) if policy else b""
     return {
         "format": FORMAT,
         "hospital": hospital.name,
         "run": request.order.run,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "simulated": policy is None,
-        # Without it somebody could try out contents until one has the hash that travels.
-        "salt": _salt(request),
+        # Else somebody could try out contents until one has the hash that travels. It is the same
+        # whenever a run asks; a simulation has no secret.
+        "salt": hmac.digest(secret, request.order.run.encode(), "sha256").hex() if secret else "",
         "leaves": {"images": len(samples), "shape": list(samples.shape), "classes": shown},
         "learnt-from": {
             "training-images": len(hospital.data.train),
@@ -56,18 +59,10 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "policy": _dashed(asdict(policy)) if policy else None,
         "fingerprints": {
             "code": code_hash(),
-            "images": hospital.data.fingerprint,
+            **{f"{part}-images": each for part, each in hashes(hospital.data, secret).items()},
             "buffer": _fingerprint(release),
         },
     }
-
-
-def _salt(request: Request) -> str:
-    """The same whenever a run asks; nobody else can tell it. A simulation has no secret."""
-    if request.hospital.policy is None:
-        return ""
-    secret = secret_of(request.hospital.store)
-    return hmac.digest(secret, f"dossier {request.order.run}".encode(), "sha256").hex()
 
 
 def _fingerprint(release: Release) -> str:

@@ -84,8 +84,8 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
             yield (
                 "good",
                 "Attacks that ask who was among the training images told nothing for sure beyond "
-                f"the limit. They would have noticed {attacked['noticed']:.0%} of near-copies "
-                "(section 3).",
+                f"the limit. They notice if {attacked['noticed']:.0%} of the images are near-"
+                "copies; of fewer, only section 2 speaks (section 3).",
             )
         case "too small to tell":
             yield (
@@ -116,8 +116,8 @@ def _leaves(dossier: Json) -> Iterator[str]:
     )
     if not learnt["patients-known"]:
         yield paragraph(
-            "Which images are of one patient is not known here. Where this page counts patients' "
-            "images, one patient may have several, on both sides.",
+            "Which images are of one patient is not known here: a patient may have several, among "
+            "the training images and among the test images."
         )
     yield table(["class", "synthetic images"], leaves["classes"].items(), about="What leaves")
 
@@ -141,7 +141,7 @@ def _attacked(attacked: Json) -> Iterator[str]:
         "The attacker asks of an image: did the generative model learn from it? It was asked of "
         f"{attacked['members']} training images and of {attacked['others']} images that the model "
         f"has not learnt from. The attacker had all {attacked['synthetic']} synthetic images, and "
-        f"{attacked['references']} further real images of the hospital to compare with."
+        f"{attacked['references']} or more further real images of the hospital to compare with."
     )
     if attacked["trials"]:
         yield listing(f"{each['attack']}: {ATTACKS[each['attack']]}" for each in attacked["trials"])
@@ -153,8 +153,9 @@ def _attacked(attacked: Json) -> Iterator[str]:
         )
         yield paragraph(
             "The last column is the negative control: the same attack on training images alone, "
-            "some of them called others. Between 0.5 and the first figure of an attack lies what "
-            "chance gives; with few images the second figure of chance is above 0.01.",
+            "some of which are called others. That is what chance gives: 0.5 for the first figure, "
+            "0.01 for the second, and more with few images. What an attack measures beyond it, it "
+            "has from the synthetic images.",
             soft=True,
         )
     yield from _decided(attacked, verdict)
@@ -230,14 +231,19 @@ def _fingerprints(dossier: Json, digest: str, signer: str) -> Iterator[str]:
     rows = [
         ["this dossier (dossier.json)", digest],
         ["the synthetic images and their labels", marks["buffer"]],
-        ["the hospital's images and how they are split", marks["images"]],
+        ["the hospital's training images", marks["train-images"]],
+        ["its test images", marks["test-images"]],
         ["the code that ran", marks["code"]],
     ]
     yield table(["of what", "SHA-256"], rows, about="Fingerprints")
     yield paragraph(
-        "The first one travels with the synthetic images: on the hospital's card, and inside of "
-        "what other hospitals get. Whoever has it can tell whether this is the dossier of what "
-        "they got."
+        "Those of the hospital's own images are shortened, and keyed with a secret of the hospital "
+        "in a deployment: they stand on its card, too."
+    )
+    yield paragraph(
+        "The one of this dossier travels with the synthetic images: on the hospital's card, and "
+        "inside of what other hospitals get. Whoever has it can tell whether this is the dossier "
+        "of what they got."
     )
     if signer:
         yield paragraph(

@@ -56,7 +56,7 @@ def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     found = attack(job, strangers(tmp_path, 256), {})
     assert found.verdict == "passed"
     assert (found.members, found.synthetic) == (len(job.learnt), 256)
-    assert found.others + found.references <= len(job.hospital.data.test)
+    assert found.references * 2 <= found.others == len(job.hospital.data.test)
     assert found.noticed is not None
     assert found.noticed <= 0.5
     for trial in found.trials:
