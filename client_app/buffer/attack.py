@@ -136,7 +136,9 @@ def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked
             allows; or no attack can tell here, and the settings do not allow that.
     """
     release = job.hospital.settings.release
-    found = attacked(job, samples.images, release.max_membership)
+    members = some(job.learnt, len(job.learnt)).images  # in any order but that of their classes
+    limit = release.max_membership
+    found = attacked(members, held_out(job), samples.images, limit, job.seed)
     found = replace(found, bound=_bound(found, figures))
     said = f"{job.hospital.name}: membership inference on the buffer: {found.verdict}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
@@ -155,9 +157,18 @@ def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked
     return found
 
 
-def attacked(job: Job, synthetic: Tensor, limit: float) -> Attacked:
-    """What the attacks find in images uint8 [S, C, H, W]."""
-    members, halves = some(job.learnt, len(job.learnt)).images, held_out(job)
+def attacked(
+    members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
+) -> Attacked:
+    """What the attacks find in synthetic images.
+
+    Args:
+        members: uint8 [N, C, H, W], in a random order.
+        halves: Of the others.
+        synthetic: uint8 [S, C, H, W].
+        limit: The most that may leak for sure.
+        seed: Of the positive control.
+    """
     others = sum(map(len, halves))
     sizes = (len(members), others, min(map(len, halves)), len(synthetic))
     if limit >= NO_LIMIT or min(sizes) < LEAST:
@@ -170,7 +181,7 @@ def attacked(job: Job, synthetic: Tensor, limit: float) -> Attacked:
     trials, leak = tried(synthetic)
     noticed = None
     for share in COPIED:
-        if tried(leaky(synthetic, members, share, job.seed))[1].low > limit:
+        if tried(leaky(synthetic, members, share, seed))[1].low > limit:
             noticed = share
             break
     return Attacked(limit, *sizes, trials, leak, noticed)

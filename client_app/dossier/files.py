@@ -28,13 +28,13 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
     with suppress(OSError, ValueError):
         known = json.loads(path.read_bytes())
         dossier = dossier | {"written": known["written"]} if _same(known, dossier) else dossier
-    text = json.dumps(dossier, indent=1, sort_keys=True).encode()
+    text = json.dumps(dossier, indent=1).encode()
     digest = hashlib.sha256(text).hexdigest()
     files = {path.name: text}
     if identity:
         files["dossier.sig"] = identity.signing.sign(text)
     signer = str(identity.member) if identity else ""
-    files["dossier.html"] = page(dossier, digest, signer).encode()
+    files["dossier.html"] = page(json.loads(text), digest, signer).encode()
     for name, content in files.items():
         with own_draft(folder / name) as draft:
             draft.write_bytes(content)

@@ -88,7 +88,8 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     images = job.learnt.images[:50].repeat(6, 1, 1, 1)[:256]
     noise = 10 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     known = (images + noise).round().clamp(0, 255).to(torch.uint8)
-    assert attacked(job, known, 0.05).verdict == "refused"
+    found = attacked(job.learnt.images, held_out(job), known, 0.05, seed=0)
+    assert found.verdict == "refused"
 
 
 def test_a_limit_of_one_attacks_nothing(tmp_path):

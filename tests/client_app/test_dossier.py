@@ -1,0 +1,249 @@
+"""Dossiers of releases, from a run of two deployed hospitals that make buffers."""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from client_app import __main__ as commands
+from client_app import buffer
+from client_app.app import app
+from client_app.buffer.job import Release
+from client_app.dossier.files import check, write
+from client_app.dossier.law import answers
+from client_app.dossier.page import page
+from client_app.identity import Identity
+from client_app.run import dossiers, run_folder
+from client_app.store import Store
+from learning.samples import Samples
+from strategies.protocol.settings import Settings
+from tests.fakes import FakeGrid, Ledger, context, deployed, go, run_config
+
+SITES = ("graz", "wien")
+SETTINGS = {"strategy": "feder", "num_server_rounds": 2, "model": "mlp", "image_size": 8}
+SETTINGS |= {"mlp__hidden": "4", "train__epochs": 1, "feder__buffer_size": 8}
+
+
+def federated(folder, **changes):
+    """After a run of both sites; `changes` of the node-config."""
+    settings = {**SETTINGS, "sealed": "members" in changes}
+    places = {site: deployed(folder / site, site, **settings) for site in SITES}
+    for place in places.values():
+        place.node_config.update(changes)
+    cards = {}
+
+    def hospital(site):
+        def answer(message):
+            reply = app(message, places[site])
+            if message.metadata.message_type == "query.prepare":
+                cards[site] = dict(reply.content["card"])
+            return reply
+
+        return answer
+
+    grid = FakeGrid({100 + k: hospital(site) for k, site in enumerate(SITES)})
+    state = go(Settings.parse(run_config(**settings)), grid, Ledger())
+    stores = {site: folder / site / "store" for site in SITES}
+    return SimpleNamespace(cards=cards, stores=stores, run=state.run)
+
+
+def random_images(hospital, size, deadline):
+    """In the place of a generator's."""
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (size, *hospital.data.train.shape), generator=rng)
+    labels = torch.arange(size) % len(hospital.data.classes)
+    return Release(Samples(images.to(torch.uint8), labels), {"release-passed": 1.0})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(buffer, "make_buffer", random_images)
+        return federated(tmp_path_factory.mktemp("sealed"), members="first-use")
+
+
+@pytest.fixture
+def sealed(finished, tmp_path):
+    """The same, to be changed."""
+    stores = {
+        site: shutil.copytree(store, tmp_path / site) for site, store in finished.stores.items()
+    }
+    return SimpleNamespace(cards=finished.cards, stores=stores, run=finished.run)
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`python -m client_app dossier` with arguments: exit status, and what it says."""
+
+    def dossier(store, site, *more):
+        given = ["dossier", "--site", site, "--store-dir", store, *more]
+        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        told = capsys.readouterr()
+        return ended.value.code, told.out + told.err
+
+    return dossier
+
+
+def file_of(done, site) -> Path:
+    (path,) = (done.stores[site] / site).glob("dossiers/*/dossier.json")
+    assert isinstance(path, Path)
+    return path
+
+
+def test_its_hash_is_on_the_card_and_comes_with_the_buffer(sealed):
+    for site, other in (SITES, SITES[::-1]):
+        digest = hashlib.sha256(file_of(sealed, site).read_bytes()).hexdigest()
+        assert sealed.cards[site]["dossier"] == digest
+        came = dossiers(run_folder(Store(sealed.stores[other] / other), sealed.run))
+        assert came == {site: digest}
+
+
+def test_it_says_what_leaves_under_which_rules_and_by_which_code(sealed):
+    told = json.loads(file_of(sealed, "graz").read_bytes())
+    assert told["leaves"] == {"images": 8, "shape": [1, 8, 8], "classes": {"a": 4, "b": 4}}
+    assert told["policy"]["release"]["max-membership"] == 0.05
+    assert told["settings"]["release"]["min-class-images"] == 10
+    assert len(told["salt"]) == len(told["fingerprints"]["code"]) == 64
+    card = sealed.cards["graz"]
+    assert told["fingerprints"]["train-images"] == card["train-images"]
+
+
+def test_the_hospital_checks_its_own(sealed, command):
+    code, said = command(sealed.stores["graz"], "graz")
+    assert code == 0, said
+    assert "Signed by the key that this hospital knows 'graz' by." in said
+
+
+def test_another_hospital_checks_it_against_the_buffer_that_it_got(sealed, command, tmp_path):
+    given = shutil.copytree(file_of(sealed, "wien").parent, tmp_path / "given") / "dossier.json"
+    code, said = command(sealed.stores["graz"], "graz", given)
+    assert code == 0, said
+    assert "It is the dossier that the hospital's buffer named here." in said
+    given.with_name("dossier.sig").unlink()
+    code, said = command(sealed.stores["graz"], "graz", given)
+    assert code == 1
+    assert "Not signed." in said
+
+
+@pytest.mark.parametrize("changed", ["dossier.json", "dossier.html", "dossier.sig"])
+def test_what_was_changed_does_not_hold(sealed, command, changed):
+    path = file_of(sealed, "graz").with_name(changed)
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b"graz", b"graz ", 1) if b"graz" in text else b"0" * 64)
+    code, said = command(sealed.stores["graz"], "graz")
+    assert code == 1
+    assert "does NOT hold" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [(["--run", "9"], "no dossier of the run 9"), (["/no/such.json"], "There is no dossier /no")],
+)
+def test_a_dossier_that_is_not_there(sealed, command, more, words):
+    code, said = command(sealed.stores["graz"], "graz", *more)
+    assert code == 2
+    assert words in said
+
+
+def test_a_file_that_is_no_dossier(sealed, command, tmp_path):
+    (tmp_path / "x.json").write_text('{"hospital": "graz", "run": "1"}')
+    assert (
+        "no dossier of this version"
+        in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
+    )
+    (tmp_path / "x.json").write_text("[]")
+    assert "is no dossier" in command(sealed.stores["graz"], "graz", tmp_path / "x.json")[1]
+
+
+def test_a_simulation_has_no_keys_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(buffer, "make_buffer", random_images)
+    config = run_config(**SETTINGS)
+    places = [context(k, 2, config, **{"store-dir": str(tmp_path)}) for k in range(2)]
+    grid = FakeGrid({100 + k: lambda message, k=k: app(message, places[k]) for k in range(2)})
+    go(Settings.parse(config), grid, Ledger())
+    (path,) = tmp_path.glob("hospital-0/dossiers/*/dossier.json")
+    assert check(path, {}).signed is None
+    assert "Not signed: a simulation has no keys." in path.with_name("dossier.html").read_text()
+
+
+def interval(value: float, width: float = 0.1) -> dict[str, float]:
+    return {"value": value, "low": value - width, "high": value + width}
+
+
+def written(**changes: Any) -> dict[str, Any]:
+    """A dossier as a real release has it."""
+    worth = {name: interval(0.5) for name in ("auc", "accuracy", "tpr", "fpr")}
+    contrast = {"attack": {"members": 360, "others": 90, **worth}}
+    contrast |= {
+        f"{kind}_{name}": interval(0.5) for kind in ("control", "excess") for name in worth
+    }
+    trials = [{"attack": name, "worth": contrast} for name in ("nearest neighbour", "density")]
+    attacked = {
+        **{"limit": 0.05, "members": 360, "others": 90, "references": 45, "synthetic": 64},
+        **{"trials": trials, "leak": interval(0.01), "noticed": 0.25, "bound": None},
+        "verdict": "passed",
+    }
+    return {
+        **{"format": 1, "hospital": "graz", "run": "7", "written": "2026-01-02T03:04:05+00:00"},
+        **{"simulated": False, "salt": "00", "policy": {"release": {"buffers": True}}},
+        "leaves": {"images": 64, "shape": [1, 8, 8], "classes": {"a": 64}},
+        "learnt-from": {"training-images": 360, "test-images": 90, "patients-known": True},
+        "generator": {"gan-private": 1.0},
+        "checked": {"release-passed": 1.0, "release-refused": 0.0},
+        "attacked": attacked | changes.pop("attacked", {}),
+        "settings": {
+            "strategy": "feder",
+            "release": {"max-discarded": 0.5, "without-privacy": False},
+            "gan": {},
+        },
+        "fingerprints": dict.fromkeys(("code", "buffer", "train-images", "test-images"), "0" * 16),
+        **changes,
+    }
+
+
+def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
+    yield {}, "They notice if 25% of the images are near-copies"
+    few = {"verdict": "too small to tell", "trials": (), "leak": None, "noticed": None}
+    yield few, "Too small to tell: with so few images"
+    yield {**few, "leak": interval(0.1), "trials": ()}, "none, not even near-copies alone"
+    yield {"verdict": "not attacked"}, "no attack was tried"
+    bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
+    yield {"bound": bound}, "ε is no less than 0.25"
+
+
+@pytest.mark.parametrize(("attacked", "words"), [*verdicts()])
+def test_the_page_says_what_came_of_the_attacks(attacked, words):
+    assert words in page(written(attacked=attacked), "0" * 64, "key=")
+
+
+def test_every_answer_says_what_is_not_shown():
+    told = list(answers(written()))
+    assert len(told) >= 8
+    assert all(each.silent for each in told)
+    (legal,) = [each for each in told if each.question.startswith("Legal basis")]
+    assert legal.speaks == ""
+
+
+def test_a_page_runs_nothing_that_a_name_says():
+    leaves = {"images": 1, "shape": [1, 8, 8], "classes": {"<script>alert(1)</script>": 1}}
+    assert "<script" not in page(written(hospital="<script>", leaves=leaves), "0", "<script>")
+
+
+def test_the_same_release_of_a_run_has_one_dossier(tmp_path):
+    first = write(tmp_path, written(), None)
+    assert write(tmp_path, written(written="2027-01-01T00:00:00+00:00"), None) == first
+    assert write(tmp_path, written(policy=None), None) != first
+
+
+def test_nobody_else_reads_it(tmp_path):
+    write(tmp_path / "run", written(), Identity.of("graz", tmp_path / "identity"))
+    assert {path.stat().st_mode & 0o077 for path in (tmp_path / "run").iterdir()} == {0}

@@ -1,0 +1,93 @@
+"""Attacks on models before they leave a hospital."""
+
+import json
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from client_app.model_attack import FILE, attack_model
+from client_app.policy import Policy, PolicyError
+from client_app.request import Clock
+from client_app.store import Store
+from learning.samples import Samples
+from strategies.protocol.parcel import Manifest
+
+
+class Memorising(nn.Module):
+    """Sure of the images that it knows, and of no other."""
+
+    def __init__(self, known):
+        super().__init__()
+        self.known = {tuple(each.flatten().tolist()) for each in known}
+
+    def forward(self, images):
+        sure = [tuple(each.flatten().tolist()) in self.known for each in images]
+        return torch.tensor(sure)[:, None] * torch.tensor([6.0, 0.0])
+
+
+def samples(count, seed):
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 1, 2, 2), dtype=torch.uint8, generator=rng)
+    return Samples(images, torch.zeros(count, dtype=torch.int64))
+
+
+def asked(tmp_path, members=80, others=40, last=True) -> Any:
+    data = SimpleNamespace(train=samples(members, 0), test=samples(others, 1))
+    return SimpleNamespace(
+        hospital=SimpleNamespace(
+            name="graz", data=data, settings=SimpleNamespace(num_server_rounds=2)
+        ),
+        order=SimpleNamespace(round=2 if last else 1, images="own"),
+        clock=Clock(60.0),
+        run=Store(tmp_path),
+    )
+
+
+def rules(limit):
+    return replace(Policy.read().models, max_membership=limit)
+
+
+LABEL = Manifest("wien", "", ["a", "b"], round=2, hop=1)
+
+
+def noted(tmp_path):
+    return [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+
+
+def test_what_was_found_is_noted_and_a_model_that_tells_too_much_stays(tmp_path):
+    request = asked(tmp_path)
+    network = Memorising(request.hospital.data.train.images)
+    attack_model(request, network, LABEL, rules(1.0))
+    with pytest.raises(PolicyError) as refusal:
+        attack_model(request, network, LABEL, rules(0.5))
+    assert refusal.value.rule == "models.max-membership"
+    found = noted(tmp_path)
+    assert len(found) == 2  # also of the one that stays
+    assert found[0]["leak"]["value"] == pytest.approx(1.0, abs=0.02)
+    assert found[0]["by-network"]["accuracy"]["value"] == 1.0
+    assert found[0]["able"]
+
+
+def test_a_model_that_knows_nobody_may_leave(tmp_path):
+    attack_model(asked(tmp_path, last=False), Memorising([]), LABEL, rules(0.05))
+    (found,) = noted(tmp_path)
+    assert found["leak"]["low"] <= 0
+    assert "by-network" not in found
+
+
+def test_few_images_cannot_tell(tmp_path):
+    request = asked(tmp_path, members=8, others=2)
+    attack_model(request, Memorising(request.hospital.data.train.images), LABEL, rules(0.5))
+    assert not noted(tmp_path)[0]["able"]
+
+
+def test_a_deadline_is_kept(tmp_path):
+    request = asked(tmp_path)
+    request.clock.deadline = time.monotonic() - 1
+    with pytest.raises(TimeoutError):
+        attack_model(request, Memorising([]), LABEL, rules(0.5))
