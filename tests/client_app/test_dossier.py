@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Message, RecordDict
 
 from client_app import __main__ as commands
 from client_app import buffer
@@ -23,6 +24,8 @@ from client_app.identity import Identity
 from client_app.run import dossiers, run_folder
 from client_app.store import Store
 from learning.samples import Samples
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
 from tests.fakes import FakeGrid, Ledger, context, deployed, go, run_config
 
@@ -166,10 +169,10 @@ def test_a_file_that_is_no_dossier(sealed, command, tmp_path):
 
 def test_a_simulation_has_no_keys_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(buffer, "make_buffer", random_images)
-    config = run_config(**SETTINGS)
-    places = [context(k, 2, config, **{"store-dir": str(tmp_path)}) for k in range(2)]
-    grid = FakeGrid({100 + k: lambda message, k=k: app(message, places[k]) for k in range(2)})
-    go(Settings.parse(config), grid, Ledger())
+    order = Order(0, 0, "hospital-0", [*"0123456789"], "plain", "1", buffer_size=8)
+    place = context(0, 2, run_config(model="mlp"), **{"store-dir": str(tmp_path)})
+    asked = Message(RecordDict({"order": to_record(order)}), 100, "query.prepare")
+    assert not app(asked, place).has_error()
     (path,) = tmp_path.glob("hospital-0/dossiers/*/dossier.json")
     assert check(path, {}).signed is None
     assert "Not signed: a simulation has no keys." in path.with_name("dossier.html").read_text()
@@ -182,7 +185,7 @@ def interval(value: float, width: float = 0.1) -> dict[str, float]:
 def written(**changes: Any) -> dict[str, Any]:
     """A dossier as a real release has it."""
     worth = {name: interval(0.5) for name in ("auc", "accuracy", "tpr", "fpr")}
-    contrast = {"attack": {"members": 360, "others": 90, **worth}}
+    contrast: dict[str, Any] = {"attack": {"members": 360, "others": 90, **worth}}
     contrast |= {
         f"{kind}_{name}": interval(0.5) for kind in ("control", "excess") for name in worth
     }
