@@ -8,7 +8,10 @@ references), and an image in question. Its score is the higher, the likelier thi
   the nearest reference is, less the log of how far the nearest synthetic image is;
 - by the density (van Breugel et al., "Membership inference attacks against synthetic data through
   overfitting detection", DOMIAS, AISTATS 2023, arXiv:2302.12580, Eq. 2): the log of the density of
-  synthetic images there, less that of references.
+  synthetic images there, less that of references;
+- by shadows (Carlini et al., "Membership inference attacks from first principles", LiRA,
+  arXiv:2112.03570, Eq. 4): the attacker trains generators of its own, half of them with the image,
+  and compares how near the nearest synthetic image is. It knows all other images.
 
 Images are compared as small ones of mean 0 and length 1, up to their sign, so that brightness,
 contrast and inversion do not matter; for the nearest neighbour in all mirrorings and turns by 90
@@ -55,25 +58,21 @@ class Attacker:
         """
         if min(len(synthetic), len(references)) < LEAST:
             raise ValueError(f"An attack needs {LEAST} synthetic images and {LEAST} references.")
-        self.synthetic, self.references = small(synthetic), small(references)
-        known = torch.cat((self.synthetic, self.references)).cpu().numpy()
+        self.synthetic, self.references = synthetic, references
+        known = torch.cat((small(synthetic), small(references))).cpu().numpy()
         few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, known.shape[1])
         self.space = PCA(few, whiten=True, random_state=0).fit(known)
 
     def by_neighbour(self, images: Tensor) -> Scores:
         """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
-        to_synthetic, to_reference = (
-            torch.stack([_nearest(small(each), known) for each in dressed(images)]).amin(0)
-            for known in (self.synthetic, self.references)
-        )
-        return np.asarray((to_reference.log() - to_synthetic.log()).cpu().numpy())
+        return nearness(images, self.synthetic) - nearness(images, self.references)
 
     def by_density(self, images: Tensor) -> Scores:
         """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
         places = self._places(small(images))
         of_synthetic, of_references = (
             # Scott's rule: a bandwidth for as many images in as many dimensions.
-            KernelDensity(bandwidth="scott").fit(self._places(known)).score_samples(places)
+            KernelDensity(bandwidth="scott").fit(self._places(small(known))).score_samples(places)
             for known in (self.synthetic, self.references)
         )
         return np.asarray(of_synthetic - of_references)
@@ -83,6 +82,37 @@ class Attacker:
 
 
 ATTACKS = {"nearest neighbour": Attacker.by_neighbour, "density": Attacker.by_density}
+
+
+SHADOWS = "shadow generators"
+
+
+def nearness(images: Tensor, synthetic: Tensor) -> Scores:
+    """How near the nearest of the synthetic images is, in the attacks' own measure [N].
+
+    Args:
+        images: uint8 [N, C, H, W].
+        synthetic: uint8 [S, C, H, W].
+    """
+    known = small(synthetic)
+    distances = torch.stack([_nearest(small(each), known) for each in dressed(images)]).amin(0)
+    return np.asarray(-distances.log().cpu().numpy(), dtype=float)
+
+
+def by_shadows(target: Scores, shadows: Scores, learnt: NDArray[np.bool_]) -> Scores:
+    """Scores [N]: the log of the likelihood ratio of two normal distributions.
+
+    As shadows are few, all images have one variance (section VI.C of the paper).
+
+    Args:
+        target: `nearness` [N] of the synthetic images in question.
+        shadows: Of those of each shadow [K, N].
+        learnt: Whether the shadow has learnt from the image [K, N]; of each image some have.
+    """
+    within = np.average(shadows, axis=0, weights=learnt)
+    without = np.average(shadows, axis=0, weights=~learnt)
+    spread = float((shadows - np.where(learnt, within, without)).var()) or 1.0
+    return np.asarray(((target - without) ** 2 - (target - within) ** 2) / (2 * spread))
 
 
 def small(images: Tensor) -> Tensor:

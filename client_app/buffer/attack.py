@@ -12,7 +12,7 @@ If not even near-copies alone are noticed, the hospital is too small to tell any
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -21,11 +21,22 @@ import torch
 from torch import Tensor
 
 from client_app.buffer.job import REAL_IMAGES, Job, some
+from client_app.buffer.registry import Sampler
 from gan.audited_epsilon import audited_epsilon
-from gan.membership import ATTACKS, LEAST, Attacker, near_copies
+from gan.membership import (
+    ATTACKS,
+    LEAST,
+    SHADOWS,
+    Attacker,
+    Scores,
+    by_shadows,
+    near_copies,
+    nearness,
+)
+from gan.synthesis import balanced_labels
 from learning.intervals import Estimate
 from learning.membership import Contrast, contrast, control
-from learning.samples import Samples
+from learning.samples import Samples, joined
 
 COPIED = (0.1, 0.25, 0.5, 1.0)  # shares of near-copies in the positive control
 NO_LIMIT = 1.0  # of `release.max-membership`: nothing is attacked
@@ -123,13 +134,16 @@ class Attacked:
         return {**asdict(self), "verdict": self.verdict}
 
 
-def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked:
+def attack(
+    job: Job, samples: Samples, figures: Mapping[str, float], train: Callable[[Job], Sampler]
+) -> Attacked:
     """Attack a buffer before it leaves.
 
     Args:
         job: Whose buffer it is.
         samples: The buffer.
         figures: Of its sampler: with `gan-epsilon` and `gan-delta` if it claims a guarantee.
+        train: Makes such a sampler.
 
     Raises:
         ReleaseError: An attack tells the training images by it, or tells more than its guarantee
@@ -138,7 +152,11 @@ def attack(job: Job, samples: Samples, figures: Mapping[str, float]) -> Attacked
     release = job.hospital.settings.release
     members = some(job.learnt, len(job.learnt)).images  # in any order but that of their classes
     limit = release.max_membership
-    found = attacked(members, held_out(job), samples.images, limit, job.seed)
+    first, second = held_out(job)
+    found = attacked(members, (first.images, second.images), samples.images, limit, job.seed)
+    if found.trials and release.shadow_generators:
+        trials = (*found.trials, shadowed(job, samples, joined((first, second)), train))
+        found = replace(found, trials=trials, leak=_most(trials))
     found = replace(found, bound=_bound(found, figures))
     said = f"{job.hospital.name}: membership inference on the buffer: {found.verdict}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
@@ -176,7 +194,7 @@ def attacked(
 
     def tried(images: Tensor) -> tuple[tuple[Trial, ...], Estimate]:
         trials = _trials(images, members, halves)
-        return trials, max((each.leak for each in trials), key=lambda each: each.low)
+        return trials, _most(trials)
 
     trials, leak = tried(synthetic)
     noticed = None
@@ -214,7 +232,38 @@ def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor
     return torch.cat((near_copies(members[rows], seed), synthetic[count:]))
 
 
-def held_out(job: Job) -> tuple[Tensor, Tensor]:
+def shadowed(job: Job, samples: Samples, others: Samples, train: Callable[[Job], Sampler]) -> Trial:
+    """The attack with generators of its own; they are kept beside the hospital's.
+
+    Each learns from half of members and others, and the next one from the other half.
+
+    Args:
+        job: Whose buffer it is.
+        samples: The buffer.
+        others: Images that its sampler did not learn from.
+        train: Makes such a sampler.
+
+    Raises:
+        TimeoutError: The deadline has passed; shadows that are trained are kept.
+    """
+    everyone, count = joined((job.learnt, others)), len(job.learnt)
+    near, learnt = [], []
+    for k in range(job.hospital.settings.release.shadow_generators):
+        rng = np.random.default_rng(k // 2)
+        half = (rng.permutation(len(everyone)) + k) % 2 == 0
+        own = everyone[torch.from_numpy(half)]
+        mark = f"{job.fingerprint}-shadow-{k}"
+        shadow = replace(job, learnt=own, fingerprint=mark, folder=job.folder / f"shadow-{k}")
+        labels = balanced_labels(len(samples), own.labels)
+        drawn = train(shadow).render(labels, job.seed)
+        near.append(nearness(everyone.images, drawn))
+        learnt.append(half)
+    target = nearness(everyone.images, samples.images)
+    scores = by_shadows(target, np.stack(near), np.stack(learnt))
+    return _trial(SHADOWS, scores[:count], scores[count:], len(samples))
+
+
+def held_out(job: Job) -> tuple[Samples, Samples]:
     """Test images of classes that were learnt in two halves, with each patient in one.
 
     Copies of training images are left out: they are members, whatever they are called.
@@ -229,13 +278,12 @@ def held_out(job: Job) -> tuple[Tensor, Tensor]:
     halves = rng.permutation(len(owners))[patients] % 2
     of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
     chosen = [each[rng.permutation(len(each))[: REAL_IMAGES // 2]] for each in of_half]
-    first, second = (test.images[each.to(test.images.device)] for each in chosen)
+    first, second = (test[each.to(test.labels.device)] for each in chosen)
     return first, second
 
 
 def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
     """Each attack, by an attacker who has one half as references and is asked about the other."""
-    reach = min(1.0, len(synthetic) / len(members))  # the share of members that it can copy
     attackers = [Attacker(synthetic, references) for references in halves]
     trials = []
     for name, score in ATTACKS.items():
@@ -243,10 +291,20 @@ def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -
             np.concatenate([score(*each) for each in zip(attackers, asked, strict=True)])
             for asked in ((members[::2], members[1::2]), halves[::-1])
         )
-        worth = contrast(of_members, of_others)
-        alike = control(of_others, len(of_others) // 2)
-        trials.append(Trial(name, worth, *alike, *worth.leaks(reach)))
+        trials.append(_trial(name, of_members, of_others, len(synthetic)))
     return tuple(trials)
+
+
+def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
+    """What scores are worth, of so many synthetic images."""
+    reach = min(1.0, synthetic / len(members))  # the share of members that they can copy
+    worth = contrast(members, others)
+    return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
+
+
+def _most(trials: Sequence[Trial]) -> Estimate:
+    """The leak of which most is sure."""
+    return max((each.leak for each in trials), key=lambda each: each.low)
 
 
 def _figures(found: Attacked) -> str:

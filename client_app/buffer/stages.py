@@ -32,7 +32,7 @@ def make(job: Job) -> Release:
     verdict = audit.check(samples.images, samples.labels)
     if not verdict.passed:
         raise refusal(job, verdict)
-    found = attack(job, samples, sampler.figures)
+    found = attack(job, samples, sampler.figures, SAMPLERS[SAMPLER])
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
     figures = declared({**sampler.figures, **checked, **diversity(job, samples)}, job)
     draw(job, samples)

@@ -111,10 +111,14 @@ class ReleaseSettings:
     min_class_images: int
     max_membership: float
     untested: bool
+    shadow_generators: int
 
     def __post_init__(self) -> None:
         most = self.max_membership
         require(0 <= most <= 1, "release.max-membership", most, "0 to 1")
+        shadows = self.shadow_generators
+        allowed = "0, or an even number"
+        require(shadows >= 0 and shadows % 2 == 0, "release.shadow-generators", shadows, allowed)
         share, allowed = self.max_discarded, "0 or more, and below 1"
         require(0 <= self.quantile < 1, "release.quantile", self.quantile, allowed)
         require(0 <= share < 1, "release.max-discarded", share, allowed)

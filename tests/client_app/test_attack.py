@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.buffer.attack import attack, attacked, held_out, leaky
+from client_app.buffer.attack import attack, attacked, held_out, leaky, shadowed
 from client_app.buffer.job import Job, frequent
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from gan.audit import Auditor
 from gan.membership import near_copies
 from gan.perceptual import PairwiseLPIPS
+from gan.presets import PRESETS
 from learning.samples import Samples
 from tests.fakes import context, run_config
 
@@ -24,16 +25,25 @@ def job_of(tmp_path, hospitals=5, **settings) -> Job:
     hospital = open_hospital(
         context(0, hospitals, config, **{"store-dir": str(tmp_path / "store")})
     )
-    made: Any = SimpleNamespace(
+    train = Samples(hospital.data.train.images, hospital.data.train.labels)
+    learnt = frequent(train, hospital.settings.release.min_class_images)
+    distance: Any = SimpleNamespace(name="untrained-squeeze")
+    return Job(
         hospital=hospital,
-        train=Samples(hospital.data.train.images, hospital.data.train.labels),
+        size=64,
+        train=train,
+        learnt=learnt,
+        fingerprint="0",
+        preset=PRESETS["tiny"],
+        distance=distance,
         seed=0,
+        folder=tmp_path,
+        deadline=0.0,
     )
-    made.learnt = frequent(made.train, hospital.settings.release.min_class_images)
-    made.refusal = lambda *why: Job.refusal(made, *why)
-    made.distance = SimpleNamespace(name="untrained-squeeze")
-    job: Job = made
-    return job
+
+
+def no_shadows(job):
+    raise AssertionError("Nobody asked for a shadow.")
 
 
 def strangers(tmp_path, count):
@@ -53,7 +63,7 @@ def copies(job, count):
 
 def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     job = job_of(tmp_path)
-    found = attack(job, strangers(tmp_path, 256), {})
+    found = attack(job, strangers(tmp_path, 256), {}, no_shadows)
     assert found.verdict == "passed"
     assert (found.members, found.synthetic) == (len(job.learnt), 256)
     assert found.references * 2 <= found.others == len(job.hospital.data.test)
@@ -78,7 +88,7 @@ def test_a_leaky_generator_that_the_distance_check_lets_pass_is_refused(tmp_path
     assert not audit.refuses(leaked.images).any()
     caplog.set_level("INFO")
     with pytest.raises(ReleaseError, match=r"release\.max-membership") as refusal:
-        attack(job, leaked, {})
+        attack(job, leaked, {}, no_shadows)
     assert "leak" in caplog.text
     assert not any(map(str.isdecimal, str(refusal.value).replace("hospital-0", "")))
 
@@ -88,13 +98,15 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     images = job.learnt.images[:50].repeat(6, 1, 1, 1)[:256]
     noise = 10 * torch.randn(images.shape, generator=torch.Generator().manual_seed(0))
     known = (images + noise).round().clamp(0, 255).to(torch.uint8)
-    found = attacked(job.learnt.images, held_out(job), known, 0.05, seed=0)
+    first, second = held_out(job)
+    halves = (first.images, second.images)
+    found = attacked(job.learnt.images, halves, known, 0.05, seed=0)
     assert found.verdict == "refused"
 
 
 def test_a_limit_of_one_attacks_nothing(tmp_path):
     job = job_of(tmp_path, release__max_membership=1.0)
-    assert attack(job, copies(job, 64), {}).verdict == "not attacked"
+    assert attack(job, copies(job, 64), {}, no_shadows).verdict == "not attacked"
 
 
 @pytest.mark.parametrize("hospitals", [60, 150])
@@ -102,26 +114,26 @@ def test_a_small_hospital_says_that_it_cannot_tell(tmp_path, hospitals):
     """Of 30 images, and of 12: not even a buffer of near-copies would be noticed."""
     job = job_of(tmp_path, hospitals, release__min_class_images=1)
     buffer = strangers(tmp_path, 64)
-    assert attack(job, buffer, {}).verdict == "too small to tell"
+    assert attack(job, buffer, {}, no_shadows).verdict == "too small to tell"
     release = replace(job.hospital.settings.release, untested=False)
     settings = replace(job.hospital.settings, release=release)
-    job.hospital = replace(job.hospital, settings=settings)  # type: ignore[misc]
+    job = replace(job, hospital=replace(job.hospital, settings=settings))
     with pytest.raises(ReleaseError, match="too few images for an attack"):
-        attack(job, buffer, {})
+        attack(job, buffer, {}, no_shadows)
 
 
 def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_path):
     job = job_of(tmp_path)
     data = job.hospital.data
     owners = torch.arange(len(data.test)) // 5
-    job.learnt = job.learnt[job.learnt.labels < 4]  # type: ignore[misc]
+    job = replace(job, learnt=job.learnt[job.learnt.labels < 4])
     test = Samples(data.test.images.clone(), data.test.labels)
     test.pixels[:3] = job.train.images[:3]
     copied = {each.numpy().tobytes() for each in job.train.images[:3]}
     data = replace(data, test=test, test_groups=owners.numpy())
-    job.hospital = replace(job.hospital, data=data)  # type: ignore[misc]
+    job = replace(job, hospital=replace(job.hospital, data=data))
     of_image = {image.numpy().tobytes(): k for k, image in enumerate(test.images)}
-    halves = [{each.numpy().tobytes() for each in half} for half in held_out(job)]
+    halves = [{each.numpy().tobytes() for each in half.images} for half in held_out(job)]
     assert not copied & (halves[0] | halves[1])
     rows = [[of_image[each] for each in half] for half in halves]
     assert not {*owners[rows[0]].tolist()} & {*owners[rows[1]].tolist()}
@@ -140,12 +152,36 @@ def test_the_positive_control_has_as_many_copies_as_it_says(share):
 def test_an_attack_that_proves_more_than_the_guarantee_is_a_refusal(tmp_path):
     job = job_of(tmp_path)
     claimed = {"gan-epsilon": 0.5, "gan-delta": 1e-5}
-    kept = attack(job, strangers(tmp_path, 256), claimed).bound
+    kept = attack(job, strangers(tmp_path, 256), claimed, no_shadows).bound
     assert kept is not None
     assert (kept.epsilon, kept.delta) == (0.5, 1e-5)
     assert kept.audited <= 0.5
     release = replace(job.hospital.settings.release, max_membership=0.99)
     settings = replace(job.hospital.settings, release=release)
-    job.hospital = replace(job.hospital, settings=settings)  # type: ignore[misc]
+    job = replace(job, hospital=replace(job.hospital, settings=settings))
     with pytest.raises(ReleaseError, match="than their guarantee"):
-        attack(job, copies(job, 256), claimed)
+        attack(job, copies(job, 256), claimed, no_shadows)
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_shadows_tell_what_a_generator_remembers(tmp_path, remembers):
+    """Samplers that render near-copies of what they have learnt, or images of somebody else."""
+    job = job_of(tmp_path, release__shadow_generators=4, release__max_membership=0.3)
+    learnt = []
+
+    def sampler(shadow):
+        learnt.append(shadow)
+        own = copies(shadow, 64).images if remembers else strangers(tmp_path, 64).images
+
+        def render(labels, seed):
+            return own[torch.randperm(64)]
+
+        return SimpleNamespace(figures={}, render=render)
+
+    buffer = copies(job, 64) if remembers else strangers(tmp_path, 64)
+    others = Samples(job.hospital.data.test.images, job.hospital.data.test.labels)
+    trial = shadowed(job, buffer, others, sampler)
+    assert (trial.leak.low > 0.3) == remembers
+    assert len({each.folder for each in learnt}) == len({each.fingerprint for each in learnt}) == 4
+    everyone = len(job.learnt) + len(others)
+    assert [len(each.learnt) for each in learnt[:2]] == [-(-everyone // 2), everyone // 2]
