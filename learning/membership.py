@@ -164,7 +164,7 @@ class Contrast:
         """
         most = (0.5 * reach, (1 - FALSE_POSITIVES) * reach)
         by_auc, by_tpr = (
-            Estimate(each.value / whole, each.low / whole, each.high / whole)
+            Estimate(*(min(1.0, end / whole) for end in (each.value, each.low, each.high)))
             for each, whole in zip((self.excess_auc, self.excess_tpr), most, strict=True)
         )
         return by_auc, by_tpr

@@ -8,7 +8,7 @@ share of the excess of an attack that tells each member that a buffer of this si
 and guesses at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
 
 The positive control is the same buffer with near-copies of members in place of some of its images.
-If not even near-copies alone are noticed, the hospital is too small to tell anything by an attack.
+If not even half are noticed, the hospital is too small to tell anything by an attack.
 """
 
 import logging
@@ -38,7 +38,7 @@ from learning.intervals import Estimate
 from learning.membership import Contrast, contrast, control
 from learning.samples import Samples, joined
 
-COPIED = (0.1, 0.25, 0.5, 1.0)  # shares of near-copies in the positive control
+COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
 NO_LIMIT = 1.0  # of `release.max-membership`: nothing is attacked
 
 
@@ -312,7 +312,7 @@ def _figures(found: Attacked) -> str:
     if found.leak is None:
         return "."
     leak, noticed = found.leak, found.noticed
-    told = "no near-copies" if noticed is None else f"{noticed:.0%} near-copies"
+    told = "not even half near-copies" if noticed is None else f"{noticed:.0%} near-copies"
     return (
         f" (leak {leak.value:.2f}, {leak.low:.2f} to {leak.high:.2f}, limit {found.limit:g}; "
         f"it notices {told})."

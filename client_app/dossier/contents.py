@@ -42,7 +42,12 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         # Else somebody could try out contents until one has the hash that travels. It is the same
         # whenever a run asks; a simulation has no secret.
         "salt": hmac.digest(secret, request.order.run.encode(), "sha256").hex() if secret else "",
-        "leaves": {"images": len(samples), "shape": list(samples.shape), "classes": shown},
+        "leaves": {
+            "images": len(samples),
+            "shape": list(samples.shape),
+            "classes": shown,
+            "left-out": [name for name in classes if name not in shown],
+        },
         "learnt-from": {
             "training-images": len(hospital.data.train),
             "test-images": len(hospital.data.test),

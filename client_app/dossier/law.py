@@ -31,10 +31,12 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     tried = {
         "passed": "The attacks of section 3 did not tell for sure, beyond the limit, who was among "
         "the training images.",
-        "too small to tell": "Attacks were tried, but the hospital has too few images for them to "
-        "tell anything. This is no evidence that nothing leaks.",
+        "too small to tell": "The hospital has too few images for attacks to tell anything. That "
+        "is no evidence that nothing leaks.",
         "not attacked": "No attack was tried: the settings of this release ask for none.",
     }[verdict]
+    shadowed = any(each["attack"] == "shadow generators" for each in attacked.get("trials", ()))
+    unshadowed = "" if shadowed else ", generative models of their own"
     yield Answer(
         "Opinion 28/2024: how likely is it that personal data of people in the training data are "
         "extracted directly from what is released?",
@@ -48,15 +50,15 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
         "purpose or not?",
         f"{tried} The images are all there is to query: the generative model stays here.",
         "The trained models travel, too, and can be queried. They are no part of this dossier; "
-        "the hospital's report of the run has the attacks on them.",
+        "a deployed hospital's own report of the run has the attacks on them.",
     )
     yield Answer(
         "Opinion 28/2024 and recital 26 GDPR: were all means considered that are reasonably likely "
         "to be used?",
         "The attacker here has the synthetic images, some real images of the same hospital that "
         "were not learnt from, the image in question, and an ordinary computer.",
-        "Attackers who know more (shadow models, other releases of the same patients, records that "
-        "can be linked) are not covered. Whether such means are reasonably likely is for the "
+        "Attackers who know more (other releases of the same patients, records that can be "
+        f"linked{unshadowed}) are not covered. Whether such means are reasonably likely is for the "
         "controller to judge.",
     )
     yield Answer(

@@ -34,6 +34,8 @@ ATTACKS = {
     "it than the real images that the attacker has, in any mirroring or turn.",
     "density": "An image is taken for a training image if synthetic images are denser around it "
     "than the real images that the attacker has (DOMIAS).",
+    "shadow generators": "The attacker trains generative models of its own, with and without the "
+    "image, and compares how near their images come (LiRA). It has all other images.",
 }
 
 
@@ -120,6 +122,11 @@ def _leaves(dossier: Json) -> Iterator[str]:
             "the training images and among the test images."
         )
     yield table(["class", "synthetic images"], leaves["classes"].items(), about="What leaves")
+    if absent := leaves["left-out"]:
+        yield paragraph(
+            "Of these classes the hospital has too few training images to learn from, and nothing "
+            f"leaves: {', '.join(absent)}."
+        )
 
 
 def _checked(dossier: Json) -> Iterator[str]:
@@ -137,27 +144,33 @@ def _attacked(attacked: Json) -> Iterator[str]:
             "made by this version."
         )
         return
+    if not attacked["trials"]:
+        yield paragraph(
+            f"With {attacked['members']} training images, and {attacked['others']} that the model "
+            "has not learnt from, no attack could be tried."
+        )
+        yield from _decided(attacked, verdict)
+        return
     yield paragraph(
         "The attacker asks of an image: did the generative model learn from it? It was asked of "
         f"{attacked['members']} training images and of {attacked['others']} images that the model "
         f"has not learnt from. The attacker had all {attacked['synthetic']} synthetic images, and "
         f"{attacked['references']} or more further real images of the hospital to compare with."
     )
-    if attacked["trials"]:
-        yield listing(f"{each['attack']}: {ATTACKS[each['attack']]}" for each in attacked["trials"])
-        yield table(
-            ["attack", "what it told (95 % interval)", "measured", "where nothing can be told"],
-            _rows(attacked["trials"]),
-            about="What attacks told",
-            asks=True,
-        )
-        yield paragraph(
-            "The last column is the negative control: the same attack on training images alone, "
-            "some of which are called others. That is what chance gives: 0.5 for the first figure, "
-            "0.01 for the second, and more with few images. What an attack measures beyond it, it "
-            "has from the synthetic images.",
-            soft=True,
-        )
+    yield listing(f"{each['attack']}: {ATTACKS[each['attack']]}" for each in attacked["trials"])
+    yield table(
+        ["attack", "what it told (95 % interval)", "measured", "where nothing can be told"],
+        _rows(attacked["trials"]),
+        about="What attacks told",
+        asks=True,
+    )
+    yield paragraph(
+        "The last column is the negative control: the same attack on training images alone, "
+        "some of which are called others. That is what chance gives: 0.5 for the first figure, "
+        "0.01 for the second, and more with few images. What an attack measures beyond it, it "
+        "has from the synthetic images.",
+        soft=True,
+    )
     yield from _decided(attacked, verdict)
 
 
@@ -188,7 +201,7 @@ def _decided(attacked: Json, verdict: str) -> Iterator[str]:
                 ],
                 [
                     "The positive control: near-copies that were mixed in on purpose, and noticed",
-                    "none, not even near-copies alone"
+                    "not even half of the images"
                     if noticed is None
                     else f"{noticed:.0%} of the images",
                     "some must be noticed",
@@ -204,8 +217,8 @@ def _decided(attacked: Json, verdict: str) -> Iterator[str]:
         yield notice(
             "amber",
             paragraph(
-                "Too small to tell: with so few images these attacks would not notice a generative "
-                "model that copies. That they found nothing means nothing. The settings and the "
+                "Too small to tell: with so few images these attacks would not notice if half of the "
+                "synthetic images were copies. That they found nothing means nothing. The settings and the "
                 "policy allow such a release (release.untested)."
             ),
         )

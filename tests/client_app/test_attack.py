@@ -111,7 +111,7 @@ def test_a_limit_of_one_attacks_nothing(tmp_path):
 
 @pytest.mark.parametrize("hospitals", [60, 150])
 def test_a_small_hospital_says_that_it_cannot_tell(tmp_path, hospitals):
-    """Of 30 images, and of 12: not even a buffer of near-copies would be noticed."""
+    """Of 30 images, and of 12: not even half near-copies would be noticed."""
     job = job_of(tmp_path, hospitals, release__min_class_images=1)
     buffer = strangers(tmp_path, 64)
     assert attack(job, buffer, {}, no_shadows).verdict == "too small to tell"

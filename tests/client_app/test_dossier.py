@@ -217,7 +217,7 @@ def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     yield {}, "They notice if 25% of the images are near-copies"
     few = {"verdict": "too small to tell", "trials": (), "leak": None, "noticed": None}
     yield few, "Too small to tell: with so few images"
-    yield {**few, "leak": interval(0.1), "trials": ()}, "none, not even near-copies alone"
+    yield {**few, "leak": interval(0.1), "trials": ()}, "none, not even half of the images"
     yield {"verdict": "not attacked"}, "no attack was tried"
     bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
     yield {"bound": bound}, "ε is no less than 0.25"
