@@ -217,9 +217,9 @@ def _decided(attacked: Json, verdict: str) -> Iterator[str]:
         yield notice(
             "amber",
             paragraph(
-                "Too small to tell: with so few images these attacks would not notice if half of the "
-                "synthetic images were copies. That they found nothing means nothing. The settings and the "
-                "policy allow such a release (release.untested)."
+                "Too small to tell: with so few images these attacks would not notice if half of "
+                "the synthetic images were copies. That they found nothing means nothing. The "
+                "settings and the policy allow such a release (release.untested)."
             ),
         )
 

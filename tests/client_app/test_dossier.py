@@ -19,10 +19,11 @@ from client_app.app import app
 from client_app.buffer.job import Release
 from client_app.dossier.files import check, write
 from client_app.dossier.law import answers
-from client_app.dossier.page import page
+from client_app.dossier.page import ATTACKS, page
 from client_app.identity import Identity
 from client_app.run import dossiers, run_folder
 from client_app.store import Store
+from gan import membership
 from learning.samples import Samples
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -112,7 +113,8 @@ def test_its_hash_is_on_the_card_and_comes_with_the_buffer(sealed):
 
 def test_it_says_what_leaves_under_which_rules_and_by_which_code(sealed):
     told = json.loads(file_of(sealed, "graz").read_bytes())
-    assert told["leaves"] == {"images": 8, "shape": [1, 8, 8], "classes": {"a": 4, "b": 4}}
+    leaves = {"images": 8, "shape": [1, 8, 8], "classes": {"a": 4, "b": 4}, "left-out": []}
+    assert told["leaves"] == leaves
     assert told["policy"]["release"]["max-membership"] == 0.05
     assert told["settings"]["release"]["min-class-images"] == 10
     assert len(told["salt"]) == len(told["fingerprints"]["code"]) == 64
@@ -189,7 +191,7 @@ def written(**changes: Any) -> dict[str, Any]:
     contrast |= {
         f"{kind}_{name}": interval(0.5) for kind in ("control", "excess") for name in worth
     }
-    trials = [{"attack": name, "worth": contrast} for name in ("nearest neighbour", "density")]
+    trials = [{"attack": name, "worth": contrast} for name in ATTACKS]
     attacked = {
         **{"limit": 0.05, "members": 360, "others": 90, "references": 45, "synthetic": 64},
         **{"trials": trials, "leak": interval(0.01), "noticed": 0.25, "bound": None},
@@ -198,7 +200,7 @@ def written(**changes: Any) -> dict[str, Any]:
     return {
         **{"format": 1, "hospital": "graz", "run": "7", "written": "2026-01-02T03:04:05+00:00"},
         **{"simulated": False, "salt": "00", "policy": {"release": {"buffers": True}}},
-        "leaves": {"images": 64, "shape": [1, 8, 8], "classes": {"a": 64}},
+        "leaves": {"images": 64, "shape": [1, 8, 8], "classes": {"a": 64}, "left-out": ["b"]},
         "learnt-from": {"training-images": 360, "test-images": 90, "patients-known": True},
         "generator": {"gan-private": 1.0},
         "checked": {"release-passed": 1.0, "release-refused": 0.0},
@@ -215,9 +217,10 @@ def written(**changes: Any) -> dict[str, Any]:
 
 def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     yield {}, "They notice if 25% of the images are near-copies"
-    few = {"verdict": "too small to tell", "trials": (), "leak": None, "noticed": None}
+    few = {"verdict": "too small to tell", "leak": None, "noticed": None}
     yield few, "Too small to tell: with so few images"
-    yield {**few, "leak": interval(0.1), "trials": ()}, "none, not even half of the images"
+    yield {**few, "trials": ()}, "no attack could be tried"
+    yield {**few, "leak": interval(0.1)}, "not even half of the images"
     yield {"verdict": "not attacked"}, "no attack was tried"
     bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
     yield {"bound": bound}, "ε is no less than 0.25"
@@ -237,7 +240,7 @@ def test_every_answer_says_what_is_not_shown():
 
 
 def test_a_page_runs_nothing_that_a_name_says():
-    leaves = {"images": 1, "shape": [1, 8, 8], "classes": {"<script>alert(1)</script>": 1}}
+    leaves = {"images": 1, "shape": [1, 8, 8], "classes": {"<script>": 1}, "left-out": ["<script>"]}
     assert "<script" not in page(written(hospital="<script>", leaves=leaves), "0", "<script>")
 
 
@@ -250,3 +253,8 @@ def test_the_same_release_of_a_run_has_one_dossier(tmp_path):
 def test_nobody_else_reads_it(tmp_path):
     write(tmp_path / "run", written(), Identity.of("graz", tmp_path / "identity"))
     assert {path.stat().st_mode & 0o077 for path in (tmp_path / "run").iterdir()} == {0}
+
+
+def test_the_page_knows_each_attack_and_what_left_nothing():
+    assert {*membership.ATTACKS, membership.SHADOWS} == ATTACKS.keys()
+    assert "nothing leaves: b." in page(written(), "0" * 64, "")
