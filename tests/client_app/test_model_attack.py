@@ -14,6 +14,7 @@ from client_app.model_attack import FILE, attack_model
 from client_app.policy import Policy, PolicyError
 from client_app.request import Clock
 from client_app.store import Store
+from client_app.visit import _attacked_by
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 
@@ -84,6 +85,24 @@ def test_few_images_cannot_tell(tmp_path):
     request = asked(tmp_path, members=8, others=2)
     attack_model(request, Memorising(request.hospital.data.train.images), LABEL, rules(0.5))
     assert not noted(tmp_path)[0]["able"]
+
+
+@pytest.mark.parametrize(
+    ("last", "limit", "images", "attacked"),
+    [
+        (True, 1.0, "own", True),
+        (False, 1.0, "own", False),
+        (False, 0.5, "own", True),
+        (True, 0.5, "public", False),
+    ],
+)
+def test_when_models_are_attacked(tmp_path, last, limit, images, attacked):
+    request = asked(tmp_path, last=last)
+    request.order.images = images
+    request.hospital.policy = SimpleNamespace(models=rules(limit))
+    assert (_attacked_by(request) is not None) == attacked
+    request.hospital.policy = None  # a simulation
+    assert _attacked_by(request) is None
 
 
 def test_a_deadline_is_kept(tmp_path):

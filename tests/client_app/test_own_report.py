@@ -354,3 +354,12 @@ def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_pat
         "standalone": {"balanced-accuracy": 0.4},
     }
     assert json.dumps(past.settings) == "{}"
+
+
+def test_attacks_on_the_models_that_the_hospital_handed_on_last(place, report):
+    (kept,) = place.glob("store/graz/runs/*/membership.jsonl")
+    assert kept.stat().st_mode & 0o077 == 0
+    with kept.open("a") as file:
+        file.write('{"half a li')
+    shown = text_of(report(place)[2])
+    assert re.search(r"round 2 \| .* \(too few images to tell\) \| 0\.\d{3} \(", shown)

@@ -150,6 +150,7 @@ def test_a_buffer_of_smooth_images_travels_in_less_than_its_pixels():
             "labels outside of 0 to 2",
         ),
         (ArrayRecord({"images": Array(np.zeros(3))}), samples(), "not images, labels"),
+        (pack_buffer(samples(), "00"), samples(), "names no dossier"),
     ],
 )
 def test_a_buffer_that_does_not_fit_is_refused(record, like, words):

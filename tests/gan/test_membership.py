@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+
+from gan.membership import (
+    NEAREST,
+    Attacker,
+    by_shadows,
+    dressed,
+    near_copies,
+    nearness,
+    small,
+)
+
+
+def images(count, seed=0, height=8, width=8):
+    rng = torch.Generator().manual_seed(seed)
+    shape = (count, 1, height, width)
+    return torch.randint(60, 190, shape, dtype=torch.uint8, generator=rng)
+
+
+DRESSES = {
+    "mirrored": lambda x: x.flip(3),
+    "turned": lambda x: x.rot90(1, (2, 3)),
+    "brighter": lambda x: x + 30,
+    "inverted": lambda x: 255 - x,
+}
+
+
+@pytest.mark.parametrize("dress", DRESSES)
+def test_a_copy_is_as_near_as_can_be_in_these_dresses(dress):
+    real = images(5)
+    distances = np.exp(-nearness(DRESSES[dress](real), real))
+    assert (distances < 1e-3).all()
+    assert np.exp(-nearness(images(5, seed=1), real)).min() > 0.5
+
+
+def test_a_distance_by_hand():
+    """(1, 0, 0, −1)/√2 and (1, −1, 0, 0)/√2, less their mean of 0: 2 − 2 · ½ = 1."""
+    x, y = (
+        torch.tensor(each, dtype=torch.uint8).reshape(1, 1, 1, 4)
+        for each in ([200, 100, 100, 0], [200, 0, 100, 100])
+    )
+    assert np.exp(-nearness(x, y)) == pytest.approx(1.0)
+    assert np.exp(-nearness(x, x)) == pytest.approx(NEAREST, rel=1e3)
+    assert small(x)[0].tolist() == pytest.approx([2**-0.5, 0, 0, -(2**-0.5)])
+
+
+def test_images_that_are_not_square_are_not_turned_on_their_side():
+    wide = images(3, height=4, width=6)
+    assert {tuple(each.shape[2:]) for each in dressed(wide)} == {(4, 6)}
+    assert len(list(dressed(wide))) == 4
+    assert len(list(dressed(images(3)))) == 8
+
+
+def test_the_ratio_of_densities_is_high_where_only_synthetic_images_are():
+    here, there = (images(1, seed).repeat(40, 1, 1, 1).float() for seed in (0, 1))
+    noise = torch.randn(here.shape, generator=torch.Generator().manual_seed(2))
+    synthetic, references = ((each + 5 * noise).byte() for each in (here, there))
+    attacker = Attacker(synthetic[:20], references[:20])
+    scores = [attacker.by_density(each[20:]) for each in (synthetic, references)]
+    assert scores[0].min() > 0 > scores[1].max()
+
+
+def test_shadows_by_hand():
+    """With the image at 2, without it at 0, variance 1: a target at 2 gives (4 − 0) / 2."""
+    shadows = np.array([[1.0], [3.0], [-1.0], [1.0]])
+    learnt = np.array([[True], [True], [False], [False]])
+    assert by_shadows(np.array([2.0]), shadows, learnt) == pytest.approx(2.0)
+    assert by_shadows(np.array([1.0]), shadows, learnt) == pytest.approx(0.0)
+
+
+def test_near_copies_are_mirrored_and_noisy():
+    real = images(50)
+    difference = (near_copies(real, 0).float() - real.flip(3).float()).std()
+    assert difference == pytest.approx(20, rel=0.05)
+
+
+def test_too_few_images():
+    with pytest.raises(ValueError, match="4 synthetic images and 4 references"):
+        Attacker(images(9), images(3))
