@@ -22,7 +22,7 @@ from torch import Tensor
 from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS, distances
 from gan.pixel_range import to_bytes
-from gan.projection import Projection, mean_w, project
+from gan.projection import Projection, Start, mean_w, project
 from strategies.protocol.files import replacing
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
@@ -114,29 +114,35 @@ class Source:
     def projected(self, again: int = 0) -> Projection:
         """The codes of all images; with another `again` they are looked for with other noise.
 
+        They start at the mean of their class: few steps do not lead from class to class.
+
         Raises:
             TimeoutError: The deadline has passed; a later call goes on.
         """
-        start = mean_w(self.generator, self.labels, seed=self.seed)
-        parts = []
-        for index, images in enumerate(self.images.split(BLOCK)):
+        w = torch.zeros(len(self.images), self.generator.latent, device=self.images.device)
+        found = Projection(w, torch.zeros_like(self.images), w.new_zeros(len(w)))
+        for label in self.labels.unique().tolist():
+            own = (self.labels == label).nonzero().flatten()
+            start = mean_w(self.generator, self.labels[own], seed=self.seed)
+            for index, rows in enumerate(own.split(BLOCK)):
 
-            def piece(images: Tensor = images) -> dict[str, Tensor]:
-                return vars(
-                    project(
-                        self.generator,
-                        images,
-                        start,
-                        features=self.distance.features,
-                        seed=self.seed + again,
-                        deadline=self.deadline,
-                        steps=self.search.projection_steps,
-                        batch=BLOCK,
+                def piece(rows: Tensor = rows, start: Start = start) -> dict[str, Tensor]:
+                    return vars(
+                        project(
+                            self.generator,
+                            self.images[rows],
+                            start,
+                            features=self.distance.features,
+                            seed=self.seed + again,
+                            deadline=self.deadline,
+                            steps=self.search.projection_steps,
+                        )
                     )
-                )
 
-            parts.append(self.once(f"projection-{again}-{index}", piece))
-        return Projection(*(torch.cat([each[k] for each in parts]) for k in parts[0]))
+                kept = self.once(f"projection-{again}-{label}-{index}", piece)
+                for name, whole in vars(found).items():
+                    whole[rows] = kept[name]
+        return found
 
     def noise(self) -> list[Tensor]:
         """The noise maps [1, 1, h, w] of all images that codes are optimised by."""

@@ -214,7 +214,7 @@ def histogram(metric: str, distances: Mapping[str, Sequence[float]]) -> Figure:
     bins = torch.linspace(0, max(map(max, distances.values())) or 1.0, 41).tolist()
     for (name, values), colour in zip(distances.items(), ("#2f6690", "#c8553d"), strict=True):
         axes.hist(values, bins=bins, color=colour, alpha=0.6, label=name)
-    axes.set_xlabel(f"{metric} between a real image and that of the generator")
+    axes.set_xlabel(f"{metric} to a real image")
     axes.set_ylabel("images")
     axes.legend(frameon=False)
     return figure

@@ -29,6 +29,7 @@ from client_app.buffer.stages import AUDIT, SAMPLER, make
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.checkpoint import VERSION
+from gan.codes import SEARCHES
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.errors import DeadlineError, DivergedError
@@ -63,7 +64,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
     checks = [AUDIT, _fingerprint(data.test), asdict(settings.release)]
     gan = settings.gan
-    codes = [gan.sampler, gan.clusters, gan.k, gan.kl]
+    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, asdict(SEARCHES[gan.preset])]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
