@@ -69,7 +69,9 @@ def identity_judge(source: Source) -> Judge:
 def _trained(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
     """A classifier in evaluation mode, without gradients of its own."""
     search = source.search
-    judge = Judge(search.network, images.shape[1], int(labels.max()) + 1).to(images.device)
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(source.seed)
+        judge = Judge(search.network, images.shape[1], int(labels.max()) + 1).to(images.device)
     kept = source.once(
         f"judge-{name}",
         lambda: train(judge, images, labels, source).state_dict(),
@@ -86,9 +88,6 @@ def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
-        for layer in judge.modules():
-            if isinstance(layer, nn.Conv2d | nn.Linear | nn.BatchNorm2d):
-                layer.reset_parameters()  # by the seed
         optimizer = torch.optim.Adam(judge.parameters(), lr=judge.learning_rate)
         for _ in range(source.search.network_steps):
             source.check_deadline()
