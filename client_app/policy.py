@@ -88,6 +88,7 @@ class ReleaseRules:
     min_quantile: float
     max_discarded: float
     min_class_images: int
+    min_averaged: int
     min_privacy_weight: float
     without_privacy: bool
     max_gan_iterations: int
@@ -242,6 +243,9 @@ class Policy:
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
+        if (averaged := gan.least_averaged) is not None:
+            fewest = min(averaged, check.min_class_images)
+            yield at_least("release.min-averaged", fewest, release.min_averaged)
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
         yield Ruling(
             "release.without-privacy",

@@ -106,6 +106,13 @@ class GANSettings:
             usable = not path or Path(path).is_absolute()
             require(usable, f"gan.{key.replace('_', '-')}", path, allowed)
 
+    @property
+    def least_averaged(self) -> int | None:
+        """The fewest training images behind a code; None if none is made of theirs."""
+        if self.sampler.startswith("k-salsa"):
+            return self.k
+        return 2 if self.sampler.startswith("lci") else None
+
     def at(self, hospital: int) -> "GANSettings":
         """Those of a simulated hospital, from 0: `clusters` are dealt out in turn."""
         return replace(self, clusters=in_turn(self.clusters, hospital))
