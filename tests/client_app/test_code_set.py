@@ -2,19 +2,19 @@
 
 import time
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 
-from client_app.buffer import code_set as code_set_module
 from client_app.buffer import gan_sampler, make_buffer
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from gan.code_sets import CODE_SETS
-from gan.codes import SEARCHES
+from gan.codes import SEARCHES, Source
 from gan.presets import PRESETS
 from learning.errors import DeadlineError
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import GANSettings, SettingsError
 from tests.fakes import context, run_config
 
 PICTURES = {"buffer.png", "nearest-to-real.png", "nearest-to-synthetic.png"}
@@ -28,8 +28,13 @@ def _small(monkeypatch):
     monkeypatch.setitem(PRESETS, "tiny", few)
     quick = replace(
         SEARCHES["tiny"],
-        **{"images": 4, "projection_steps": 2, "paths": 1, "points": 4},
-        **{"path_steps": 2, "average_steps": 2, "network_steps": 2},
+        images=4,
+        projection_steps=2,
+        paths=1,
+        points=4,
+        path_steps=2,
+        average_steps=2,
+        network_steps=2,
     )
     monkeypatch.setitem(SEARCHES, "tiny", quick)
 
@@ -80,7 +85,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
     hospital, monkeypatch
 ):
     """The deadline passes after the first piece."""
-    place, once = hospital("lci"), code_set_module.Source.once
+    place, once = hospital("lci"), Source.once
     looked_for = []
 
     def piece(source, name, make):
@@ -92,7 +97,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
 
         return once(source, name, made)
 
-    monkeypatch.setattr(code_set_module.Source, "once", piece)
+    monkeypatch.setattr(Source, "once", piece)
     with pytest.raises(DeadlineError, match="goes on where it was"):
         make_buffer(place, 20, soon())
     assert len(make_buffer(place, 20, soon()).samples) == 20
@@ -134,6 +139,12 @@ def _job(place, monkeypatch):
         with pytest.raises(ReleaseError):
             make_buffer(place, 20, soon())
     return jobs[0]
+
+
+def test_every_sampler_is_a_setting_and_every_preset_says_how_to_search():
+    choices = get_args(get_type_hints(GANSettings)["sampler"])
+    assert choices == ("random", *CODE_SETS)
+    assert SEARCHES.keys() == PRESETS.keys()
 
 
 def test_clusters_are_dealt_out_to_simulated_hospitals(hospital):

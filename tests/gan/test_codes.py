@@ -7,6 +7,7 @@ from gan import codes
 from gan.code_sets import CODE_SETS, Choice
 from gan.codes import Deck, at_most, pairwise, render_codes
 from gan.quality import mean_of_minimal_distances
+from strategies.protocol.files import replacing
 
 CHOICE = Choice(clusters=2, k=2, kl="uniform")
 # Of class 0 (six images) and 1 (four). Two paths of five points each from four random codes or
@@ -39,14 +40,13 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
     whole = CODE_SETS[name](source(folder=tmp_path / "whole"), CHOICE)
     place = source(folder=tmp_path / "parts")
     finished: list[str] = []
-    keep = codes.replacing
 
     def killed(path):
         if len(finished) % 2:
             finished.append("killed")
             raise TimeoutError
         finished.append(path.name)
-        return keep(path)
+        return replacing(path)
 
     monkeypatch.setattr(codes, "replacing", killed)
     for _ in range(50):

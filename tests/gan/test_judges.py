@@ -15,16 +15,18 @@ def test_classes_are_learnt(source):
 
 
 def test_identities_are_learnt_from_images_and_from_their_projections(source, monkeypatch):
-    shown = {}
-    monkeypatch.setattr(
-        "gan.judges.train",
-        lambda judge, *given: shown.update(zip("xy", given, strict=False)) or judge,
-    )
+    shown: dict[str, torch.Tensor] = {}
+
+    def train(judge, images, labels, source):
+        shown.update(images=images, labels=labels)
+        return judge
+
+    monkeypatch.setattr("gan.judges.train", train)
     place = source()
     assert identity_judge(place)(place.images).shape == (10, 10)
-    assert shown["y"].tolist() == 3 * list(range(10))  # of each its image and two projections
-    assert torch.equal(shown["x"][:10], place.images)
-    assert torch.equal(shown["x"][20:], place.projected(again=1).images)
+    assert shown["labels"].tolist() == 3 * list(range(10))  # of each its image and two projections
+    assert torch.equal(shown["images"][:10], place.images)
+    assert torch.equal(shown["images"][20:], place.projected(again=1).images)
 
 
 def test_torch_s_own_random_numbers_stay_as_they_are(source):
