@@ -12,7 +12,8 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` cod
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from gan.projection import Projection, Start, mean_w, project
 from strategies.protocol.files import replacing
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
+VERSION = 1  # of how codes are found: those of another version are not used
 BLOCK = 32  # images that are projected, rendered or compared at once
 
 
@@ -42,6 +44,11 @@ class Search:
     average_steps: int  # of Adam, for each average
     network: Literal["small", "resnet18"]  # of the classifiers
     network_steps: int  # of Adam, for each classifier
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the search, and with how codes are found."""
+        return sha256(repr((VERSION, asdict(self))).encode()).hexdigest()[:16]
 
 
 # As published: projections of LCI and PLAN, paths of PLAN, averages of k-SALSA.

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from gan.audit import Vectors, nearest
+from gan.audit import Vectors, nearest, perceptual
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 
@@ -172,10 +173,8 @@ def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: Pairwis
         real: uint8 [M, C, H, W].
         distance: The perceptual distance, on the images' device.
     """
-    vectors = [
-        Vectors(each, lambda x: distance.features(from_bytes(x))) for each in (synthetic, real)
-    ]
-    return nearest(*vectors)[0].mean().item()
+    embed = partial(perceptual, features=distance.features)
+    return nearest(Vectors(synthetic, embed), Vectors(real, embed))[0].mean().item()
 
 
 @torch.no_grad()

@@ -64,7 +64,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
     checks = [AUDIT, _fingerprint(data.test), asdict(settings.release)]
     gan = settings.gan
-    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, asdict(SEARCHES[gan.preset])]
+    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, SEARCHES[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)

@@ -3,13 +3,12 @@
 Shapes: `N` images, `C` channels, `R` pixels of the GAN's images.
 """
 
-import hashlib
-from dataclasses import asdict
+from functools import partial
 
 import torch
 
 from client_app.buffer.job import Job
-from gan.audit import Vectors, nearest
+from gan.audit import Vectors, nearest, perceptual
 from gan.code_sets import CODE_SETS, Choice
 from gan.codes import SEARCHES, Codes, Source, at_most, render_codes
 from gan.networks import Generator
@@ -22,8 +21,9 @@ from learning.samples import Samples
 def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     """The codes of each class; None if latents are to be random.
 
-    It writes `set-distances.png` and `set-nearest.png` (LCI's figures 3.3 and 3.4 in the thesis)
-    beside the other pictures. The second shows real images: it stays here.
+    If it has projected training images it writes `set-distances.png` and `set-nearest.png` (LCI's
+    figures 3.3 and 3.4 in the thesis) beside the other pictures. The second shows real images: it
+    stays here.
 
     Args:
         job: What they are for.
@@ -37,7 +37,6 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     if gan.sampler == "random":
         return None
     search = SEARCHES[gan.preset]
-    thorough = hashlib.sha256(repr(asdict(search)).encode()).hexdigest()[:16]
     chosen = square[at_most(square.labels, search.images, job.seed)]
     source = Source(
         generator=generator.requires_grad_(False),
@@ -46,26 +45,27 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         distance=job.distance,
         search=search,
         mirror=job.preset.mirror,
-        folder=job.folder / "codes" / thorough,
+        folder=job.folder / "codes" / search.fingerprint,
         seed=job.seed,
         deadline=job.deadline,
     )
-    choice = Choice(int(gan.clusters or 0), gan.k, gan.kl)
+    clusters = gan.at(0).clusters  # a real hospital takes the first
+    choice = Choice(int(clusters or 0), gan.k, gan.kl)
     codes = CODE_SETS[gan.sampler](source, choice)
-    _draw(job, source, codes)
+    if gan.sampler != "linear":  # which needs no projection
+        _draw(job, source, codes)
     return codes
 
 
 def _draw(job: Job, source: Source, codes: Codes) -> None:
     """Real images beside their projections, and beside the nearest that the set gives."""
-    found = source.projected()
-    rendered = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
-    made = from_bytes(rendered)
-    real, synthetic = (Vectors(each, job.distance.features) for each in (source.images, made))
-    far, which = nearest(real, synthetic)
+    found, real = source.projected(), to_bytes(source.images)
+    made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
+    embed = partial(perceptual, features=job.distance.features)
+    far, which = nearest(Vectors(real, embed), Vectors(made, embed))
     distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}
     folder = job.pictures()
     histogram(job.distance.name, distances).savefig(folder / "set-distances.png", dpi=150)
-    shown = torch.linspace(0, len(real.images) - 1, min(SHOWN, len(real.images))).long()
-    rows = torch.cat([source.images[shown], found.images[shown], made[which[shown]]])
-    save_grid(folder / "set-nearest.png", to_bytes(rows), len(shown), PIXELS)
+    shown = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
+    rows = torch.cat([real[shown], to_bytes(found.images[shown]), made[which[shown]]])
+    save_grid(folder / "set-nearest.png", rows, len(shown), PIXELS)
