@@ -1,10 +1,11 @@
 """What an attack tells of who a table's models were trained on: PLAN's MIA, as one more table.
 
-    uv run python -m benchmarks.membership <output folder of benchmarks.reproduce>
+    uv run python -m benchmarks.membership <output folder of benchmarks.reproduce> [networks]
 
 Members are the training images of a hospital, also where a model has seen only synthetic images
 made of them; others are its test images. The attack is learning.membership.network_attack, which
-is PLAN's protocol: chance is 50 %. A row's figure is over all its runs and hospitals.
+is PLAN's protocol, with as many networks (5), each with a split of its own: chance is 50 %. A row's
+figure is over all its runs and hospitals.
 
 Beside it: the attack by loss, whose threshold is the mean loss of members.
 """
@@ -31,15 +32,17 @@ from learning.samples import Samples
 from strategies.protocol.parcel import check_parcel, load
 from strategies.protocol.settings import Settings
 
+NETWORKS = 5
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def main() -> None:
     """Attack every model of the newest completed run of each row and repeat."""
     output = Path(sys.argv[1]).expanduser()
+    networks = int(sys.argv[2]) if len(sys.argv) > 2 else NETWORKS
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row, run in newest(output):
-        rows[row] += attacked(run)
+        rows[row] += attacked(run, networks)
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "MIA by network, %", "MIA by loss, %"]))
     for row, figures in rows.items():
@@ -54,7 +57,7 @@ def newest(output: Path) -> Iterator[tuple[str, Path]]:
         yield repeat.parent.name, run
 
 
-def attacked(run: Path) -> Iterator[tuple[float, float]]:
+def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
     """The accuracies of both attacks on each model of a run, at each hospital."""
     config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
     settings = Settings.parse(config)
@@ -65,7 +68,7 @@ def attacked(run: Path) -> Iterator[tuple[float, float]]:
         for index in range(hospitals):
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
             members, others = (_says(network, each) for each in (data.train, data.test))
-            by_network = network_attack(members, others).overall.accuracy.value
+            by_network = network_attack(members, others, networks).overall.accuracy.value
             yield by_network, loss_attack(members, others).accuracy.value
 
 
