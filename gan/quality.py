@@ -2,7 +2,6 @@
 
 import logging
 import math
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
-from gan.audit import Vectors, nearest, perceptual
+from gan.nearest import nearest
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 
@@ -173,8 +172,7 @@ def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: Pairwis
         real: uint8 [M, C, H, W].
         distance: The perceptual distance, on the images' device.
     """
-    embed = partial(perceptual, features=distance.features)
-    return nearest(Vectors(synthetic, embed), Vectors(real, embed))[0].mean().item()
+    return nearest(synthetic, real, distance)[0].mean().item()
 
 
 @torch.no_grad()

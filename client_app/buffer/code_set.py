@@ -3,14 +3,12 @@
 Shapes: `N` images, `C` channels, `R` pixels of the GAN's images.
 """
 
-from functools import partial
-
 import torch
 
 from client_app.buffer.job import Job
-from gan.audit import Vectors, nearest, perceptual
 from gan.code_sets import CODE_SETS, Choice
 from gan.codes import SEARCHES, Codes, Source, at_most, render_codes
+from gan.nearest import nearest
 from gan.networks import Generator
 from gan.pixel_range import from_bytes, to_bytes
 from gan.projection import PIXELS, SHOWN, histogram
@@ -61,8 +59,7 @@ def _draw(job: Job, source: Source, codes: Codes) -> None:
     """Real images beside their projections, and beside the nearest that the set gives."""
     found, real = source.projected(), to_bytes(source.images)
     made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
-    embed = partial(perceptual, features=job.distance.features)
-    far, which = nearest(Vectors(real, embed), Vectors(made, embed))
+    far, which = nearest(real, made, job.distance)
     distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}
     folder = job.pictures()
     histogram(job.distance.name, distances).savefig(folder / "set-distances.png", dpi=150)

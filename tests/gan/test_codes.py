@@ -6,6 +6,7 @@ import torch
 from gan import codes
 from gan.code_sets import CODE_SETS, Choice
 from gan.codes import Deck, at_most, pairwise, render_codes
+from gan.nearest import nearest
 from gan.quality import mean_of_minimal_distances
 from strategies.protocol.files import replacing
 
@@ -121,3 +122,15 @@ def test_mml_by_hand(source):
     far = distance(bytes_ / 127.5 - 1, bytes_ / 127.5 - 1)[0, 1:]
     found = mean_of_minimal_distances(torch.cat([real[:1], other]), real, distance)
     assert found == pytest.approx(far.min().item() / 2, rel=1e-4)
+
+
+def test_the_nearest_of_any_block(source, monkeypatch):
+    """As in the matrix of all distances; 7 others in blocks of 2."""
+    distance = source().distance
+    torch.manual_seed(2)
+    images, others = (torch.randint(256, (n, 1, 8, 8), dtype=torch.uint8) for n in (5, 7))
+    monkeypatch.setattr("gan.nearest.BLOCK", 2)
+    far, which = nearest(images, others, distance)
+    wanted = distance(images / 127.5 - 1, others / 127.5 - 1).min(dim=1)
+    torch.testing.assert_close(far, wanted.values, atol=1e-5, rtol=1e-4)
+    assert torch.equal(which, wanted.indices)
