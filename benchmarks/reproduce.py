@@ -328,6 +328,8 @@ def known_columns(hospitals: int) -> dict[str, Column]:
                          perceptual distance of training images from their projections (needs
                          gan.projections) by the GANs of all hospitals, before and after the phase
                          with the privacy loss
+        mml              perceptual distance of their synthetic images from the nearest training
+                         image, in the mean
         frechet          distance of their synthetic images from the real ones
         gan_private      share of the GANs in which the privacy loss has had a part
     """
@@ -364,6 +366,7 @@ def known_columns(hospitals: int) -> dict[str, Column]:
     for kind in ("plain", "private"):
         heading, prefix = f"projection, {kind}, × 1000", f"projection-{kind}-"
         columns[f"projection_{kind}"] = Column(heading, 1000, _synthetic(prefix))
+    columns["mml"] = Column("mmL, × 1000", 1000, _synthetic("mml-"))
     columns["frechet"] = Column("Fréchet distance", 1, _synthetic("fid", "frechet-"))
     columns["gan_private"] = Column("GANs with privacy loss, %", 100, _synthetic("gan-private"))
     return columns

@@ -207,7 +207,8 @@ def _own_settings(
     own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config and key != "model"}
     settings = Settings.parse({**run_config, **own})
     if policy is None:
-        return replace(settings, train=settings.train.at(int(node_config["partition-id"])))
+        index = int(node_config["partition-id"])
+        return replace(settings, train=settings.train.at(index), gan=settings.gan.at(index))
     for key in OWN_FILES:
         file = str(run_config[key]).removeprefix(PUBLIC)
         if key not in own and Path(file).is_absolute():

@@ -93,6 +93,7 @@ class ReleaseRules:
     min_quantile: float
     max_discarded: float
     min_class_images: int
+    min_averaged: int
     min_privacy_weight: float
     without_privacy: bool
     max_gan_iterations: int
@@ -250,6 +251,9 @@ class Policy:
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
         yield at_most("release.max-membership", check.max_membership, release.max_membership)
+        if (averaged := gan.least_averaged) is not None:
+            fewest = min(averaged, check.min_class_images)
+            yield at_least("release.min-averaged", fewest, release.min_averaged)
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
         yield Ruling(
             "release.without-privacy",

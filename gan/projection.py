@@ -200,21 +200,21 @@ def measure_privacy(
     distances = {name: each.distances.tolist() for name, each in found.items()}
     with replacing(folder / "projections.json") as draft:
         draft.write_text(json.dumps({"metric": metric.name, **distances}))
-    _histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
+    histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
     shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
     rows = torch.cat([each[shown] for each in (images, *(p.images for p in found.values()))])
     save_grid(folder / "projections.png", to_bytes(rows), len(shown), PIXELS)
     return {f"projection-{name}": each.distances.mean().item() for name, each in found.items()}
 
 
-def _histogram(metric: str, distances: Mapping[str, Sequence[float]]) -> Figure:
-    """Both distributions over the same bins, the plain one blue and the private one red."""
+def histogram(metric: str, distances: Mapping[str, Sequence[float]]) -> Figure:
+    """Two distributions over the same bins, the first one blue and the second one red."""
     figure = Figure(figsize=(5, 3), layout="constrained")
     axes = figure.add_subplot()
     bins = torch.linspace(0, max(map(max, distances.values())) or 1.0, 41).tolist()
     for (name, values), colour in zip(distances.items(), ("#2f6690", "#c8553d"), strict=True):
         axes.hist(values, bins=bins, color=colour, alpha=0.6, label=name)
-    axes.set_xlabel(f"{metric} between an image and its projection")
+    axes.set_xlabel(f"{metric} to a real image")
     axes.set_ylabel("images")
     axes.legend(frameon=False)
     return figure

@@ -14,6 +14,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import (
 )
 from torchmetrics.image.fid import FrechetInceptionDistance
 
+from gan.nearest import nearest
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 
@@ -161,6 +162,17 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
             cross_entropy(logits, labels[batch]).backward()
             optimizer.step()
     return model.requires_grad_(False).eval()
+
+
+def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:
+    """How far a synthetic image is from the nearest real one, in the mean: PLAN's mmL.
+
+    Args:
+        synthetic: uint8 [N, C, H, W].
+        real: uint8 [M, C, H, W].
+        distance: The perceptual distance, on the images' device.
+    """
+    return nearest(synthetic, real, distance)[0].mean().item()
 
 
 @torch.no_grad()

@@ -50,7 +50,7 @@ OF_TASK, IN_TASK = "accuracy-of-task-", "accuracy-in-task-"
 PHASES = ("prepare", "train", "evaluate", "serialise")
 # How the names begin of what a hospital measures of its synthetic images.
 _OF_SYNTHETIC = re.compile(
-    "gan-|fid|frechet-|ada-|release-(?!passed)|held-out-|diversity-|projection-"
+    "gan-|fid|frechet-|ada-|release-(?!passed)|held-out-|diversity-|mml-|projection-"
 )
 
 

@@ -6,6 +6,9 @@ The baselines of FedER (arXiv:2206.10048, Table II), chosen by `centralized.data
     synthetic    argmin_θ E_{B_1 ∪ ... ∪ B_N} ℓ(θ)        what the buffers are worth by themselves
     both         argmin_θ E over all of them
 
+`synthetic` with `gan.sampler = "lci"` is the protocol of LCI (the thesis, section 3.1.3): every
+hospital sends its set once, and one model is trained on their union.
+
 The first hospital trains; the others test. `real` and `both` exist in simulations only: a
 hospital that has its own images refuses.
 

@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from flwr.common.config import flatten_dict
 
-from benchmarks import markdown, reproduce, simulation
+from benchmarks import markdown, membership, reproduce, simulation
 from benchmarks.reproduce import (
     TABLES,
     Repeat,
@@ -101,7 +101,7 @@ def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     assert not any("," in name for name in names)
     for row in table.rows:
         for column, figures in row.paper.items():
-            fractions = table.columns[column].scale == 100
+            fractions = table.columns[column].scale >= 100
             assert all(0 < figure < 1 if fractions else figure > 1 for figure in figures)
     assert "/home" not in TABLES[name].read_text()
     assert choose(table, f" {names[-1]},{names[0]}") == [table.rows[0], table.rows[-1]]
@@ -485,3 +485,24 @@ class Superlink:
 
     def __exit__(self, *error):
         return None
+
+
+def test_attacks_are_on_the_newest_completed_run_of_each_repeat(tmp_path, monkeypatch, capsys):
+    """By hand: 60 and 50 % over two seeds, mean 55, std sqrt(2 · 25) = 7.1; a run without a commit
+    was not completed."""
+    for place in ("plan/seed-0/1", "plan/seed-0/2", "plan/seed-1/1", "lci/seed-0/1"):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "commit").touch()
+    (tmp_path / "plan/seed-0/3").mkdir()
+    worth = {"plan/seed-0/2": 0.6, "plan/seed-1/1": 0.5, "lci/seed-0/1": 0.4}
+
+    def attacked(run, networks):
+        yield worth[str(run.relative_to(tmp_path))], networks / 10
+
+    monkeypatch.setattr(membership, "attacked", attacked)
+    monkeypatch.setattr("sys.argv", ["membership", str(tmp_path), "3"])
+    membership.main()
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "| lci | 40.0 | 30.0 |",
+        "| plan | 55.0 ± 7.1 | 30.0 ± 0.0 |",
+    ]

@@ -14,6 +14,11 @@ was if it was interrupted, and serves later runs.
     <store>/gan/<hash>/buffer.png     the same to look at
     <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
     <store>/gan/<hash>/nearest-to-real.png         real images, each with the nearest synthetic one
+    <store>/gan/<hash>/codes/         codes of training images, and sets that samplers made of them
+    <store>/gan/<hash>/<sampler>/     pictures like these, if gan.sampler is not random, and
+        set-distances.png             how far real images are from their projections, and from the
+                                      nearest image of the set
+        set-nearest.png               a few of each, one below the other
 """
 
 import hashlib
@@ -25,6 +30,7 @@ from client_app.buffer.stages import AUDIT, SAMPLER, make
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.checkpoint import VERSION
+from gan.codes import SEARCHES
 from gan.membership import ATTACKS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
@@ -59,7 +65,9 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
     folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
     checks = [AUDIT, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
-    name = f"{folder}/{_hash(checks, size, settings.gan.projections)}"
+    gan = settings.gan
+    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, SEARCHES[gan.preset].fingerprint]
+    name = f"{folder}/{_hash(checks, size, gan.projections, codes)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder

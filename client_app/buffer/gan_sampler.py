@@ -1,6 +1,7 @@
 """The sampler `gan`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
 
-FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B.
+FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. It renders random latents,
+or a set of codes that `gan.sampler` names (client_app/buffer/code_set.py).
 
 Shapes: `N` images, `C` channels, `H, W` pixels of the hospital's images, `R` of the GAN's.
 """
@@ -9,9 +10,11 @@ import logging
 
 from torch import Tensor
 
+from client_app.buffer.code_set import code_set
 from client_app.buffer.job import Job, some
 from client_app.datasets.resize import resized
 from gan.adversaries import Examples, Privacy
+from gan.codes import Deck, render_codes
 from gan.pixel_range import from_bytes
 from gan.projection import mean_w, measure_privacy
 from gan.quality import Frechet, frechet
@@ -49,7 +52,10 @@ class GANSampler:
         if trained.private is None and job.hospital.settings.gan.privacy_weight > 0:
             _unprotected(job, trained)
         self.generator = trained.private or trained.plain
-        judged = render(self.generator, some(learnt, preset.fid_images).labels, job.seed)
+        codes = code_set(job, square, self.generator)
+        self.deck = Deck(codes, job.seed) if codes else None
+        judged = self._square(some(learnt, preset.fid_images).labels, job.seed)
+        self.deck = Deck(codes, job.seed) if codes else None  # what was judged can be drawn
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {
             "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
@@ -60,8 +66,18 @@ class GANSampler:
         }
 
     def render(self, labels: Tensor, seed: int) -> Tensor:
-        """Images uint8 [N, C, H, W] of classes int64 [N]."""
-        return _resized(render(self.generator, labels, seed), self.size)
+        """Images uint8 [N, C, H, W] of classes int64 [N].
+
+        Codes of a set are drawn without replacement as far as it goes, over all calls, so that what
+        an audit refuses is not drawn again. Then they are drawn again, with other noise.
+        """
+        return _resized(self._square(labels, seed), self.size)
+
+    def _square(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, R, R]."""
+        if self.deck is None:
+            return render(self.generator, labels, seed)
+        return render_codes(self.generator, self.deck.draw(labels), seed)
 
 
 def _frechet(job: Job, square: Samples) -> Frechet:

@@ -32,7 +32,7 @@ class Job:
         preset: Size and schedule of the GAN.
         distance: The perceptual distance of the privacy term, the audit and the figures.
         seed: Of everything random.
-        folder: Where the sampler is kept, and the pictures.
+        folder: Where the sampler is kept.
         deadline: When to give up, in the time of `time.monotonic`.
     """
 
@@ -46,6 +46,13 @@ class Job:
     seed: int
     folder: Path
     deadline: float
+
+    def pictures(self) -> Path:
+        """Where pictures go: below `folder`, if one of several samplers of its GAN made them."""
+        sampler = self.hospital.settings.gan.sampler
+        place = self.folder if sampler == "random" else self.folder / sampler
+        place.mkdir(parents=True, exist_ok=True)
+        return place
 
     def refusal(self, *reasons: str) -> ReleaseError:
         """What a hospital says when its synthetic images may not leave."""

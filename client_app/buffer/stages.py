@@ -11,7 +11,7 @@ from client_app.buffer.job import REAL_IMAGES, Job, Release, some
 from client_app.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
 from client_app.errors import ReleaseError
 from gan.audit import Verdict, save_nearest
-from gan.quality import within_class_diversity
+from gan.quality import mean_of_minimal_distances, within_class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
@@ -34,7 +34,9 @@ def make(job: Job) -> Release:
         raise refusal(job, verdict)
     found = attack(job, samples, sampler.figures, SAMPLERS[SAMPLER])
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
-    figures = declared({**sampler.figures, **checked, **diversity(job, samples)}, job)
+    mml = mean_of_minimal_distances(samples.images, job.train.images, job.distance)
+    measured = {"mml-perceptual": mml, **diversity(job, samples)}
+    figures = declared({**sampler.figures, **checked, **measured}, job)
     draw(job, samples)
     return Release(samples, figures, found.as_json())
 
@@ -105,14 +107,15 @@ def declared(figures: Mapping[str, float], job: Job) -> dict[str, float]:
 
 
 def draw(job: Job, samples: Samples) -> None:
-    """Pictures for the hospital's own eyes, in the job's folder.
+    """Pictures for the hospital's own eyes.
 
     They are the buffer (buffer.png), and which real image is nearest to which synthetic one
     (nearest-to-synthetic.png, nearest-to-real.png).
     """
     features, real, synthetic = job.distance.features, job.train, samples.images
+    folder = job.pictures()
     by_class = samples.labels.argsort(stable=True)
-    save_grid(job.folder / "buffer.png", synthetic[by_class], columns=32)
-    save_nearest(job.folder / "nearest-to-synthetic.png", synthetic, real.images, features)
+    save_grid(folder / "buffer.png", synthetic[by_class], columns=32)
+    save_nearest(folder / "nearest-to-synthetic.png", synthetic, real.images, features)
     shown = some(real, REAL_IMAGES).images
-    save_nearest(job.folder / "nearest-to-real.png", shown, synthetic, features)
+    save_nearest(folder / "nearest-to-real.png", shown, synthetic, features)

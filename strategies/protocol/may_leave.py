@@ -208,6 +208,8 @@ METRICS: Mapping[str, Range] = {
     "embedding-bits-most": COUNT,
     "embedding-own-median": FIGURE,
     "embedding-other-median": FIGURE,
+    # Mean distance of a synthetic image to the nearest training image (PLAN's mmL).
+    **{f"mml-{distance}": FIGURE for distance in DISTANCES},
     # Mean distance of two images of one class; of real images to their projections.
     **{f"diversity-{kind}-{d}": FIGURE for kind in ("real", "synthetic") for d in DISTANCES},
     **{f"projection-{kind}-{d}": FIGURE for kind in ("plain", "private") for d in DISTANCES},

@@ -83,6 +83,10 @@ class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
     preset: str
+    sampler: Literal["random", "linear", "plan", "lci", "lci-plan", "k-salsa", "k-salsa-plan"]
+    clusters: str
+    k: int
+    kl: Literal["uniform", "printed"]
     iterations: int
     privacy_weight: float
     privacy_reduction: Literal["mean", "sum"]
@@ -91,6 +95,8 @@ class GANSettings:
     projections: int
 
     def __post_init__(self) -> None:
+        _require_numbers("gan.clusters", self.clusters, 2)
+        require(self.k >= 2, "gan.k", self.k, "2 or more")
         require(self.iterations >= 0, "gan.iterations", self.iterations, "0 or more")
         require(self.privacy_weight >= 0, "gan.privacy-weight", self.privacy_weight, "0 or more")
         require(self.projections >= 0, "gan.projections", self.projections, "0 or more")
@@ -99,6 +105,17 @@ class GANSettings:
             allowed = "an absolute path, or empty"
             usable = not path or Path(path).is_absolute()
             require(usable, f"gan.{key.replace('_', '-')}", path, allowed)
+
+    @property
+    def least_averaged(self) -> int | None:
+        """The fewest training images behind a code; None if none is made of theirs."""
+        if self.sampler.startswith("k-salsa"):
+            return self.k
+        return 2 if self.sampler.startswith("lci") else None
+
+    def at(self, hospital: int) -> "GANSettings":
+        """Those of a simulated hospital, from 0: `clusters` are dealt out in turn."""
+        return replace(self, clusters=in_turn(self.clusters, hospital))
 
 
 @dataclass(frozen=True)

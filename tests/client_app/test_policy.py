@@ -33,6 +33,9 @@ def test_the_default_settings_pass_the_default_policy():
         ("release.min-quantile", {"release.quantile": 0.0}),
         ("release.max-discarded", {"release.max-discarded": 0.999}),
         ("release.min-class-images", {"release.min-class-images": 1}),
+        ("release.min-averaged", {"gan.sampler": "k-salsa", "gan.k": 4}),
+        ("release.min-averaged", {"gan.sampler": "k-salsa-plan", "gan.k": 4}),
+        ("release.min-averaged", {"gan.sampler": "lci", "gan.clusters": "20"}),
         ("release.min-privacy-weight", {"gan.privacy-weight": 0}),
         ("release.max-images", {"feder.buffer-size": 100_000}),
         ("release.max-gan-iterations", {"gan.iterations": 25_001}),
@@ -59,6 +62,14 @@ def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
 
 
 @pytest.mark.parametrize(
+    "settings",
+    [{"gan.sampler": "k-salsa"}, {"gan.sampler": "plan", "gan.k": 2}, {"gan.sampler": "linear"}],
+)
+def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
+    Policy.read().check(Settings.parse({**defaults(), **settings}))
+
+
+@pytest.mark.parametrize(
     ("rule", "text", "settings"),
     [
         ("runs.strategies", 'runs.strategies = ["cwc"]', {}),
@@ -68,6 +79,11 @@ def test_a_run_that_is_laxer_than_the_default_policy_is_refused(rule, settings):
             "release.without-privacy",
             "release.min-privacy-weight = 0",
             {"gan.privacy-weight": 0},
+        ),
+        (  # a class of four images has an average of four
+            "release.min-averaged",
+            "release.min-class-images = 4",
+            {"gan.sampler": "k-salsa", "release.min-class-images": 4},
         ),
         ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
         ("runs.max-epochs", "runs.max-epochs = 2", {}),

@@ -1,8 +1,14 @@
 import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
+from gan.codes import Search, Source
+from gan.networks import Generator
+from gan.perceptual import PairwiseLPIPS
 from gan.presets import PRESETS, Preset
 
 
@@ -29,3 +35,47 @@ def micro() -> Preset:
         check_every=2,
         fid_images=8,
     )
+
+
+class Pixels(PairwiseLPIPS):
+    """A distance of microseconds."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.name = "untrained-squeeze"
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        return images.flatten(1) / images[0].numel()
+
+
+@pytest.fixture
+def source(micro, tmp_path) -> Callable[..., Source]:
+    """Six images of class 0 and four of class 1 for a generator that nobody has trained."""
+
+    def made(**changes: Any) -> Source:
+        torch.manual_seed(0)
+        search = Search(
+            images=6,
+            projection_steps=2,
+            projections=2,
+            paths=2,
+            points=5,
+            path_steps=3,
+            average_steps=3,
+            network="small",
+            network_steps=3,
+        )
+        whole = Source(
+            generator=Generator(micro, 2, 1).requires_grad_(False),
+            images=torch.rand(10, 1, 8, 8) * 2 - 1,
+            labels=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]),
+            distance=Pixels(),
+            search=search,
+            mirror=True,
+            folder=tmp_path / "codes",
+            seed=3,
+            deadline=time.monotonic() + 300,
+        )
+        return dataclasses.replace(whole, **changes)
+
+    return made

@@ -1,0 +1,81 @@
+"""What an attack tells of who a table's models were trained on: PLAN's MIA, as one more table.
+
+    uv run python -m benchmarks.membership <output folder of benchmarks.reproduce> [networks]
+
+Members are the training images of a hospital, also where a model has seen only synthetic images
+made of them; others are its test images. The attack is learning.membership.network_attack, which
+is PLAN's protocol, with as many networks (5), each with a split of its own: chance is 50 %. A row's
+figure is over all its runs and hospitals.
+
+Beside it: the attack by loss, whose threshold is the mean loss of members.
+"""
+
+import json
+import math
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from flwr.common.config import flatten_dict
+from torch import nn
+
+from benchmarks.markdown import commit, machine, table_head, table_row
+from benchmarks.reproduce import cell, mean_and_std
+from client_app.datasets import open_data
+from learning.evaluation import probabilities
+from learning.membership import Predictions, loss_attack, network_attack
+from learning.packing import unpack_network
+from learning.samples import Samples
+from strategies.protocol.parcel import check_parcel, load
+from strategies.protocol.settings import Settings
+
+NETWORKS = 5
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main() -> None:
+    """Attack every model of the newest completed run of each row and repeat."""
+    output = Path(sys.argv[1]).expanduser()
+    networks = int(sys.argv[2]) if len(sys.argv) > 2 else NETWORKS
+    rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row, run in newest(output):
+        rows[row] += attacked(run, networks)
+    print(f"Commit {commit()}; {machine()}.\n")
+    print(table_head(["", "MIA by network, %", "MIA by loss, %"]))
+    for row, figures in rows.items():
+        cells = [cell(mean_and_std(list(each)), 100) for each in zip(*figures, strict=True)]
+        print(table_row([row, *cells]))
+
+
+def newest(output: Path) -> Iterator[tuple[str, Path]]:
+    """The rows and result folders below the output folder of a table."""
+    runs = {path.parent.parent: path.parent for path in sorted(output.glob("*/*/*/commit"))}
+    for repeat, run in runs.items():
+        yield repeat.parent.name, run
+
+
+def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
+    """The accuracies of both attacks on each model of a run, at each hospital."""
+    config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
+    settings = Settings.parse(config)
+    hospitals = len(json.loads((run / "summary.json").read_text("utf-8"))["hospitals"])
+    for path in sorted((run / "parcels").glob("*.npz")):
+        parcel = load(path)
+        network = unpack_network(parcel, check_parcel(parcel), {}, DEVICE)
+        for index in range(hospitals):
+            data = open_data(settings, index, hospitals, tuple(settings.class_names))
+            members, others = (_says(network, each) for each in (data.train, data.test))
+            by_network = network_attack(members, others, networks).overall.accuracy.value
+            yield by_network, loss_attack(members, others).accuracy.value
+
+
+def _says(network: nn.Module, samples: Samples) -> Predictions:
+    labels = samples.labels.to(DEVICE)
+    return Predictions(probabilities(network, samples.images.to(DEVICE), math.inf), labels)
+
+
+if __name__ == "__main__":
+    main()

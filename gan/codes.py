@@ -1,0 +1,244 @@
+"""Codes: points of a GAN's latent space W from which a hospital's synthetic images are rendered.
+
+Some samplers choose them by the codes of training images, which `Source.projected` finds: LCI
+(gan/lci.py), PLAN (gan/plan.py) and k-SALSA (gan/k_salsa.py), by name in gan/code_sets.py. Codes of
+training images show patients. Like all that is kept here they stay in the hospital's store.
+
+All that takes long is kept in `Source.folder` piece by piece, each as a file that is whole or not
+there: after a kill at any moment a call with the same source goes on where it was.
+
+Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` codes.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gan.networks import Generator
+from gan.perceptual import PairwiseLPIPS, distances
+from gan.pixel_range import to_bytes
+from gan.projection import Projection, Start, mean_w, project
+from strategies.protocol.files import replacing
+
+Codes = Mapping[int, Tensor]  # codes [n, D] of each class
+VERSION = 1  # of how codes are found: those of another version are not used
+BLOCK = 32  # images that are projected, rendered or compared at once
+
+
+@dataclass(frozen=True)
+class Search:
+    """How thoroughly codes are looked for."""
+
+    images: int  # training images of a class that are projected, at the most
+    projection_steps: int  # of Adam, for each image
+    projections: int  # of each image, for the classifier of identities
+    paths: int  # of a class, at the most
+    points: int  # of a path, with both ends
+    path_steps: int  # of Adam, for each path
+    average_steps: int  # of Adam, for each average
+    network: Literal["small", "resnet18"]  # of the classifiers
+    network_steps: int  # of Adam, for each classifier
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the search, and with how codes are found."""
+        return sha256(repr((VERSION, asdict(self))).encode()).hexdigest()[:16]
+
+
+# As published: projections of LCI and PLAN, paths of PLAN, averages of k-SALSA.
+_PAPER = Search(
+    images=1_000,
+    projection_steps=500,
+    projections=5,
+    paths=500,
+    points=50,
+    path_steps=100,
+    average_steps=100,
+    network="resnet18",
+    network_steps=5_000,
+)
+SEARCHES: dict[str, Search] = {  # by the GAN's preset
+    # Half a minute to a minute on one CPU core for each sampler.
+    "tiny": Search(
+        images=45,
+        projection_steps=60,
+        projections=1,
+        paths=6,
+        points=20,
+        path_steps=40,
+        average_steps=60,
+        network="small",
+        network_steps=300,
+    ),
+    "small": Search(
+        images=200,
+        projection_steps=200,
+        projections=1,
+        paths=20,
+        points=50,
+        path_steps=100,
+        average_steps=100,
+        network="small",
+        network_steps=1_000,
+    ),
+    "xray-256": _PAPER,
+    "skin-256": _PAPER,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What codes are made of.
+
+    Attributes:
+        generator: A trained one, on the images' device.
+        images: Training images [N, C, R, R] in [-1, 1].
+        labels: Their classes, int64 [N].
+        distance: The perceptual distance, on the same device.
+        search: How thoroughly to look.
+        mirror: Whether mirrored and turned images are plausible.
+        folder: Where what takes long is kept; one for one generator, these images and this search.
+        seed: Of everything random; torch's global generators do not change.
+        deadline: When to give up, in the time of `time.monotonic`.
+    """
+
+    generator: Generator
+    images: Tensor
+    labels: Tensor
+    distance: PairwiseLPIPS
+    search: Search
+    mirror: bool
+    folder: Path
+    seed: int
+    deadline: float
+
+    def projected(self, again: int = 0) -> Projection:
+        """The codes of all images; with another `again` they are looked for with other noise.
+
+        They start at the mean of their class: few steps do not lead from class to class.
+
+        Raises:
+            TimeoutError: The deadline has passed; a later call goes on.
+        """
+        w = torch.zeros(len(self.images), self.generator.latent, device=self.images.device)
+        found = Projection(w, torch.zeros_like(self.images), w.new_zeros(len(w)))
+        for label in self.labels.unique().tolist():
+            own = (self.labels == label).nonzero().flatten()
+            start = mean_w(self.generator, self.labels[own], seed=self.seed)
+            for index, rows in enumerate(own.split(BLOCK)):
+
+                def piece(rows: Tensor = rows, start: Start = start) -> dict[str, Tensor]:
+                    return vars(
+                        project(
+                            self.generator,
+                            self.images[rows],
+                            start,
+                            features=self.distance.features,
+                            seed=self.seed + again,
+                            deadline=self.deadline,
+                            steps=self.search.projection_steps,
+                        )
+                    )
+
+                kept = self.once(f"projection-{again}-{label}-{index}", piece)
+                for name, whole in vars(found).items():
+                    whole[rows] = kept[name]
+        return found
+
+    def noise(self) -> list[Tensor]:
+        """The noise maps [1, 1, h, w] of all images that codes are optimised by."""
+        rng = torch.Generator().manual_seed(self.seed)
+        shapes = self.generator.noise_shapes
+        return [torch.randn(1, 1, *each, generator=rng).to(self.images.device) for each in shapes]
+
+    def once(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """What `make` returns, from the file of that name if an earlier call has kept it.
+
+        Raises:
+            TimeoutError: The deadline has passed.
+        """
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            self.check_deadline()
+            made = {key: value.cpu() for key, value in make().items()}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as draft:
+                torch.save(made, draft)
+        device = self.images.device
+        kept: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
+        return kept
+
+    def check_deadline(self) -> None:
+        """Give up after the deadline.
+
+        Raises:
+            TimeoutError: It has passed.
+        """
+        if time.monotonic() > self.deadline:
+            raise TimeoutError("Looking for codes took longer than allowed.")
+
+
+class Deck:
+    """Codes to draw from: without replacement, and all over again when all of a class are drawn.
+
+    Args:
+        codes: Of each class.
+        seed: Decides on the order.
+    """
+
+    def __init__(self, codes: Codes, seed: int) -> None:
+        rng = torch.Generator().manual_seed(seed)
+        self.codes = {
+            k: each[torch.randperm(len(each), generator=rng)] for k, each in codes.items()
+        }
+        self.drawn = dict.fromkeys(codes, 0)
+
+    def draw(self, labels: Tensor) -> Tensor:
+        """The next codes [n, D] of classes int64 [n]."""
+        rows = []
+        for label in labels.tolist():
+            own = self.codes[label]
+            rows.append(own[self.drawn[label] % len(own)])
+            self.drawn[label] += 1
+        return torch.stack(rows)
+
+
+@torch.no_grad()
+def render_codes(generator: Generator, codes: Tensor, seed: int) -> Tensor:
+    """Make uint8 [n, C, R, R] from codes [n, D]; the seed decides on the noise."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        made = [to_bytes(generator.synthesise(part)) for part in codes.split(BLOCK)]
+    return torch.cat(made)
+
+
+@torch.no_grad()
+def pairwise(images: Tensor, distance: PairwiseLPIPS) -> Tensor:
+    """The perceptual distances [N, N] of images [N, C, R, R] in [-1, 1].
+
+    It holds the features of two blocks of images at a time: one of 256 x 256 has millions.
+    """
+    blocks = images.split(BLOCK)
+    matrix = torch.zeros(len(images), len(images), device=images.device)
+    for i, first in enumerate(blocks):
+        x = distance.features(first)
+        for j, second in enumerate(blocks[: i + 1]):
+            found = distances(x, x if i == j else distance.features(second))
+            rows, columns = slice(i * BLOCK, i * BLOCK + len(first)), slice(j * BLOCK, None)
+            matrix[rows, columns][:, : len(second)] = found
+            matrix[columns, rows][: len(second)] = found.T
+    return matrix.fill_diagonal_(0)
+
+
+def at_most(labels: Tensor, count: int, seed: int) -> Tensor:
+    """Indices of at most `count` images of each class, at random, of labels int64 [N]."""
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(labels), generator=rng).to(labels.device)
+    chosen = [order[labels[order] == label][:count] for label in labels.unique()]
+    return torch.cat(chosen).sort().values

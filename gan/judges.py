@@ -1,0 +1,110 @@
+"""The classifiers that PLAN and k-SALSA ask: which training image is it, and which class?
+
+PLAN (Pennisi et al., MICCAI 2023, arXiv:2306.12968), section 3: ResNet-18s, φ_id and φ_class; that
+of identities is trained on flips and turns, and also on projections of each training image, because
+synthetic images are what it is shown afterwards. They are trained on the hospital's own images, and
+stay in its store.
+
+Shapes: `N` images, `C` channels, `R` pixels a side, `K` outputs, `F` features.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torchvision.models import resnet18
+
+from gan.codes import Source
+from gan.quality import BATCH, LEARNING_RATE, Classifier
+
+
+class Judge(nn.Module):
+    """A classifier of images in [-1, 1].
+
+    Attributes:
+        first: Its first convolution.
+        learning_rate: What it is trained with.
+    """
+
+    def __init__(self, network: str, channels: int, outputs: int) -> None:
+        super().__init__()
+        self.channels = channels
+        if network == "small":
+            small = Classifier(channels, outputs)
+            self.body, self.head, self.learning_rate = small.body, small.head, LEARNING_RATE
+        else:
+            large = resnet18(num_classes=outputs)
+            *body, self.head = large.children()
+            self.body, self.learning_rate = nn.Sequential(*body, nn.Flatten()), 0.001
+            self.channels = 3
+
+    def first(self, images: Tensor) -> Tensor:
+        """What the first convolution makes of images [N, C, R, R]: [N, F, h, w]."""
+        maps: Tensor = self.body[0](images.expand(-1, self.channels, -1, -1))
+        return maps
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the last layer sees of images [N, C, R, R]: [N, F]."""
+        features: Tensor = self.body(images.expand(-1, self.channels, -1, -1))
+        return features
+
+    def forward(self, images: Tensor) -> Tensor:
+        """The logits [N, K] of images [N, C, R, R]."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+
+def class_judge(source: Source) -> Judge:
+    """φ_class: of the classes, as numbers from 0."""
+    return _trained(source, "class", source.images, source.labels)
+
+
+def identity_judge(source: Source) -> Judge:
+    """φ_id: of the training images, by their index."""
+    projected = [source.projected(again).images for again in range(source.search.projections)]
+    images = torch.cat([source.images, *projected])
+    own = torch.arange(len(source.images), device=images.device)
+    return _trained(source, "identity", images, own.repeat(1 + len(projected)))
+
+
+def _trained(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
+    """A classifier in evaluation mode, without gradients of its own."""
+    search = source.search
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(source.seed)
+        judge = Judge(search.network, images.shape[1], int(labels.max()) + 1).to(images.device)
+    kept = source.once(
+        f"judge-{name}",
+        lambda: train(judge, images, labels, source).state_dict(),
+    )
+    judge.load_state_dict(kept)
+    return judge.requires_grad_(False).eval()
+
+
+def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge:
+    """Train in a fixed number of steps on images [N, C, R, R] with labels int64 [N].
+
+    Raises:
+        TimeoutError: The source's deadline has passed.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(source.seed)
+        optimizer = torch.optim.Adam(judge.parameters(), lr=judge.learning_rate)
+        for _ in range(source.search.network_steps):
+            source.check_deadline()
+            batch = torch.randint(len(images), (BATCH,)).to(images.device)
+            shown = turned(images[batch]) if source.mirror else images[batch]
+            optimizer.zero_grad()
+            cross_entropy(judge(shown), labels[batch]).backward()
+            optimizer.step()
+    return judge
+
+
+def turned(images: Tensor) -> Tensor:
+    """Images [N, C, R, R], each mirrored or not and turned by 0, 90, 180 or 270 degrees."""
+    kinds = torch.randint(8, (len(images),)).tolist()
+    return torch.stack(
+        [
+            torch.rot90(image.flip(2) if kind > 3 else image, kind % 4, (1, 2))
+            for image, kind in zip(images, kinds, strict=True)
+        ]
+    )

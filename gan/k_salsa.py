@@ -1,0 +1,107 @@
+"""k-SALSA in small: every code is an average of k training images that keeps their texture.
+
+"k-SALSA: k-anonymous synthetic averaging of retinal images via local style alignment" (Jeon et al.,
+ECCV 2022, arXiv:2303.10824), and the authors' public code. Images are cut into clusters of k. An
+average starts at the mean of a cluster's codes and is moved so that its image has the content of
+all members, and in each of 4 x 4 patches the texture of a patch of theirs.
+
+Numbered deviations; 1 to 4 make it a stand-in that needs nothing but the hospital's own networks:
+1. Codes are those of the hospital's own GAN, by projection; the authors train an encoder for W+.
+2. Content is compared by the features of the hospital's own classifier, not of a MoCo network.
+3. Texture is compared after the first convolution of the same, not the second one of VGG19.
+4. Gram matrices are means over a patch's pixels. The authors' are sums over 64 x 64 pixels with a
+   weight of 1e-6, which is 1e-6 · 4096² of such means.
+5. Clusters are of one class. The authors' have images of several, and the average their shares.
+6. The last images of a class, if fewer than k, are left out. The authors average them too, and so
+   fewer than k patients; of one that is left over, they would render the projection.
+
+Shapes: `n` images of a class, `k` of a cluster, `D` size of a code, `P` patches, `F` features.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from gan.codes import Codes, Source
+from gan.judges import Judge, class_judge
+from gan.projection import LEARNING_RATE, ramp
+
+CONTENT, STYLE = 100.0, 1e-6 * 4096**2
+GRID = 4  # patches along a side
+
+
+def averages_of(source: Source, k: int) -> Codes:
+    """The averages [n // k, D] of each class; one with fewer than k images has one, of all."""
+    found, judge = source.projected(), class_judge(source)
+    averages = {}
+    for label in source.labels.unique().tolist():
+        own = (source.labels == label).nonzero().flatten()
+        codes = found.w[own]
+        made = []
+        for index, members in enumerate(same_size(torch.cdist(codes, codes), min(k, len(own)))):
+
+            def average(members: Tensor = own[members]) -> dict[str, Tensor]:
+                return {"w": _average(source, judge, source.images[members], found.w[members])}
+
+            made.append(source.once(f"average-{k}-{label}-{index}", average)["w"])
+        averages[label] = torch.stack(made)
+    return averages
+
+
+def same_size(far: Tensor, k: int) -> list[Tensor]:
+    """Cut images into clusters of k by their distances [n, n]; n mod k images are in none.
+
+    The image that is farthest from all that are left, in sum, and its k - 1 nearest are a cluster.
+
+    Returns:
+        The indices int64 [k] of each cluster, the farthest one first.
+    """
+    left = torch.arange(len(far), device=far.device)
+    clusters = []
+    while len(left) >= k:
+        among = far[left][:, left]
+        farthest = among.sum(dim=1).argmax()
+        among[farthest, farthest] = -1.0  # it comes first, also before copies of it
+        nearest = among[farthest].argsort(stable=True)[:k]
+        clusters.append(left[nearest])
+        left = left[[i for i in range(len(left)) if i not in set(nearest.tolist())]]
+    return clusters
+
+
+def _average(source: Source, judge: Judge, images: Tensor, codes: Tensor) -> Tensor:
+    """The code [D] of the average of images [k, C, R, R] with codes [k, D]."""
+    with torch.no_grad():
+        wanted, textures = judge.features(images), grams(judge.first(images))
+    w = codes.mean(dim=0, keepdim=True).requires_grad_()
+    noise = source.noise()
+    optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
+    steps = source.search.average_steps
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(step / steps)
+        image = source.generator.synthesise(w, noise)
+        content = (1 - cosine_similarity(judge.features(image), wanted)).mean()
+        loss = CONTENT * content + STYLE * style(grams(judge.first(image))[0], textures)
+        optimizer.zero_grad()
+        loss.backward(inputs=[w])
+        optimizer.step()
+    return w.detach()[0]
+
+
+def grams(maps: Tensor) -> Tensor:
+    """The Gram matrices [n, P, F · F] of the patches of feature maps [n, F, h, w], h, w >= 4."""
+    height, width = maps.shape[2] // GRID, maps.shape[3] // GRID
+    cut = maps[:, :, : GRID * height, : GRID * width]
+    cut = cut.unflatten(3, (GRID, width)).unflatten(2, (GRID, height))  # [n, F, 4, h', 4, w']
+    patches = cut.permute(0, 2, 4, 1, 3, 5).flatten(4).flatten(1, 2)  # [n, P, F, pixels]
+    products: Tensor = patches @ patches.transpose(2, 3)
+    return products.flatten(2) / (height * width)
+
+
+def style(average: Tensor, members: Tensor) -> Tensor:
+    """How far the texture of an average [P, F · F] is from that of members [k, P, F · F].
+
+    Each patch of a member is compared with the patch of the average that is most similar.
+    """
+    similar = cosine_similarity(members[:, :, None], average, dim=3)  # [k, P, P]
+    aligned = average[similar.argmax(dim=2)]  # [k, P, F · F]
+    return (aligned - members).square().sum(dim=2).mean()

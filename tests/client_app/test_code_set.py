@@ -1,0 +1,166 @@
+"""Buffers whose images are rendered from sets of codes, by real GANs of a few steps."""
+
+import time
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+
+from client_app.buffer import gan_sampler, make_buffer
+from client_app.errors import ReleaseError
+from client_app.hospital import open_hospital
+from gan.code_sets import CODE_SETS
+from gan.codes import SEARCHES, Source
+from gan.presets import PRESETS
+from learning.errors import DeadlineError
+from strategies.protocol.settings import GANSettings, SettingsError
+from tests.fakes import context, run_config
+
+PICTURES = {"buffer.png", "nearest-to-real.png", "nearest-to-synthetic.png"}
+OF_SETS = {"set-distances.png", "set-nearest.png"}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr("gan.quality.STEPS", 10)
+    few = replace(PRESETS["tiny"], channels=(8, 6, 4), batch_size=8, fid_images=32)
+    monkeypatch.setitem(PRESETS, "tiny", few)
+    quick = replace(
+        SEARCHES["tiny"],
+        images=4,
+        projection_steps=2,
+        paths=1,
+        points=4,
+        path_steps=2,
+        average_steps=2,
+        network_steps=2,
+    )
+    monkeypatch.setitem(SEARCHES, "tiny", quick)
+
+
+@pytest.fixture
+def hospital(tmp_path):
+    """One of 20 hospitals, with 72 digits to train on."""
+
+    def opened(sampler, index=0, **overrides):
+        config = run_config(
+            partition="iid",
+            gan__iterations=2,
+            gan__sampler=sampler,
+            gan__k=2,
+            release__min_class_images=2,
+            **overrides,
+        )
+        return open_hospital(context(index, 20, config, **{"store-dir": str(tmp_path / "store")}))
+
+    return opened
+
+
+def soon():
+    return time.monotonic() + 300
+
+
+def test_samplers_share_a_gan_and_have_buffers_and_pictures_of_their_own(hospital):
+    random, made = (make_buffer(hospital(name), 20, soon()) for name in ("random", "lci"))
+    (folder,) = (hospital("random").store.folder / "gan").iterdir()
+    assert not torch.equal(random.samples.images, made.samples.images)
+    assert torch.bincount(made.samples.labels).tolist() == [2] * 10
+    assert made.figures["mml-untrained-squeeze"] > 0
+    assert made.figures["frechet-classifier"] != random.figures["frechet-classifier"]
+    assert {path.name for path in (folder / "lci").iterdir()} == PICTURES | OF_SETS
+    assert not OF_SETS & {path.name for path in folder.iterdir()}
+    assert len(list(folder.glob("*.npz"))) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", CODE_SETS)
+def test_every_sampler_makes_a_buffer_that_leaves(sampler, hospital):
+    made = make_buffer(hospital(sampler), 20, soon())
+    assert made.figures["release-passed"] == 1
+    assert torch.bincount(made.samples.labels).tolist() == [2] * 10
+
+
+def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
+    hospital, monkeypatch
+):
+    """The deadline passes after the first piece."""
+    place, once = hospital("lci"), Source.once
+    looked_for = []
+
+    def piece(source, name, make):
+        def made():
+            looked_for.append(name)
+            if len(looked_for) == 2:
+                raise TimeoutError
+            return make()
+
+        return once(source, name, made)
+
+    monkeypatch.setattr(Source, "once", piece)
+    with pytest.raises(DeadlineError, match="goes on where it was"):
+        make_buffer(place, 20, soon())
+    assert len(make_buffer(place, 20, soon()).samples) == 20
+    assert looked_for[1] == looked_for[2]  # the one that was not finished
+    assert len(set(looked_for)) == len(looked_for) - 1
+
+
+def test_a_code_that_was_refused_is_not_drawn_again(hospital, monkeypatch):
+    """Two of a class are wanted of three codes; the audit refuses the first image of each class."""
+    drawn = []
+
+    def render(generator, codes, seed):
+        drawn.append(codes[:, 0].tolist())
+        rng = torch.Generator().manual_seed(seed)
+        return torch.randint(256, (len(codes), 1, 8, 8), dtype=torch.uint8, generator=rng)
+
+    place = hospital("lci", release__max_discarded=0.9)
+    codes = {k: torch.arange(3.0)[:, None] + 10 * k for k in range(10)}
+    monkeypatch.setattr(gan_sampler, "code_set", lambda *_: codes)
+    monkeypatch.setattr(gan_sampler, "render_codes", render)
+    sampler = gan_sampler.GANSampler(_job(place, monkeypatch))
+    drawn.clear()  # what was judged
+    labels = torch.arange(10).repeat(2)
+    sampler.render(labels, 1)
+    sampler.render(labels[:10], 2)
+    assert len({code for call in drawn for code in call}) == 30
+
+
+def _job(place, monkeypatch):
+    """The job that a buffer of the hospital is made in."""
+    jobs = []
+
+    def stop(job):
+        jobs.append(job)
+        raise ReleaseError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("client_app.buffer.make", stop)
+        with pytest.raises(ReleaseError):
+            make_buffer(place, 20, soon())
+    return jobs[0]
+
+
+def test_every_sampler_is_a_setting_and_every_preset_says_how_to_search():
+    choices = get_args(get_type_hints(GANSettings)["sampler"])
+    assert choices == ("random", *CODE_SETS)
+    assert SEARCHES.keys() == PRESETS.keys()
+
+
+def test_clusters_are_dealt_out_to_simulated_hospitals(hospital):
+    dealt = [hospital("lci", index, gan__clusters="10,20") for index in range(3)]
+    assert [each.settings.gan.clusters for each in dealt] == ["10", "20", "10"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"gan__sampler": "lcy"}, "'gan.sampler' is 'lcy'; it must be one of random, linear, plan"),
+        ({"gan__k": 1}, "'gan.k' is 1; it must be 2 or more"),
+        ({"gan__clusters": "1"}, "'gan.clusters' is '1'; it must be numbers of 2 or more"),
+        ({"gan__kl": "both"}, "'gan.kl' is 'both'; it must be one of uniform, printed"),
+    ],
+)
+def test_what_cannot_be_is_refused(overrides, words):
+    with pytest.raises(SettingsError, match=words):
+        open_hospital(context(0, 20, run_config(**overrides)))
