@@ -97,6 +97,9 @@ def prepare(message: Message, context: Context) -> Message:
             release = f"{len(made.samples)} synthetic images passed the release check."
             if made.figures.get("gan-private") == 0:
                 release += " The privacy loss had no part in them."
+            if "gan-epsilon" in made.figures:
+                epsilon, delta = (made.figures[f"gan-{each}"] for each in ("epsilon", "delta"))
+                release += f" Before it they have a guarantee: ε = {epsilon:g}, δ = {delta:g}."
             card["release"] = release
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
         parcel = pack(request, network, label, beside)

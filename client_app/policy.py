@@ -138,6 +138,21 @@ class EmbeddingRules:
 
 
 @dataclass(frozen=True)
+class PrivacyRules:
+    """The table `privacy`."""
+
+    max_epsilon: float
+    max_delta: float
+
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """What each rule says of what a run asks for; what was spent before is in the account."""
+        gan = settings.gan
+        guaranteed = gan.method == "dp-mean-embedding"
+        yield at_most("privacy.max-epsilon", gan.epsilon if guaranteed else 0, self.max_epsilon)
+        yield at_most("privacy.max-delta", gan.delta if guaranteed else 0, self.max_delta)
+
+
+@dataclass(frozen=True)
 class FigureRules:
     """The table `figures`."""
 
@@ -180,6 +195,7 @@ class Policy:
     models: ModelRules
     release: ReleaseRules
     embeddings: EmbeddingRules
+    privacy: PrivacyRules
     figures: FigureRules
     machine: MachineRules
 
@@ -242,6 +258,9 @@ class Policy:
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
+        yield from self.privacy.judge(settings)
+        if gan.method != "stylegan2-ada":
+            return
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
         yield Ruling(
             "release.without-privacy",

@@ -2,13 +2,13 @@
 
 A class is the normal distribution with its moments: of all distributions that have them the one of
 greatest entropy. What is smaller than the noise is not believed: covariances are shrunk to the
-pooled one, and of both only what stands out of the noise is kept. Pixels then get the histogram that
-was released, and images are moved, turned and sheared a little, as images may be.
+pooled one, and of both only what stands out of the noise is kept. Pixels then get the histogram
+that was released, and images are moved, turned and sheared a little, as images may be.
 
 Deviations: DP-MERF fits a network to random Fourier features by gradient descent. Under a kernel of
 degree two the fit has a closed form, and there is nothing to train.
 
-Shapes: `K` classes, `d` numbers of a vector, `F` frequencies, `n` images, `C` channels, `H, W` pixels.
+Shapes: `K` classes, `d` numbers of a vector, `n` images, `C` channels, `H, W` pixels.
 """
 
 import math
@@ -106,7 +106,7 @@ class MomentGenerator:
 
 
 def _believed(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
-    """A covariance [d, d] whose directions below the noise share alike what is left of its trace."""
+    """A covariance [d, d] whose directions below the noise share what is left of its trace."""
     values, vectors = np.linalg.eigh(covariance)
     clear = values > edge
     left = max(0.0, float(values[~clear].sum())) / max(1, int((~clear).sum()))

@@ -1,13 +1,13 @@
 """From images to a noised statistic: the one place of `dp-mean-embedding` that sees images.
 
-Every image is brought to a vector t, in a basis that no data decided on, and what is released is the
-mean embedding of (t, label) under a kernel of degree two: of each class the number of images, the
-sum of t and the sum of t tᵀ; and the histogram of all pixels. Gaussian noise is added once
+Every image is brought to a vector t, in a basis that no data decided on, and what is released is
+the mean embedding of (t, label) under a kernel of degree two: of each class the number of images,
+the sum of t and the sum of t tᵀ; and the histogram of all pixels. Gaussian noise is added once
 (DP-MERF, Harder et al. 2021, arXiv:2002.11603). gan/moment_generator.py does the rest, and is
 given the statistic alone: whatever it does is post-processing.
 
-**What one image adds has a norm of 1 at most.** ‖t‖ ≤ 1, and the parts are scaled by a, b, c, h with
-a² + b² + c² + h² ≤ 1 (`SHARES`):
+**What one image adds has a norm of 1 at most.** ‖t‖ ≤ 1, and the parts are scaled by a, b, c, h
+with a² + b² + c² + h² ≤ 1 (`SHARES`):
 
     ‖φ‖² = a² + b² ‖t‖² + c² ‖t tᵀ‖² + h² ‖histogram‖² ≤ 1,
 
@@ -35,7 +35,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.fft import dctn
 from scipy.special import ndtri
@@ -132,7 +131,7 @@ class Basis:
         return len(self.places) + 1 + self.shape[0]
 
     def vectors(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """t of images [n, C, H, W]: [n, d], each of a norm of 1 at most.
+        """The t of images [n, C, H, W]: [n, d], each of a norm of 1 at most.
 
         It is the direction of the weighted coefficients, their norm, and each channel's mean.
         """
@@ -180,11 +179,12 @@ def release(
     sums = np.zeros((classes, basis.size))
     squares = np.zeros((classes, basis.size, basis.size))
     histogram = np.zeros((channels, BINS))
-    for chosen in torch.arange(len(images)).split(CHUNK):
+    for start in range(0, len(images), CHUNK):
+        chosen = slice(start, start + CHUNK)
         part, kinds = images[chosen].cpu().numpy(), labels[chosen].cpu().numpy()
         vectors = np.trunc(basis.vectors(part) * (1 - 2**-30) * GRID)  # whole numbers
         weighted = vectors * weights[chosen, None]
-        for each in range(classes):
+        for each in np.unique(kinds):
             mine = kinds == each
             counts[each] += weights[chosen][mine].sum()
             sums[each] += weighted[mine].sum(0)

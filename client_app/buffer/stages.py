@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -15,7 +16,7 @@ from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
-SAMPLER, AUDIT = "gan", "nearest-record"
+AUDIT = "nearest-record"
 
 
 def make(job: Job) -> Release:
@@ -24,9 +25,10 @@ def make(job: Job) -> Release:
     Raises:
         ReleaseError: The images may not leave; says which and why.
     """
-    if not len(job.learnt):
-        raise job.refusal("No class has release.min-class-images images.")
-    sampler, audit = SAMPLERS[SAMPLER](job), AUDITS[AUDIT](job)
+    sampler = SAMPLERS[job.hospital.settings.gan.method](job)
+    shown = torch.isin(job.train.labels, sampler.classes)
+    job = replace(job, learnt=job.train[shown])
+    audit = AUDITS[AUDIT](job)
     samples, discarded = render(job, sampler, audit)
     verdict = audit.check(samples.images, samples.labels)
     if not verdict.passed:
@@ -47,7 +49,7 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
         ReleaseError: That share is above `release.max-discarded`.
         TimeoutError: The deadline has passed.
     """
-    labels = balanced_labels(job.size, job.learnt.labels)
+    labels = balanced_labels(job.size, sampler.classes)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
     rendered = discarded = 0

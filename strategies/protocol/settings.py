@@ -82,6 +82,9 @@ class EvaluateSettings:
 class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
+    method: Literal["stylegan2-ada", "dp-mean-embedding"]
+    epsilon: float
+    delta: float
     preset: str
     iterations: int
     privacy_weight: float
@@ -91,6 +94,8 @@ class GANSettings:
     projections: int
 
     def __post_init__(self) -> None:
+        require(0 < self.epsilon < math.inf, "gan.epsilon", self.epsilon, "above 0")
+        require(0 < self.delta < 1, "gan.delta", self.delta, "above 0, and below 1")
         require(self.iterations >= 0, "gan.iterations", self.iterations, "0 or more")
         require(self.privacy_weight >= 0, "gan.privacy-weight", self.privacy_weight, "0 or more")
         require(self.projections >= 0, "gan.projections", self.projections, "0 or more")
