@@ -148,8 +148,10 @@ class PrivacyRules:
         """What each rule says of what a run asks for; what was spent before is in the account."""
         gan = settings.gan
         guaranteed = gan.method == "dp-mean-embedding"
+        trained = settings.train.dp.noise_multiplier > 0
         yield at_most("privacy.max-epsilon", gan.epsilon if guaranteed else 0, self.max_epsilon)
-        yield at_most("privacy.max-delta", gan.delta if guaranteed else 0, self.max_delta)
+        deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
+        yield at_most("privacy.max-delta", max(deltas, default=0), self.max_delta)
 
 
 @dataclass(frozen=True)

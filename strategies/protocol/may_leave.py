@@ -180,6 +180,8 @@ METRICS: Mapping[str, Range] = {
     # Of a generator with a guarantee instead: its ε and δ.
     "gan-epsilon": FIGURE,
     "gan-delta": SHARE,
+    # With `train.dp`: ε of all that the hospital has released with noise, this visit included.
+    "epsilon-spent": FIGURE,
     "fid": FIGURE,
     "frechet-classifier": FIGURE,
     "ada-p": SHARE,
