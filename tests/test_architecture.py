@@ -12,7 +12,7 @@ OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
-        *("numpy", "sklearn", "matplotlib", "strategies.protocol.files"),
+        *("numpy", "scipy", "sklearn", "matplotlib", "strategies.protocol.files"),
     },
     "pages": set(),
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
@@ -27,6 +27,7 @@ ALLOWED = {
         "torchvision",
         "safetensors",
         "numpy",
+        "opacus",
         "flwr",
         "PIL",
         "strategies.protocol",
@@ -45,6 +46,7 @@ ALLOWED = {
             "nibabel",
             "filelock",
             "cryptography",
+            "dp_accounting",
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
     },
