@@ -21,6 +21,7 @@ from client_app.policy import PolicyError
 from client_app.presets import fitted_preset
 from client_app.request import Clock, Request
 from learning.augmentation import check_augmentation
+from learning.dp_training import check_network
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
 from learning.packing import pack_buffer
@@ -46,6 +47,7 @@ def enrol(message: Message, context: Context) -> Message:
         request = Request.open(message, context, clock)
         data, settings = request.hospital.data, request.hospital.settings
         request.learner.check(settings)
+        settings.train.check_learner(request.order.learner)
         _check_first_model(request.hospital)
         check_augmentation(settings.train.augment, data.train.shape)
         if request.order.buffer_size:
@@ -78,6 +80,8 @@ def prepare(message: Message, context: Context) -> Message:
         if order.images == "everyone":
             hospital.everyone()  # refuses here, before the first hop
         network = _first_model(hospital, order.own_start)
+        if hospital.settings.train.dp.noise_multiplier:
+            check_network(network)
         # Numbers and hashes are about all images, whatever task the order is for.
         disclosure = Disclosure(replace(request, hospital=hospital.at(0)))
         data = disclosure.data
@@ -106,6 +110,9 @@ def prepare(message: Message, context: Context) -> Message:
                 release += f" {untested}"
             if made.figures.get("gan-private") == 0:
                 release += " The privacy loss had no part in them."
+            if "gan-epsilon" in made.figures:
+                epsilon, delta = (made.figures[f"gan-{each}"] for each in ("epsilon", "delta"))
+                release += f" Before it they have a guarantee: ε = {epsilon:g}, δ = {delta:g}."
             card["release"] = release
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
         parcel = pack(request, network, label, beside)

@@ -146,6 +146,23 @@ class EmbeddingRules:
 
 
 @dataclass(frozen=True)
+class PrivacyRules:
+    """The table `privacy`."""
+
+    max_epsilon: float
+    max_delta: float
+
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """What each rule says of what a run asks for; what was spent before is in the account."""
+        gan = settings.gan
+        guaranteed = gan.method == "dp-mean-embedding"
+        trained = settings.train.dp.noise_multiplier > 0
+        yield at_most("privacy.max-epsilon", gan.epsilon if guaranteed else 0, self.max_epsilon)
+        deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
+        yield at_most("privacy.max-delta", max(deltas, default=0), self.max_delta)
+
+
+@dataclass(frozen=True)
 class FigureRules:
     """The table `figures`."""
 
@@ -188,6 +205,7 @@ class Policy:
     models: ModelRules
     release: ReleaseRules
     embeddings: EmbeddingRules
+    privacy: PrivacyRules
     figures: FigureRules
     machine: MachineRules
 
@@ -251,6 +269,9 @@ class Policy:
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
         yield at_most("release.max-membership", check.max_membership, release.max_membership)
+        yield from self.privacy.judge(settings)
+        if gan.method != "stylegan2-ada":
+            return
         if (averaged := gan.least_averaged) is not None:
             fewest = min(averaged, check.min_class_images)
             yield at_least("release.min-averaged", fewest, release.min_averaged)

@@ -1,9 +1,10 @@
 """A visit: one local training of one model, at the hospital where it has arrived."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
@@ -16,10 +17,12 @@ from client_app.errors import DataError
 from client_app.hospital import Hospital
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import ModelRules, PolicyError, Ruling, uphold
+from client_app.privacy_account import Account, Spent
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
+from learning.dp_training import Plan, check_network, train_privately
 from learning.evaluation import probabilities
-from learning.learners.plain import Received
+from learning.learners.plain import Learner, Received
 from learning.learners.prototypes import FedSpace
 from learning.packing import pack_memory
 from learning.samples import Samples
@@ -27,7 +30,7 @@ from learning.training import train
 from strategies.protocol.console import Pace
 from strategies.protocol.parcel import Manifest, bundle, parcel_in, without
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import PUBLIC, rng_for
+from strategies.protocol.settings import PUBLIC, require, rng_for
 
 
 def train_here(message: Message, context: Context) -> Message:
@@ -69,9 +72,12 @@ def train_here(message: Message, context: Context) -> Message:
         rng = rng_for(hospital.settings.seed, "visit", *place)
         train_settings = hospital.settings.train.in_round(order.round)
         pace = Pace(f"{hospital.name} trains the model of {label.lineage}", "images")
-        metrics = train(
-            learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
-        )
+        if train_settings.dp.noise_multiplier:
+            metrics = _train_privately(request, learner, rng, keep_snapshot, pace)
+        else:
+            metrics = train(
+                learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
+            )
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     if rules := _attacked_by(request):
         from client_app.model_attack import attack_model  # with it come imports that take seconds
@@ -80,7 +86,8 @@ def train_here(message: Message, context: Context) -> Message:
     disclosure = Disclosure(request)
     if isinstance(learner, FedSpace):
         memory = disclosure.of_prototypes(memory)
-    metrics = _figures(disclosure, network, label, metrics)
+    spent = {name: metrics[name] for name in metrics.keys() & {"epsilon-spent"}}
+    metrics = {**_figures(disclosure, network, label, metrics), **spent}
     if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
         Details(disclosure).keep_alone(network, label)
     beside = {"memory": pack_memory(memory)} if memory else {}
@@ -98,6 +105,49 @@ def train_here(message: Message, context: Context) -> Message:
         came = message.content.array_records["model"]
         parcel = without(parcel, parcel.array_records["model"].keys() - came.keys())
     return request.answer(metrics, RecordDict({**parcel, **shown}))
+
+
+def _train_privately(
+    request: Request,
+    learner: Learner,
+    rng: np.random.Generator,
+    after_epoch: Callable[[int], None],
+    progress: Callable[[int, int], None],
+) -> dict[str, float]:
+    """Train by DP-SGD, after the hospital's privacy account has let it.
+
+    In a simulation each run has an account, and the seed decides on the noise. In a deployment the
+    server knows the seed: whoever draws the noise again can subtract it.
+    """
+    hospital, order, policy = request.hospital, request.order, request.hospital.policy
+    settings = hospital.settings.train.in_round(order.round)
+    settings.check_learner(order.learner)
+    if order.images != "own":
+        raise ParcelError("With train.dp a model is trained on the hospital's own images alone.")
+    check_network(learner.model)
+    owners = hospital.data.train_patients
+    plan, dp = Plan.of(owners, settings.batch_size), settings.dp
+    allowed = "below one over the number of patients (or images) that a hospital trains on"
+    require(dp.delta * len(np.unique(owners)) < 1, "train.dp.delta", dp.delta, allowed)
+    place = f"{request.verb} of round {order.round}, hop {order.hop} of run {order.run}"
+    spent = Spent(place, dp.noise_multiplier, plan.rate, plan.steps * order.epochs)
+    folder = hospital.store.folder if policy else request.run.folder
+    rules = policy.privacy if policy else None
+    total = Account(folder / "privacy.jsonl").spend(spent, dp.delta, rules)
+    place_of_noise = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
+    secret = np.random.default_rng() if policy else place_of_noise  # of the system's entropy
+    metrics = train_privately(
+        learner,
+        settings,
+        order.epochs,
+        plan,
+        rng,
+        secret,
+        request.clock.deadline,
+        after_epoch,
+        progress,
+    )
+    return {**metrics, "epsilon-spent": total}
 
 
 def _figures(

@@ -16,7 +16,8 @@ PASSING = (
     "Passing means that, in these two measures, no synthetic image is nearer to a training "
     "image than the hospital's patients are to one another, but for the nearest few. It "
     "does not mean that nothing can be learnt from the synthetic images, and it is no "
-    "guarantee in the sense of differential privacy."
+    "guarantee in the sense of differential privacy. Only a line with ε and δ is one, and it is "
+    "about the generative model, not about what this check discards."
 )
 
 
@@ -77,6 +78,14 @@ def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterat
             "yes" if private else "no",
             "not required in this run" if allowed else "yes",
             PASS if private else LOOK if allowed else FAIL,
+        )
+    if isfinite(epsilon := figures.get("gan-epsilon", nan)):
+        yield Check(
+            "How much can one patient (or image) have changed what the generative model knows? "
+            "(differential privacy)",
+            f"ε = {epsilon:g}, δ = {figures.get('gan-delta', nan):g}",
+            "what the hospital's policy allows",
+            NONE,
         )
     for kind in _projected(figures):
         before, after = _projections(figures, kind)

@@ -117,6 +117,7 @@ def check(
     settings = Settings.parse(config)
     strategy = strategy_of(settings)
     strategy.check(sealed=settings.sealed and not simulated)
+    settings.train.check_learner(strategy.learner)
     for table in TABLES.get(strategy.learner, ()):
         settings.section(*table)
     _check_buffers(settings, strategy)

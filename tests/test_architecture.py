@@ -12,7 +12,7 @@ OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
-        *("numpy", "sklearn", "matplotlib", "strategies.protocol.files"),
+        *("numpy", "scipy", "sklearn", "matplotlib", "strategies.protocol.files"),
     },
     "pages": set(),
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
@@ -28,6 +28,7 @@ ALLOWED = {
         "safetensors",
         "numpy",
         *("scipy", "sklearn"),  # exact intervals and ROC curves of attacks
+        "opacus",
         "flwr",
         "PIL",
         "strategies.protocol",
@@ -46,6 +47,7 @@ ALLOWED = {
             "nibabel",
             "filelock",
             "cryptography",
+            "dp_accounting",
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
     },

@@ -10,6 +10,7 @@ once: it is kept in the hospital's store under a hash of all that it depends on,
 was if it was interrupted, and serves later runs.
 
     <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
+    <store>/gan/<hash>/statistic.npz                the noised statistic of `dp-mean-embedding`
     <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
     <store>/gan/<hash>/buffer.png     the same to look at
     <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
@@ -25,13 +26,17 @@ import hashlib
 import json
 from dataclasses import asdict
 
+import numpy as np
+
 from client_app.buffer.job import Job, Release, frequent
-from client_app.buffer.stages import AUDIT, SAMPLER, make
+from client_app.buffer.stages import AUDIT, make
+from client_app.datasets import LocalData
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.checkpoint import VERSION
 from gan.codes import SEARCHES
 from gan.membership import ATTACKS
+from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.errors import DeadlineError, DivergedError
@@ -63,11 +68,17 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]
     networks = [asdict(preset), distance.name, settings.gan.inception_weights]
-    folder = f"gan/{_hash(SAMPLER, VERSION, fingerprint, classes, loss, networks, seed)}"
-    checks = [AUDIT, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
     gan = settings.gan
+    if gan.method == "stylegan2-ada":
+        parts = [VERSION, fingerprint, classes, loss, networks, seed]
+    else:  # released once for the same images: another seed gives other images, no other statistic
+        bounds = [gan.epsilon, gan.delta]
+        noise = None if hospital.policy else settings.seed
+        parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
+    folder = f"gan/{_hash(gan.method, *parts)}"
+    checks = [AUDIT, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, SEARCHES[gan.preset].fingerprint]
-    name = f"{folder}/{_hash(checks, size, gan.projections, codes)}"
+    name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)
     place = hospital.store.folder / folder
@@ -101,6 +112,12 @@ def _fingerprint(samples: Samples) -> str:
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(tensor.cpu().contiguous().numpy().data)
     return digest.hexdigest()[:16]
+
+
+def _owners(data: LocalData) -> str:
+    """Changes with whose the training images are."""
+    _, whose = np.unique(data.train_patients, return_inverse=True)
+    return hashlib.sha256(whose.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
 def _hash(*parts: object) -> str:

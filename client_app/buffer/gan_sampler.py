@@ -1,4 +1,4 @@
-"""The sampler `gan`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
+"""The sampler `stylegan2-ada`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
 
 FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. It renders random latents,
 or a set of codes that `gan.sampler` names (client_app/buffer/code_set.py).
@@ -34,10 +34,12 @@ class GANSampler:
 
     Attributes:
         figures: How its training ended, and how near it can come to training images.
+        classes: Those of the images that it has learnt.
 
     Raises:
         SettingsError: `gan.inception-weights` cannot be used.
-        ReleaseError: The privacy term has had no part in the GAN, though it should have.
+        ReleaseError: No class has enough images, or the privacy term has had no part in the GAN,
+            though it should have.
         FloatingPointError: The training diverged.
         TimeoutError: The deadline has passed; the GAN goes on from its checkpoint next time.
     """
@@ -45,6 +47,9 @@ class GANSampler:
     def __init__(self, job: Job) -> None:
         self.size = job.train.shape[1:]
         preset, learnt = job.preset, job.learnt
+        if not len(learnt):
+            raise job.refusal("No class has release.min-class-images images.")
+        self.classes = learnt.labels.unique()
         images = _resized(learnt.images, (preset.resolution, preset.resolution))
         square = Samples(images, learnt.labels)  # [N, C, R, R]
         distance_to_real = _frechet(job, square)

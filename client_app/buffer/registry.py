@@ -10,6 +10,7 @@ from torch import Tensor
 
 from client_app.buffer.gan_sampler import GANSampler
 from client_app.buffer.job import Job
+from client_app.buffer.mean_embedding import MeanEmbeddingSampler
 from client_app.buffer.nearest_record import nearest_record
 from gan.audit import Verdict
 
@@ -19,9 +20,11 @@ class Sampler(Protocol):
 
     Attributes:
         figures: What was measured of it, under declared names.
+        classes: Which it can render, int64 [.].
     """
 
     figures: dict[str, float]
+    classes: Tensor
 
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own."""
@@ -37,5 +40,8 @@ class Audit(Protocol):
         """Whether images uint8 [N, C, H, W] with labels int64 [N] may leave as a whole."""
 
 
-SAMPLERS: dict[str, Callable[[Job], Sampler]] = {"gan": GANSampler}
+SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
+    "stylegan2-ada": GANSampler,
+    "dp-mean-embedding": MeanEmbeddingSampler,
+}
 AUDITS: dict[str, Callable[[Job], Audit]] = {"nearest-record": nearest_record}

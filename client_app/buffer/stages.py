@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -16,7 +17,7 @@ from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
-SAMPLER, AUDIT = "gan", "nearest-record"
+AUDIT = "nearest-record"
 
 
 def make(job: Job) -> Release:
@@ -25,14 +26,16 @@ def make(job: Job) -> Release:
     Raises:
         ReleaseError: The images may not leave; says which and why.
     """
-    if not len(job.learnt):
-        raise job.refusal("No class has release.min-class-images images.")
-    sampler, audit = SAMPLERS[SAMPLER](job), AUDITS[AUDIT](job)
+    train = SAMPLERS[job.hospital.settings.gan.method]
+    sampler = train(job)
+    shown = torch.isin(job.train.labels, sampler.classes)
+    job = replace(job, learnt=job.train[shown])
+    audit = AUDITS[AUDIT](job)
     samples, discarded = render(job, sampler, audit)
     verdict = audit.check(samples.images, samples.labels)
     if not verdict.passed:
         raise refusal(job, verdict)
-    found = attack(job, samples, sampler.figures, SAMPLERS[SAMPLER])
+    found = attack(job, samples, sampler.figures, train)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
     mml = mean_of_minimal_distances(samples.images, job.train.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
@@ -51,7 +54,7 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
         ReleaseError: That share is above `release.max-discarded`.
         TimeoutError: The deadline has passed.
     """
-    labels = balanced_labels(job.size, job.learnt.labels)
+    labels = balanced_labels(job.size, sampler.classes)
     images = torch.empty(0)
     wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
     rendered = discarded = 0

@@ -182,6 +182,11 @@ METRICS: Mapping[str, Range] = {
     # whether (1 or 0) the privacy loss has had a part in it.
     "gan-iterations": COUNT,
     "gan-private": SHARE,
+    # Of a generator with a guarantee instead: its ε and δ.
+    "gan-epsilon": FIGURE,
+    "gan-delta": SHARE,
+    # With `train.dp`: ε of all that the hospital has released with noise, this visit included.
+    "epsilon-spent": FIGURE,
     "fid": FIGURE,
     "frechet-classifier": FIGURE,
     "ada-p": SHARE,

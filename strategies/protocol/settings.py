@@ -32,6 +32,21 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True)
+class DPSettings:
+    """Training with a guarantee, by DP-SGD: the keys `train.dp.*`."""
+
+    noise_multiplier: float
+    clipping_norm: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        noise, norm, key = self.noise_multiplier, self.clipping_norm, "train.dp.noise-multiplier"
+        require(noise == 0 or 0.1 <= noise < math.inf, key, noise, "0, or 0.1 or more")
+        require(0 < norm < math.inf, "train.dp.clipping-norm", norm, "above 0")
+        require(0 < self.delta < 1, "train.dp.delta", self.delta, "above 0, and below 1")
+
+
+@dataclass(frozen=True)
 class TrainSettings:
     """How a hospital trains a model that visits it: the keys `train.*`."""
 
@@ -44,6 +59,7 @@ class TrainSettings:
     weight_decay: float
     halve_every: int
     augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout"]
+    dp: DPSettings
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "train.epochs", self.epochs, "1 or more")
@@ -52,6 +68,20 @@ class TrainSettings:
         require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
         require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
         require(self.halve_every >= 0, "train.halve-every", self.halve_every, "0 or more")
+        # A class's weights follow from all images.
+        apart = not self.dp.noise_multiplier or self.class_balance == "none"
+        allowed = "none with a train.dp.noise-multiplier above 0"
+        require(apart, "train.class-balance", self.class_balance, allowed)
+
+    def check_learner(self, learner: str) -> None:
+        """Refuse DP-SGD with a learner that does more with images than cross-entropy.
+
+        Raises:
+            SettingsError: It does.
+        """
+        allowed = f"0 with the learner '{learner}': DP-SGD is for 'plain' alone"
+        noise = self.dp.noise_multiplier
+        require(not noise or learner == "plain", "train.dp.noise-multiplier", noise, allowed)
 
     def in_round(self, server_round: int) -> "TrainSettings":
         """Those of a round, whose learning rate may have been halved."""
@@ -82,6 +112,9 @@ class EvaluateSettings:
 class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
+    method: Literal["stylegan2-ada", "dp-mean-embedding"]
+    epsilon: float
+    delta: float
     preset: str
     sampler: Literal["random", "linear", "plan", "lci", "lci-plan", "k-salsa", "k-salsa-plan"]
     clusters: str
@@ -95,6 +128,8 @@ class GANSettings:
     projections: int
 
     def __post_init__(self) -> None:
+        require(0 < self.epsilon < math.inf, "gan.epsilon", self.epsilon, "above 0")
+        require(0 < self.delta < 1, "gan.delta", self.delta, "above 0, and below 1")
         _require_numbers("gan.clusters", self.clusters, 2)
         require(self.k >= 2, "gan.k", self.k, "2 or more")
         require(self.iterations >= 0, "gan.iterations", self.iterations, "0 or more")

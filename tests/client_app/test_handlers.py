@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import hospital as hospital_module
 from client_app.app import app
+from client_app.privacy_account import Account, epsilon
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture
@@ -407,3 +408,38 @@ def test_counts_of_classes_are_told_only_if_asked_for(tmp_path):
     right = [told[f"x/right-of-class-{k}"] for k in range(10)]
     assert sum(images) == told["x/num-examples"]
     assert sum(right) / sum(images) == pytest.approx(told["x/accuracy"])
+
+
+PRIVATE = {"train__dp__noise_multiplier": 1.0, "train__dp__delta": 1e-4}
+
+
+def test_dp_sgd_tells_what_it_has_spent_over_all_visits_and_restarts(tmp_path):
+    """Two visits of two epochs, 23 steps each at q = 32 / 718 or so: ε composed over all."""
+    sent = parcel_of(ask("query.prepare", tmp_path, config=PRIVATE).content)
+    spent = []
+    for hop in (1, 2):
+        answer = ask("train", tmp_path, sent, config=PRIVATE, epochs=2, hop=hop)
+        spent.append(answer.content["metrics"]["epsilon-spent"])
+    releases = Account(tmp_path / "hospital-0" / "runs" / "1" / "privacy.jsonl").read()
+    assert [each.steps for each in releases] == [round(1 / releases[0].rate) * 2] * 2
+    assert spent[0] == epsilon(releases[:1], 1e-4)
+    assert spent[1] == epsilon(releases, 1e-4) > spent[0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"learner": "derpp", "epochs": 1}, "DP-SGD is for 'plain' alone"),
+        ({"epochs": 1, "images": "everyone"}, "own images alone"),
+    ],
+)
+def test_dp_sgd_is_for_own_images_and_cross_entropy(tmp_path, asked, words):
+    sent = parcel_of(ask("query.prepare", tmp_path, config=PRIVATE).content)
+    answer = ask("train", tmp_path, sent, config=PRIVATE, **asked)
+    assert words in answer.error.reason
+
+
+def test_dp_sgd_with_batchnorm_is_refused_before_the_first_hop(tmp_path):
+    answer = ask("query.prepare", tmp_path, config=PRIVATE, model="cnn")
+    assert answer.error.code == Failure.SETTINGS
+    assert "BatchNorm" in answer.error.reason

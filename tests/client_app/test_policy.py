@@ -239,3 +239,20 @@ def test_the_explanation_says_what_becomes_of_embeddings(
     assert not ended.value.code
     last = capsys.readouterr().out.splitlines()[-1]
     assert said in last if said else last == "The policy allows this run."
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"gan.epsilon": 1.1}, "privacy.max-epsilon"),
+        ({"gan.delta": 1e-4}, "privacy.max-delta"),
+        ({"train.dp.noise-multiplier": 1.0, "train.dp.delta": 1e-4}, "privacy.max-delta"),
+    ],
+)
+def test_a_guarantee_that_is_too_weak_is_refused(settings, rule):
+    asked = {**defaults(), "gan.method": "dp-mean-embedding"}
+    # What is about StyleGAN's privacy loss says nothing of it.
+    Policy.read().check(Settings.parse({**asked, "gan.privacy-weight": 0.0}))
+    with pytest.raises(PolicyError) as refusal:
+        Policy.read().check(Settings.parse({**asked, **settings}))
+    assert refusal.value.rule == rule

@@ -1,0 +1,127 @@
+"""From a noised statistic to images: post-processing of gan/noised_moments.py, without any image.
+
+A class is the normal distribution with its moments: of all distributions that have them the one of
+greatest entropy. What is smaller than the noise is not believed: covariances are shrunk to the
+pooled one, and of both only what stands out of the noise is kept. Pixels then get the histogram
+that was released, and images are moved, turned and sheared a little, as images may be.
+
+Deviations: DP-MERF fits a network to random Fourier features by gradient descent. Under a kernel of
+degree two the fit has a closed form, and there is nothing to train.
+
+Shapes: `K` classes, `d` numbers of a vector, `n` images, `C` channels, `H, W` pixels.
+"""
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.fft import idctn
+from torch import Tensor
+from torch.nn import functional
+
+from gan.noised_moments import BINS, BRIGHTNESS, CONTRAST, PATTERN, SHARES, Basis, Moments
+
+DEFORMED = 0.07  # standard deviation of what deforms an image, as a share of it; moves half of it
+POOL = 1024  # images by which pixels get their histogram
+
+
+class MomentGenerator:
+    """Renders images of the classes that a statistic tells of.
+
+    Args:
+        moments: The statistic.
+        fewest: A class has to have so many images, and two standard deviations of the noise more.
+
+    Attributes:
+        classes: Which it renders, int64 [.]; may be none.
+    """
+
+    def __init__(self, moments: Moments, fewest: int) -> None:
+        self.basis = Basis.of(moments.shape)
+        certain = fewest + 2 * moments.noise / SHARES["count"]
+        known = np.flatnonzero(moments.counts >= certain)
+        self.classes = torch.from_numpy(known)
+        self.means: dict[int, NDArray[np.float64]] = {}
+        self.factors: dict[int, NDArray[np.float64]] = {}
+        self.curves: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+        if not len(known):
+            return
+        counts = moments.counts[known]
+        means = moments.sums[known] / counts[:, None]
+        covariances = moments.squares[known] / counts[:, None, None]
+        covariances = covariances - means[:, :, None] * means[:, None, :]
+        # A symmetric matrix of such noise has no eigenvalue above this (Wigner).
+        edge = math.sqrt(2 * self.basis.size) * moments.noise / SHARES["square"]
+        pooled = np.einsum("k,kij->ij", counts / counts.sum(), covariances)
+        shared = _believed(pooled, edge * math.sqrt(len(known)) / counts.sum())
+        for each, count, mean, covariance in zip(known, counts, means, covariances, strict=True):
+            own = _standing_out(covariance - pooled, edge / count)
+            values, vectors = np.linalg.eigh(shared + own)
+            self.means[int(each)] = mean
+            self.factors[int(each)] = vectors * np.sqrt(values.clip(0))
+        self.curves = self._curves(moments)
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [n, C, H, W] of classes int64 [n], the same ones at every call."""
+        rng = np.random.default_rng(seed)
+        raw = self._raw(labels.cpu().numpy(), rng)
+        for channel, (values, becomes) in enumerate(self.curves):
+            raw[:, channel] = np.interp(raw[:, channel], values, becomes)
+        images = _deformed(torch.from_numpy(raw).float(), rng)
+        return (images * 255).round().clamp(0, 255).to(torch.uint8).to(labels.device)
+
+    def _raw(self, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
+        """Images [n, C, H, W] in about [0, 1], before their pixels get the histogram."""
+        basis, (channels, height, width) = self.basis, self.basis.shape
+        vectors = np.empty((len(labels), basis.size))
+        drawn = rng.standard_normal(vectors.shape)
+        for each in np.unique(labels):
+            mine = labels == each
+            vectors[mine] = self.means[int(each)] + drawn[mine] @ self.factors[int(each)].T
+        cut = len(basis.places)
+        pattern = vectors[:, :cut] / basis.weights / math.sqrt(PATTERN)
+        contrast = vectors[:, cut : cut + 1].clip(0, math.sqrt(CONTRAST)) / math.sqrt(CONTRAST)
+        norm = np.linalg.norm(pattern, axis=1, keepdims=True).clip(1e-12)
+        found = np.zeros((len(labels), channels * height * width))
+        found[:, basis.places] = pattern / norm * contrast * basis.largest
+        mixed = idctn(found.reshape(-1, channels, height, width), axes=(2, 3), norm="ortho")
+        pixels = np.einsum("kc,nkhw->nchw", basis.colours, mixed)
+        bright = vectors[:, cut + 1 :] * math.sqrt(channels / BRIGHTNESS)
+        return np.asarray(pixels + ((bright.clip(-1, 1) + 1) / 2)[:, :, None, None])
+
+    def _curves(self, moments: Moments) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """For each channel which values of pixels become which, from the darkest on."""
+        rng = np.random.default_rng(0)
+        chances = moments.counts[self.classes.numpy()]
+        labels = rng.choice(self.classes.numpy(), POOL, p=chances / chances.sum())
+        raw, steps = self._raw(labels, rng), np.linspace(0, 1, 257)
+        curves = []
+        for channel in range(moments.shape[0]):
+            shares = moments.histogram[channel].clip(0) + 1e-9
+            below = np.concatenate([[0], np.cumsum(shares) / shares.sum()])
+            wanted = np.interp(steps, below, np.arange(BINS + 1) / BINS)
+            curves.append((np.quantile(raw[:, channel], steps), wanted))
+        return curves
+
+
+def _believed(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
+    """A covariance [d, d] whose directions below the noise share what is left of its trace."""
+    values, vectors = np.linalg.eigh(covariance)
+    clear = values > edge
+    left = max(0.0, float(values[~clear].sum())) / max(1, int((~clear).sum()))
+    return np.asarray((vectors * np.where(clear, values, left)) @ vectors.T)
+
+
+def _standing_out(difference: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
+    """What of a symmetric matrix [d, d] is no noise."""
+    values, vectors = np.linalg.eigh(difference)
+    return np.asarray((vectors * np.where(np.abs(values) > edge, values, 0)) @ vectors.T)
+
+
+def _deformed(images: Tensor, rng: np.random.Generator) -> Tensor:
+    """Images [n, C, H, W], each moved, turned and sheared a little."""
+    moves = torch.from_numpy(DEFORMED * rng.standard_normal((len(images), 2, 3))).float()
+    moves = moves * torch.tensor([1.0, 1.0, 0.5]) + torch.eye(2, 3)
+    grid = functional.affine_grid(moves, list(images.shape), align_corners=False)
+    return functional.grid_sample(images, grid, padding_mode="border", align_corners=False)

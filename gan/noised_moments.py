@@ -1,0 +1,225 @@
+"""From images to a noised statistic: the one place of `dp-mean-embedding` that sees images.
+
+Every image is brought to a vector t, in a basis that no data decided on, and what is released is
+the mean embedding of (t, label) under a kernel of degree two: of each class the number of images,
+the sum of t and the sum of t tᵀ; and the histogram of all pixels. Gaussian noise is added once
+(DP-MERF, Harder et al. 2021, arXiv:2002.11603). gan/moment_generator.py does the rest, and is
+given the statistic alone: whatever it does is post-processing.
+
+**What one image adds has a norm of 1 at most.** ‖t‖ ≤ 1, and the parts are scaled by a, b, c, h
+with a² + b² + c² + h² ≤ 1 (`SHARES`):
+
+    ‖φ‖² = a² + b² ‖t‖² + c² ‖t tᵀ‖² + h² ‖histogram‖² ≤ 1,
+
+as ‖t tᵀ‖ = ‖t‖² ≤ 1 and shares of pixels, which sum to 1, have a norm of 1 at most. So adding or
+removing an image, with its label, moves the statistic by 1 at most: that is the neighbourhood to
+which ε and δ refer. Numbers of images, and so which classes there are, are covered like all else.
+Replacing an image by another moves it by √2 at most: two such vectors have a scalar product of
+a² + b² τ + c² τ² or more, τ = t·t', of 0 or more as a² ≥ b⁴ / (4 c²).
+
+Where patients are known, the unit is the patient: each of k images of one counts 1/k.
+
+**Numbers.** Everything is summed in whole numbers: t is truncated to a grid (towards zero, so no
+norm grows), noise is rounded to the grid of the sums. So no bit of a floating-point sum tells of an
+image (Mironov, CCS 2012). The noise itself is Gaussian to the precision of a double: its tails end
+at 8.3 standard deviations, and its distance from an exact discrete Gaussian (Canonne et al. 2020)
+is not in δ. How long the computation takes is not covered either.
+
+Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes, `F` frequencies, `d = F + 1 + C`.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import dctn
+from scipy.special import ndtri
+from torch import Tensor
+
+VERSION = 1  # of the statistic: another one is another release
+SHARES = {"count": 0.2, "sum": 0.5, "square": 0.8, "histogram": 0.26}  # a, b, c, h
+PATTERN, CONTRAST, BRIGHTNESS = 0.8, 0.1, 0.1  # shares of ‖t‖²
+FINEST = 14  # frequencies i, j with i + j below it are kept; of colours half as many
+SLOPE = 0.6  # of the weights f^SLOPE: images have less of the fine frequencies
+BINS = 32  # of the histogram
+GRID, WEIGHT = 2**12, 2**8  # steps of t and of an image's weight, in 1
+CHUNK = 4096  # images at a time
+
+Normal = Callable[[int], NDArray[np.float64]]  # so many standard normal numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """A noised statistic; nothing else of the images is known to what comes after.
+
+    Attributes:
+        counts: Images (or patients) of each class, [K].
+        sums: Of t, [K, d].
+        squares: Of t tᵀ, [K, d, d], symmetric.
+        histogram: Of pixels by channel, in images, [C, BINS].
+        shape: Of an image: C, H, W.
+        noise: Standard deviation of the noise for a sensitivity of 1.
+    """
+
+    counts: NDArray[np.float64]
+    sums: NDArray[np.float64]
+    squares: NDArray[np.float64]
+    histogram: NDArray[np.float64]
+    shape: tuple[int, int, int]
+    noise: float
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """The same for the hospital's store."""
+        return {
+            **{name: getattr(self, name) for name in ("counts", "sums", "squares", "histogram")},
+            "shape": np.array(self.shape),
+            "noise": np.array(self.noise),
+        }
+
+    @classmethod
+    def from_arrays(cls, kept: Mapping[str, NDArray[Any]]) -> "Moments":
+        """Read what `arrays` gave."""
+        parts = {name: kept[name] for name in ("counts", "sums", "squares", "histogram")}
+        channels, height, width = map(int, kept["shape"])
+        return cls(**parts, shape=(channels, height, width), noise=float(kept["noise"]))
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """Frequencies of the discrete cosine transform, by the shape of an image alone.
+
+    Attributes:
+        shape: C, H, W.
+        places: Which coefficients of [C, H, W] are kept, int64 [F].
+        weights: Of each, [F].
+        colours: Orthogonal [C, C]; its first row is the grey part.
+        largest: No image in [0, 1] has coefficients of a greater norm, without its mean.
+    """
+
+    shape: tuple[int, int, int]
+    places: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    colours: NDArray[np.float64]
+    largest: float
+
+    @classmethod
+    def of(cls, shape: tuple[int, int, int]) -> "Basis":
+        """That of images of a shape (C, H, W)."""
+        channels, height, width = shape
+        order = np.add.outer(np.arange(height), np.arange(width))
+        finest = np.array([FINEST, *[FINEST // 2] * (channels - 1)])
+        places = np.flatnonzero((order > 0) & (order < finest[:, None, None]))
+        frequency = np.hypot(*np.indices((height, width))) + np.zeros(shape)
+        k, i = np.arange(channels)[:, None], np.arange(channels)[None]
+        colours = np.cos(math.pi * (i + 0.5) * k / channels) * math.sqrt(2 / channels)
+        colours[0] = 1 / math.sqrt(channels)
+        return cls(
+            shape,
+            places,
+            frequency.ravel()[places] ** SLOPE,
+            colours,
+            math.sqrt(channels * height * width) / 2,
+        )
+
+    @property
+    def size(self) -> int:
+        """d: how many numbers t has."""
+        return len(self.places) + 1 + self.shape[0]
+
+    def vectors(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
+        """The t of images [n, C, H, W]: [n, d], each of a norm of 1 at most.
+
+        It is the direction of the weighted coefficients, their norm, and each channel's mean.
+        """
+        pixels = images / 255.0
+        mean = pixels.mean((2, 3))
+        mixed = np.einsum("kc,nchw->nkhw", self.colours, pixels)
+        found = dctn(mixed, axes=(2, 3), norm="ortho").reshape(len(images), -1)[:, self.places]
+        pattern = found * self.weights
+        norm = np.linalg.norm(pattern, axis=1, keepdims=True)
+        pattern = np.divide(pattern, norm, out=np.zeros_like(pattern), where=norm > 0)
+        contrast = np.linalg.norm(found, axis=1, keepdims=True) / self.largest
+        bright = (2 * mean - 1) / math.sqrt(self.shape[0])
+        parts = zip((PATTERN, CONTRAST, BRIGHTNESS), (pattern, contrast, bright), strict=True)
+        return np.concatenate([math.sqrt(share) * part for share, part in parts], axis=1)
+
+
+def secure_normal(count: int) -> NDArray[np.float64]:
+    """Standard normal numbers from the operating system's cryptographic generator, [count]."""
+    bits = np.frombuffer(os.urandom(8 * count), dtype=np.uint64) >> np.uint64(11)
+    return np.asarray(ndtri((bits + 0.5) / 2.0**53))
+
+
+def release(
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    noise: float,
+    normal: Normal,
+    patients: NDArray[Any] | None = None,
+) -> Moments:
+    """Sum what images have, and add noise: a Gaussian mechanism of sensitivity 1.
+
+    Args:
+        images: uint8 [N, C, H, W].
+        labels: int64 [N].
+        classes: K, which no image decides on.
+        noise: Standard deviation; gives ε for a δ.
+        normal: Draws the noise.
+        patients: Whose each image is, [N]; None if images are the unit.
+    """
+    basis = Basis.of((images.shape[1], images.shape[2], images.shape[3]))
+    channels, height, width = basis.shape
+    weights = _weights(len(images), patients)
+    counts = np.zeros(classes)
+    sums = np.zeros((classes, basis.size))
+    squares = np.zeros((classes, basis.size, basis.size))
+    histogram = np.zeros((channels, BINS))
+    for start in range(0, len(images), CHUNK):
+        chosen = slice(start, start + CHUNK)
+        part, kinds = images[chosen].cpu().numpy(), labels[chosen].cpu().numpy()
+        vectors = np.trunc(basis.vectors(part) * (1 - 2**-30) * GRID)  # whole numbers
+        weighted = vectors * weights[chosen, None]
+        for each in np.unique(kinds):
+            mine = kinds == each
+            counts[each] += weights[chosen][mine].sum()
+            sums[each] += weighted[mine].sum(0)
+            squares[each] += weighted[mine].T @ vectors[mine]  # below 2^53: exact
+        for channel in range(channels):
+            bins = part[:, channel].reshape(len(part), -1) // (256 // BINS)
+            spread = np.repeat(weights[chosen], height * width)
+            histogram[channel] += np.bincount(bins.ravel(), spread, minlength=BINS)
+
+    def noised(exact: NDArray[np.float64], share: float, unit: float) -> NDArray[np.float64]:
+        drawn = normal(exact.size).reshape(exact.shape) * (noise / share * unit)
+        return (exact + np.rint(drawn)) / unit
+
+    upper = np.triu_indices(basis.size, 1)
+    diagonal = np.arange(basis.size)
+    square, both = SHARES["square"], np.zeros_like(squares)
+    unit = GRID * GRID * WEIGHT
+    both[:, diagonal, diagonal] = noised(squares[:, diagonal, diagonal], square, unit)
+    # What stands twice in a symmetric matrix counts twice in its norm.
+    both[:, upper[0], upper[1]] = noised(squares[:, *upper], square * math.sqrt(2), unit)
+    both[:, upper[1], upper[0]] = both[:, upper[0], upper[1]]
+    pixels = WEIGHT * height * width
+    return Moments(
+        counts=noised(counts, SHARES["count"], WEIGHT),
+        sums=noised(sums, SHARES["sum"], GRID * WEIGHT),
+        squares=both,
+        histogram=noised(histogram, SHARES["histogram"] / math.sqrt(channels), pixels),
+        shape=basis.shape,
+        noise=noise,
+    )
+
+
+def _weights(count: int, patients: NDArray[Any] | None) -> NDArray[np.float64]:
+    """What each image counts, in steps of 1 / WEIGHT; those of a patient 1 together at most."""
+    if patients is None:
+        return np.full(count, float(WEIGHT))
+    _, whose, numbers = np.unique(patients, return_inverse=True, return_counts=True)
+    return np.asarray(WEIGHT // numbers[whose], dtype=np.float64)

@@ -1,0 +1,96 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from client_app.buffer import make_buffer
+from client_app.errors import ReleaseError
+from client_app.hospital import open_hospital
+from client_app.policy import Policy, PolicyError, PrivacyRules
+from client_app.privacy_account import Account
+from strategies.protocol.may_leave import METRICS
+from strategies.protocol.settings import SettingsError
+from tests.fakes import context, run_config
+
+
+@pytest.fixture
+def hospital(tmp_path):
+    """One of 2 hospitals, with about 70 digits of each class to train on."""
+
+    def opened(*, limit=None, **overrides):
+        config = run_config(
+            partition="iid",
+            gan__method="dp-mean-embedding",
+            **{"gan__epsilon": 20.0, "gan__delta": 1e-4, **overrides},
+        )
+        place = open_hospital(context(0, 2, config, **{"store-dir": str(tmp_path / "store")}))
+        if limit is None:
+            return place
+        policy = replace(Policy.read(), privacy=PrivacyRules(limit, 1e-4))
+        return replace(place, policy=policy)
+
+    return opened
+
+
+def made(place, size=40):
+    return make_buffer(place, size, time.monotonic() + 300)
+
+
+def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
+    release = made(hospital())
+    assert release.samples.images.shape == (40, 1, 8, 8)
+    assert torch.bincount(release.samples.labels).tolist() == [4] * 10
+    assert release.figures.keys() <= METRICS.keys()
+    assert release.figures["gan-epsilon"] == 20.0
+    assert release.figures["gan-delta"] == 1e-4
+    assert release.figures["release-passed"] == 1.0
+    assert not {"gan-private", "gan-iterations"} & release.figures.keys()
+
+
+def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
+    images = [made(hospital(seed=seed)).samples.images for seed in (0, 1)]
+    assert not torch.equal(*images)
+    assert len(list(hospital().store.folder.glob("gan/*/statistic.npz"))) == 2
+    for path in hospital().store.folder.rglob("*.npz"):
+        path.unlink()
+    assert torch.equal(made(hospital()).samples.images, images[0])
+    assert not (hospital().store.folder / "privacy.jsonl").exists()
+
+
+def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
+    place = hospital(limit=20.0)
+    first = made(place)
+    account = Account(place.store.folder / "privacy.jsonl")
+    assert len(account.read()) == 1
+    monkeypatch.setattr("client_app.buffer.mean_embedding.release", None)  # to call it would fail
+    # Another seed, with the same images: other draws of the same statistic.
+    again = made(replace(place, settings=replace(place.settings, seed=1)), 30)
+    assert len(account.read()) == 1
+    assert not torch.equal(first.samples.images[:30], again.samples.images)
+    with pytest.raises(PolicyError) as refusal:
+        made(hospital(limit=20.0, gan__epsilon=1.0))
+    assert refusal.value.rule == "privacy.max-epsilon"
+    assert len(account.read()) == 1
+
+
+def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital):
+    """Whoever knows the seed would subtract the noise."""
+    place = hospital(limit=20.0)
+    made(place)
+    (of_policy,) = place.store.folder.glob("gan/*/statistic.npz")
+    noised = np.load(of_policy)["sums"]
+    made(hospital())
+    (of_seed,) = {*place.store.folder.glob("gan/*/statistic.npz")} - {of_policy}
+    assert not np.array_equal(np.load(of_seed)["sums"], noised)
+
+
+def test_too_few_images_for_the_noise_are_refused(hospital):
+    with pytest.raises(ReleaseError, match="noised number"):
+        made(hospital(gan__epsilon=0.1))
+
+
+def test_a_delta_that_would_allow_to_tell_a_patient_is_refused(hospital):
+    with pytest.raises(SettingsError, match=r"gan\.delta"):
+        made(hospital(gan__delta=0.1))

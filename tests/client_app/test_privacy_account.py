@@ -1,0 +1,68 @@
+import math
+
+import pytest
+from scipy.stats import norm
+
+from client_app.policy import PolicyError, PrivacyRules
+from client_app.privacy_account import Account, Spent, epsilon, noise_for
+
+RULES = PrivacyRules(max_epsilon=1.0, max_delta=1e-5)
+
+
+def delta_of(noise, eps):
+    """δ of one Gaussian release: Balle and Wang 2018, theorem 5."""
+    return norm.cdf(1 / (2 * noise) - eps * noise) - math.exp(eps) * norm.cdf(
+        -1 / (2 * noise) - eps * noise
+    )
+
+
+def test_the_noise_of_one_release():
+    assert noise_for(1.0, 1e-5) == pytest.approx(3.7306, abs=1e-3)
+    assert delta_of(noise_for(2.0, 1e-5), 2.0) == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_four_releases_are_one_of_half_the_noise():
+    spent = [Spent("x", 8.0)] * 3 + [Spent("y", 8.0)]
+    assert delta_of(4.0, epsilon(spent, 1e-5)) == pytest.approx(1e-5, rel=1e-4)
+
+
+def test_a_sampled_step_tells_less_and_never_nothing():
+    """One step of rate q: δ_q(ε') = q δ(ε) at ε' = ln(1 + q (e^ε - 1)), for removal."""
+    noise, rate = 2.0, 0.1
+    sampled = epsilon([Spent("x", noise, rate)], 1e-5)
+    whole = math.log(1 + (math.exp(sampled) - 1) / rate)
+    assert rate * delta_of(noise, whole) == pytest.approx(1e-5, rel=2e-2)
+    both = epsilon([Spent("x", noise, rate), Spent("y", 4.0)], 1e-5)
+    assert both > max(sampled, epsilon([Spent("y", 4.0)], 1e-5))
+
+
+def test_no_noise_is_no_guarantee():
+    assert epsilon([Spent("x", 0.0)], 1e-5) == math.inf
+
+
+def test_a_release_is_counted_before_it_is_made_and_the_second_one_is_refused(tmp_path):
+    account = Account(tmp_path / "own" / "privacy.jsonl")
+    spent = Spent("statistic", noise_for(1.0, 1e-5))
+    assert account.spend(spent, 1e-5, RULES) == pytest.approx(1.0)
+    again = Account(account.path)  # after a restart
+    with pytest.raises(PolicyError) as refusal:
+        again.spend(spent, 1e-5, RULES)
+    assert refusal.value.rule == "privacy.max-epsilon"
+    two = noise_for(1.0, 1e-5) / math.sqrt(2)
+    assert delta_of(two, refusal.value.asked) == pytest.approx(1e-5, rel=1e-2)
+    assert again.read() == [spent]
+    assert account.path.stat().st_mode & 0o077 == 0
+
+
+def test_a_larger_delta_buys_nothing(tmp_path):
+    with pytest.raises(PolicyError, match="privacy"):
+        Account(tmp_path / "privacy.jsonl").spend(Spent("x", 100.0), 1e-4, RULES)
+
+
+def test_a_line_that_was_cut_off_does_not_count(tmp_path):
+    account = Account(tmp_path / "privacy.jsonl")
+    account.spend(Spent("x", 100.0), 1e-5, RULES)
+    with account.path.open("a") as file:
+        file.write('\n{"what": "y", "noi')
+    account.spend(Spent("z", 100.0), 1e-5, RULES)
+    assert account.read() == [Spent("x", 100.0), Spent("z", 100.0)]

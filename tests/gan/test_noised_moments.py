@@ -1,0 +1,205 @@
+import ast
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.fft import dctn
+from scipy.stats import kstest
+
+from gan import moment_generator
+from gan.audited_epsilon import audited_epsilon
+from gan.moment_generator import MomentGenerator
+from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal
+
+
+def nothing(count):
+    return np.zeros(count)
+
+
+def images_of(count, shape=(1, 8, 8), seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=rng)
+
+
+def difference(one: Moments, other: Moments) -> float:
+    """The distance of two statistics in the norm in which noise is drawn."""
+    squares = one.squares - other.squares
+    parts = {
+        "count": one.counts - other.counts,
+        "sum": one.sums - other.sums,
+        "square": squares,
+        "histogram": (one.histogram - other.histogram) / math.sqrt(one.shape[0]),
+    }
+    return math.sqrt(
+        sum((SHARES[name] * np.linalg.norm(each)) ** 2 for name, each in parts.items())
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 10), (1, 28, 28)])
+@pytest.mark.parametrize("kind", ["noise", "black", "white", "half", "dot"])
+def test_one_image_more_moves_the_statistic_by_1_at_most(shape, kind):
+    images, labels = images_of(20, shape), torch.arange(20) % 4
+    last = images[-1]
+    if kind == "dot":
+        last[:] = 0
+        last[0, 3, 3] = 255
+    elif kind != "noise":
+        last[:] = 255 if kind == "white" else 0
+        if kind == "half":
+            last[:, :, shape[2] // 2 :] = 255
+    whole = release(images, labels, 4, 1.0, nothing)
+    without = release(images[:-1], labels[:-1], 4, 1.0, nothing)
+    assert 0.3 < difference(whole, without) <= 1.0
+    # Replaced by its negative, the most different one, in the same class and in another.
+    for label in (3, 2):
+        other = torch.cat([images[:-1], 255 - last[None]])
+        replaced = release(other, torch.cat([labels[:-1], torch.tensor([label])]), 4, 1.0, nothing)
+        assert difference(whole, replaced) <= math.sqrt(2)
+
+
+def test_the_statistic_is_what_its_docstring_says():
+    """Of one grey image by another transform, without noise, to the grid."""
+    image = images_of(1)
+    found = release(image, torch.tensor([1]), 3, 1.0, nothing)
+    basis, pixels = Basis.of((1, 8, 8)), image[0, 0].double().numpy() / 255
+    pattern = dctn(pixels, norm="ortho").ravel()[basis.places]
+    weighted = pattern * basis.weights
+    weighted /= np.linalg.norm(weighted)
+    rest = [np.linalg.norm(pattern) / 4, 2 * pixels.mean() - 1]
+    t = np.array([*(math.sqrt(0.8) * weighted), *(math.sqrt(0.1) * each for each in rest)])
+    np.testing.assert_allclose(found.sums[1], t, atol=2**-12)
+    np.testing.assert_allclose(found.squares[1], np.outer(t, t), atol=2**-11)
+    assert found.counts.tolist() == [0, 1, 0]
+    assert np.all(found.sums[[0, 2]] == 0)
+    counted = np.bincount(image.flatten().numpy() // 8, minlength=BINS) / 64
+    np.testing.assert_allclose(found.histogram[0], counted, atol=1e-12)
+    assert np.linalg.norm(t) <= 1
+
+
+def test_a_patient_of_five_images_moves_it_no_more_than_one_of_one():
+    images, labels = images_of(25), torch.arange(25) % 2
+    patients = np.array([*range(20), *[20] * 5])
+    whole = release(images, labels, 2, 1.0, nothing, patients)
+    without = release(images[:20], labels[:20], 2, 1.0, nothing, patients[:20])
+    assert 0.3 < difference(whole, without) <= 1.0
+    by_image = release(images, labels, 2, 1.0, nothing)
+    assert difference(by_image, without) > 1.5
+
+
+def test_noise_has_the_size_and_the_grid_that_it_says():
+    images, labels = images_of(30), torch.arange(30) % 3
+    noise, rng = 2.0, np.random.default_rng(0)
+    exact = release(images, labels, 3, noise, nothing)
+    noised = [release(images, labels, 3, noise, rng.standard_normal) for _ in range(40)]
+    for name, share in SHARES.items():
+        field = {"count": "counts", "sum": "sums", "square": "squares"}.get(name, name)
+        errors = np.stack([getattr(each, field) - getattr(exact, field) for each in noised])
+        if name == "square":
+            diagonal = np.einsum("...ii->...i", errors).ravel()
+            assert diagonal.std() == pytest.approx(noise / share, rel=0.05)
+            np.testing.assert_array_equal(errors, errors.swapaxes(-1, -2))
+            errors, share = errors[..., 0, 1:], share * math.sqrt(2)
+        assert errors.std() == pytest.approx(noise / share, rel=0.12)
+        assert abs(errors.mean()) < 4 * noise / share / math.sqrt(errors.size)
+    whole = noised[0].sums * 2**20
+    np.testing.assert_array_equal(whole, np.rint(whole))
+
+
+def test_secure_noise_is_normal_and_never_the_same():
+    drawn = secure_normal(20000)
+    assert kstest(drawn, "norm").pvalue > 1e-4
+    assert not np.array_equal(drawn, secure_normal(20000))
+
+
+def test_a_statistic_survives_the_store():
+    kept = release(images_of(8), torch.arange(8) % 2, 2, 1.5, nothing)
+    again = Moments.from_arrays(kept.arrays())
+    for name, array in kept.arrays().items():
+        np.testing.assert_array_equal(again.arrays()[name], array)
+
+
+def test_the_generator_is_given_no_image():
+    """Its file names nothing by which it could reach a data set or a file."""
+    tree = ast.parse(Path(moment_generator.__file__ or "").read_text())
+    imported = {
+        alias.name if isinstance(node, ast.Import) else f"{node.module}.{alias.name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    own = {name for name in imported if name.startswith(("gan.", "client_app", "learning"))}
+    constants = {"BINS", "BRIGHTNESS", "CONTRAST", "PATTERN", "SHARES", "Basis", "Moments"}
+    assert own == {f"gan.noised_moments.{name}" for name in constants}
+
+
+@pytest.mark.parametrize("shape", [(1, 10, 12), (3, 10, 12)])
+def test_images_have_the_moments_and_the_classes_of_the_real_ones(shape, monkeypatch):
+    """Two classes, dark and bright halves; without noise, and without deformations."""
+    monkeypatch.setattr(moment_generator, "DEFORMED", 0.0)
+    images = images_of(400, shape) // 3
+    labels = torch.arange(400) % 2
+    images[labels == 1, :, :, :6] += 100
+    images[labels == 0, :, 5:, :] += 140
+    generator = MomentGenerator(release(images, labels, 4, 1e-3, nothing), 10)
+    assert generator.classes.tolist() == [0, 1]
+    made = generator.render(labels, 7)
+    assert made.shape == images.shape
+    assert made.dtype == torch.uint8
+    assert torch.equal(made, generator.render(labels, 7))
+    assert not torch.equal(made, generator.render(labels, 8))
+    for each in (0, 1):
+        real, fake = (part[labels == each].double().mean(0) for part in (images, made))
+        assert (real - fake).abs().mean() < 12
+    for channel in range(shape[0]):
+        real, fake = (part[:, channel].double().quantile(0.9) for part in (images, made))
+        assert real.item() == pytest.approx(fake.item(), abs=12)
+
+
+def test_classes_of_which_noise_could_be_the_number_are_left_out():
+    images, labels = images_of(300), torch.tensor([0] * 200 + [1] * 90 + [2] * 10)
+    moments = release(images, labels, 4, 5.0, nothing)
+    # 10 images, and two standard deviations of 5 / 0.2 = 25 more.
+    assert MomentGenerator(moments, 10).classes.tolist() == [0, 1]
+    assert MomentGenerator(moments, 41).classes.tolist() == [0]
+    assert MomentGenerator(moments, 1000).classes.tolist() == []
+
+
+def attack(noise: float) -> float:
+    """The ε that a likelihood-ratio attack proves of the mechanism, at δ = 1e-5.
+
+    Every class is a release with noise of its own. In 40,000 of them there is a canary, in as many
+    there is nothing. The attacker knows the canary and looks for it where it has most to tell.
+    """
+    trials, rows_columns = 40000, np.triu_indices(len(Basis.of((1, 3, 3)).vectors(CANARY)[0]), 1)
+
+    def flat(moments):
+        squares, square = moments.squares, SHARES["square"]
+        parts = [SHARES["count"] * moments.counts[:, None], SHARES["sum"] * moments.sums]
+        parts += [square * np.einsum("kii->ki", squares)]
+        parts += [square * math.sqrt(2) * squares[:, *rows_columns]]
+        return np.concatenate(parts, axis=1)
+
+    def releases(images, labels, normal):
+        return flat(release(images, labels, trials, noise, normal))
+
+    labels, normal = torch.arange(trials), np.random.default_rng(0).standard_normal
+    canaries = torch.from_numpy(CANARY).repeat(trials, 1, 1, 1)
+    canary = releases(canaries[:1], labels[:1], nothing)[0]
+    scores = [
+        releases(canaries[:count], labels[:count], normal) @ canary / np.linalg.norm(canary) / noise
+        for count in (trials, 0)
+    ]
+    threshold = np.linalg.norm(canary) / 2 / noise + 2.5  # chosen before, by calculation
+    hits, alarms = (int((each > threshold).sum()) for each in scores)
+    return audited_epsilon(hits, trials, alarms, trials, 1e-5)
+
+
+CANARY = np.array([[[[0, 255, 0], [255, 255, 0], [0, 255, 255]]]], dtype=np.uint8)
+
+
+def test_the_audited_epsilon_is_below_the_claim_and_half_the_noise_is_caught():
+    noise = 1.99381  # ε = 2 at δ = 1e-5
+    assert 0.5 < attack(noise) <= 2
+    assert attack(noise / 2) > 2

@@ -1,0 +1,87 @@
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from learning.dp_training import Plan, check_network, train_privately
+from learning.errors import ModelError
+from learning.learners.plain import Plain
+from tests.learning.test_training import data, learner_of, network
+
+NOISE, NORM = 0.7, 0.05
+
+
+def visit(samples, plan, seed=0, epochs=1, model=None, **overrides):
+    model = model or network()
+    learner = learner_of(Plain, model, samples)
+    settings = learner.settings.train
+    dp = replace(settings.dp, noise_multiplier=NOISE, clipping_norm=NORM)
+    settings = replace(settings, optimizer="sgd", learning_rate=1.0, dp=dp, **overrides)
+    rngs = np.random.default_rng(1), np.random.default_rng(seed)
+    found = train_privately(learner, settings, epochs, plan, *rngs, time.monotonic() + 60)
+    return model, found
+
+
+def test_a_step_is_the_clipped_sum_of_each_image_s_gradient_and_noise():
+    """With a learning rate of 1: w - w' = (Σ min(1, C / ‖g‖) g + σ C z) / 20, image by image."""
+    samples, before = data(20), network()
+    after, _ = visit(samples, Plan.of(np.arange(20), 20))
+    clipped = [torch.zeros_like(weight) for weight in before.parameters()]
+    for image, label in zip(samples.images, samples.labels, strict=True):
+        before.zero_grad()
+        functional.cross_entropy(before(image[None]), label[None]).backward()
+        gradient = [weight.grad for weight in before.parameters()]
+        norm = torch.stack([each.norm() for each in gradient]).norm()
+        assert norm > NORM  # so that clipping matters
+        for total, each in zip(clipped, gradient, strict=True):
+            total += each * NORM / norm
+    noise = torch.Generator().manual_seed(int(np.random.default_rng(0).integers(2**63)))
+    moved = zip(before.parameters(), after.parameters(), clipped, strict=True)
+    for old, new, total in moved:
+        drawn = torch.normal(0.0, NOISE * NORM, old.shape, generator=noise)
+        torch.testing.assert_close((old - new) * 20, total + drawn, rtol=1e-3, atol=1e-5)
+
+
+def test_noise_follows_from_the_secret_generator_alone():
+    plan = Plan.of(np.arange(20), 10)
+    (one, _), (same, _), (other, _) = (visit(data(20), plan, seed) for seed in (0, 0, 1))
+    first, again, different = (next(each.parameters()) for each in (one, same, other))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, different)
+
+
+def test_patients_are_drawn_by_themselves_and_one_image_of_each():
+    owners = np.array([0, 0, 0, 1, 2, 2])
+    plan, rng = Plan.of(owners, 1), np.random.default_rng(0)
+    assert plan.rate == pytest.approx(1 / 3)
+    assert plan.steps == 3
+    draws = [plan.draw(rng) for _ in range(3000)]
+    assert all(len(np.unique(owners[drawn])) == len(drawn) for drawn in draws)
+    sizes = np.bincount([len(drawn) for drawn in draws], minlength=4) / 3000
+    np.testing.assert_allclose(sizes, [8 / 27, 12 / 27, 6 / 27, 1 / 27], atol=0.03)
+    often = np.bincount(np.concatenate(draws), minlength=6) / 3000
+    np.testing.assert_allclose(often, [1 / 9] * 3 + [1 / 3] + [1 / 6] * 2, atol=0.03)
+
+
+def test_a_step_that_draws_nobody_is_noise_all_the_same():
+    before, plan = network(), Plan(np.arange(20), 1e-9, 1)
+    after, found = visit(data(20), plan)
+    assert found == {"train-loss": 0.0, "num-examples": 20}
+    moved = next(before.parameters()) - next(after.parameters())
+    assert moved.std().item() == pytest.approx(NOISE * NORM / (20 * 1e-9), rel=0.1)
+
+
+def test_the_network_is_as_it_was_afterwards():
+    model, _ = visit(data(20), Plan.of(np.arange(20), 5), epochs=2)
+    assert list(model.state_dict()) == list(network().state_dict())
+    assert not any(hasattr(weight, "grad_sample") for weight in model.parameters())
+    assert not any(part._forward_hooks for part in model.modules())
+
+
+def test_a_network_with_batchnorm_is_refused():
+    check_network(network("mlp"))
+    with pytest.raises(ModelError, match="BatchNorm"):
+        check_network(network("cnn"))
