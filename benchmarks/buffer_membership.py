@@ -22,7 +22,7 @@ from client_app.buffer.attack import attacked, leaky
 LIMIT = 0.05  # release.max-membership
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 DIGITS = ((24, 6, 64), (48, 12, 64), (144, 36, 64), (144, 36, 256), (600, 150, 256))
-MNIST = ((800, 200, 512), (2000, 500, 512))
+MNIST = ((800, 200, 512),)
 
 
 def main() -> None:

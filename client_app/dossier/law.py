@@ -85,11 +85,17 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
         "Other attributes were not attacked. That a buffer shows what a disease looks like is its "
         "purpose, and tells of nobody in particular.",
     )
-    if bound := attacked.get("bound"):
+    if claimed := dossier["generator"].get("gan-epsilon"):
+        bound = attacked.get("bound")
+        proven = (
+            f"The attacks prove that ε is no less than {bound['audited']:.3g}, which does not "
+            "contradict it."
+            if bound
+            else "No attack could be tried to contradict it."
+        )
         yield Answer(
             "Is the claimed guarantee (differential privacy) plausible?",
-            f"It claims ε = {bound['epsilon']:.3g} at δ = {bound['delta']:.3g}. The attacks prove "
-            f"that ε is no less than {bound['audited']:.3g}, which does not contradict it.",
+            f"It claims ε = {claimed:.3g} at δ = {dossier['generator']['gan-delta']:.3g}. {proven}",
             "An attack can refute a claim and cannot prove one; it counts each image as a case of "
             "its own. What proves it is the mechanism's analysis (docs/privacy.md).",
         )

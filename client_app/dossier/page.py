@@ -97,7 +97,7 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
             )
         case _:
             yield "open", "Nobody attacked the images: the settings ask for no attack (section 3)."
-    guarantee = attacked.get("bound") or "gan-epsilon" in dossier["generator"]
+    guarantee = "gan-epsilon" in dossier["generator"]
     yield (
         ("note", "A guarantee of differential privacy is claimed (section 4).")
         if guarantee

@@ -223,12 +223,17 @@ def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     yield {**few, "leak": interval(0.1)}, "not even half of the images"
     yield {"verdict": "not attacked"}, "no attack was tried"
     bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
-    yield {"bound": bound}, "ε is no less than 0.25"
+    yield (
+        {"bound": bound},
+        "claims ε = 1 at δ = 1e-05. The attacks prove that ε is no less than 0.25",
+    )
+    yield {}, "No attack could be tried to contradict it."
 
 
 @pytest.mark.parametrize(("attacked", "words"), [*verdicts()])
 def test_the_page_says_what_came_of_the_attacks(attacked, words):
-    assert words in page(written(attacked=attacked), "0" * 64, "key=")
+    claimed = {"gan-private": 1.0, "gan-epsilon": 1.0, "gan-delta": 1e-5}
+    assert words in page(written(attacked=attacked, generator=claimed), "0" * 64, "key=")
 
 
 def test_every_answer_says_what_is_not_shown():

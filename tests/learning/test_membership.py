@@ -102,11 +102,11 @@ def test_the_control_of_few_others_has_a_higher_rate():
 def test_an_excess_is_found_where_there_is_one_and_only_there():
     rng = np.random.default_rng(0)
     found = {"nothing": 0, "one in ten": 0}
-    for _ in range(100):
+    for _ in range(50):
         members, others = rng.normal(size=600), rng.normal(size=150)
         nothing = contrast(members, others, draws=100)
         leaked = contrast(np.append(members[60:], np.full(60, 5.0)), others, draws=100)
         found["nothing"] += nothing.excess_auc.low > 0 or nothing.excess_tpr.low > 0
         found["one in ten"] += leaked.excess_tpr.low > 0
-    assert found["nothing"] <= 10
-    assert found["one in ten"] >= 95
+    assert found["nothing"] <= 5
+    assert found["one in ten"] >= 47
