@@ -5,8 +5,8 @@
     uv run python -m benchmarks.dressed_copies <folder of a hospital's images> --image-size 64
     uv run python -m benchmarks.dressed_copies mnist.npz --training 10000 --cost 512
 
-An archive has `x_train` and `y_train`. A folder has a manifest.csv with the columns image, label and
-group (docs/data.md), or another name for the last one (`--group lesion_id`). Images are split, by
+An archive has `x_train` and `y_train`. A folder has a manifest.csv with the columns image, label
+and group (docs/data.md), or another name for the last (`--group lesion_id`). Images are split, by
 group, into training images, held-out ones that set the thresholds, and fresh ones. The table says
 for each dress what share of copies and of fresh images is refused. `--cost N` measures time and
 memory for a buffer of N images instead.
@@ -32,13 +32,14 @@ from benchmarks.markdown import print_head, print_row
 from gan.audit import Auditor
 from learning.samples import Samples
 
-HELD_OUT = 400  # as client_app.buffer.copies takes
+HELD_OUT = 300  # as client_app.buffer.copies takes
 Dress = Callable[[Tensor], Tensor]  # of images float [N, C, H, W], from 0 to 255
 
 
 def main() -> None:
     """Print a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("data", help="digits, an .npz archive, or a folder with a manifest.csv")
     parser.add_argument("--image-size", type=int, default=64, help="of a folder's images")
     parser.add_argument("--group", default="group", help="column of a manifest: patient or lesion")
@@ -67,14 +68,16 @@ def main() -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"{len(training)} training images: {cpu:.0f} CPU s, {wall:.0f} s, {peak:.1f} GiB")
         return
-    some = [each[torch.randperm(len(each))[: options.copies]] for each in (training, fresh)]
+    count = min(options.copies, len(fresh))
+    some = [each[torch.randperm(len(each))[:count]] for each in (training, fresh)]
     print(f"{len(training)} training, {len(held_out)} held-out images, {len(some[0])} a dress\n")
     print_head("dress", "copies refused", "fresh refused")
-    for name, dress in DRESSES.items():
-        shares = [
-            auditor.refuses(dressed(each.images, dress), each.labels).float().mean().item()
-            for each in some
-        ]
+    images = [
+        torch.cat([dressed(each.images, dress) for dress in DRESSES.values()]) for each in some
+    ]
+    labels = torch.cat([each.labels.repeat(len(DRESSES)) for each in some])
+    refused = auditor.refuses(torch.cat(images), labels).float().view(2, len(DRESSES), -1)
+    for name, shares in zip(DRESSES, refused.mean(dim=2).T.tolist(), strict=True):
         print_row(name, *(f"{share:.0%}" for share in shares))
 
 
@@ -117,7 +120,7 @@ def dressed(images: Tensor, dress: Dress) -> Tensor:
 
 
 def moved(angle: float = 0, shift: float = 0, scale: float = 1) -> Dress:
-    """Turned by degrees, shifted by a share of the side down and right, and scaled; zeros around."""
+    """Turned by degrees, shifted down and right by a share of the side, scaled; zeros around."""
 
     def move(images: Tensor) -> Tensor:
         by = [max(1, round(shift * images.shape[3])) if shift else 0] * 2

@@ -91,9 +91,9 @@ class Auditor:
         self.search = Search(training)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}
         residuals = self.search(torch.cat([unseen, in_dresses(unseen)])).residuals
-        self.ranks = Ranks(residuals, labels.repeat(2), len(classes), quantile)
+        self.ranks = Ranks(residuals, labels.repeat(2), len(classes))
         ranks = self.ranks(residuals[: len(unseen)], labels)
-        self.unseen_refused = (ranks < self.ranks.limit).double().mean().item()
+        self.unseen_refused = (ranks <= quantile).double().mean().item()
         size = min(len(training), len(unseen))
         rng = torch.Generator().manual_seed(0)
         self.equal = [
@@ -104,14 +104,14 @@ class Auditor:
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Which images [N, C, H, W] uint8 of classes int64 [N] may not be in a buffer, bool [N]."""
         ranks = self.ranks(self._found(images).residuals, labels)
-        return self._copied(images) | (ranks < self.ranks.limit)
+        return self._copied(images) | (ranks <= self.quantile)
 
     def check(self, images: Tensor, labels: Tensor) -> Verdict:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
         Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
-        the median share of held-out images that are more like a training image, in the measure in
-        which that is smallest; `held-out-refused`, the share of undressed held-out images that the
+        the share of held-out images, with those in dresses, that are more like a training image
+        than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out images that the
         thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
         `nearer_to`). A buffer of the wrong form has no figures.
         """
@@ -127,7 +127,8 @@ class Auditor:
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
-        share, p = nearer_to(*(self.search.aligned(images, each) for each in self.equal))
+        nearest = [self.search.aligned(images, each) for each in self.equal]
+        share, p = nearer_to(*nearest, size=len(self.equal[0]))
         if p < LEVEL:
             reasons.append(
                 f"{share:.0%} of the images are nearer to a training image than to a held-out one: "
@@ -186,7 +187,9 @@ class Auditor:
         return f"{index} (unexplained " + ", ".join(f"{k} {v:.3f}" for k, v in measured) + ")"
 
 
-def nearer_to(training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) -> tuple[float, float]:
+def nearer_to(
+    training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], size: int
+) -> tuple[float, float]:
     """Whether images are nearer to training images than to as many others.
 
     A permutation test: if nothing was memorised, training and other images can be exchanged, and
@@ -197,7 +200,8 @@ def nearer_to(training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) ->
 
     Args:
         training: How similar the nearest training image is to each image, [N], and which, [N].
-        others: The same of the other images; they are as many.
+        others: The same of the other images.
+        size: Number m of training images, and of others.
 
     Returns:
         The share of images that are nearer to a training image, and the probability of so large a
@@ -208,9 +212,9 @@ def nearer_to(training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor]) ->
     counts = torch.cat([torch.bincount(index[wins]), torch.bincount(other[~wins])]).double()
     total, share = len(wins), wins.double().mean().item()
     # Of m of 2m real images with counts c, drawn without repetition: the sum has the mean Σc / 2,
-    # and the variance (Σc² - (Σc)² / 2m) / 4 · 2m / (2m - 1), here without the factor near 1. The
-    # m that attract nothing are in Σc² alone; (Σc)² / 2m is left out as well, on the safe side.
-    deviation = counts.square().sum().sqrt().item() / 2
+    # and the variance (Σc² - (Σc)² / 2m) / 4 · 2m / (2m - 1).
+    squares = counts.square().sum().item() - total**2 / (2 * size)
+    deviation = max((squares / 4 * 2 * size / max(2 * size - 1, 1)), 0.25) ** 0.5
     return share, float(norm.sf((wins.sum().item() - 0.5 - total / 2) / deviation))
 
 

@@ -1,4 +1,4 @@
-"""Thresholds of several residuals for each class, which together refuse a set share of images.
+"""Ranks of images by several residuals, for each class.
 
 N images, S residuals of each; the smaller a residual, the more an image is like a training image.
 """
@@ -14,20 +14,19 @@ class Ranks:
     """Ranks of images among held-out ones of their class.
 
     The residuals of a class are brought to mean 0 and variance 1, its moments drawn towards those
-    of all classes as by `PRIOR` images more. An image's rank is the share of held-out images below
-    it, in the residual in which that is smallest; images of rank below `limit` are refused. With
-    few held-out images the limit is such that only images below all of them in one residual are
-    refused: S in M + 1 new images of the same distribution, at the most, for M held-out ones.
+    of all classes as by `PRIOR` images more. Each is ranked among those of the held-out images; an
+    image's smallest rank is ranked among the smallest ranks of held-out images. So of new images of
+    the same distribution a share q has a rank of q or less, but for errors of estimation: of M
+    held-out images the first steps are S / M wide.
     """
 
-    def __init__(self, residuals: Tensor, labels: Tensor, classes: int, quantile: float) -> None:
+    def __init__(self, residuals: Tensor, labels: Tensor, classes: int) -> None:
         """Learn from held-out images.
 
         Args:
             residuals: [M, S].
             labels: Their classes, int64 [M].
             classes: Number of classes.
-            quantile: Share of the held-out images that may be refused.
         """
         residuals = residuals.double()
         mean, variance = residuals.mean(dim=0), residuals.var(dim=0, unbiased=False)
@@ -41,14 +40,20 @@ class Ranks:
                 self.mean[label] = self.mean[label].maximum(mean)
         self.scale = self.scale.sqrt().clamp(min=1e-9)
         self.known = self._standard(residuals, labels).sort(dim=0).values  # [M, S]
-        own = self(residuals, labels).sort().values  # below its own limit are floor(M · quantile)
-        self.limit = own[int(len(own) * quantile)].item()
+        self.smallest = self._smallest(residuals, labels).sort().values  # [M]
 
     def __call__(self, residuals: Tensor, labels: Tensor) -> Tensor:
-        """Ranks [N] in [0, 1] of images with residuals [N, S] and classes int64 [N]."""
-        standard = self._standard(residuals.double(), labels)
+        """Shares [N] of the held-out images that are as much like a training image, or more.
+
+        Of images with residuals [N, S] and classes int64 [N].
+        """
+        smallest = self._smallest(residuals.double(), labels)
+        return torch.searchsorted(self.smallest, smallest, right=True).double() / len(self.smallest)
+
+    def _smallest(self, residuals: Tensor, labels: Tensor) -> Tensor:
+        standard = self._standard(residuals, labels)
         below = torch.searchsorted(self.known.T.contiguous(), standard.T.contiguous(), right=True)
-        return below.amin(dim=0) / len(self.known)
+        return below.amin(dim=0)
 
     def _standard(self, residuals: Tensor, labels: Tensor) -> Tensor:
         return (residuals - self.mean[labels]) / self.scale[labels]

@@ -3,7 +3,7 @@
 from client_app.buffer.job import Job, some
 from gan.audit import Auditor
 
-HELD_OUT = 400  # test images that are enough to set the scale
+HELD_OUT = 300  # test images that are enough to set the scale
 
 
 def copies(job: Job) -> Auditor:
