@@ -111,8 +111,8 @@ class Auditor:
 
         Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
         the share of held-out images, with those in dresses, that are more like a training image
-        than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out images that the
-        thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
+        than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out
+        images that the thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
         `nearer_to`). A buffer of the wrong form has no figures.
         """
         reasons = list(self._faults(images, labels))

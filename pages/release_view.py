@@ -64,7 +64,7 @@ def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterat
         p = figures.get("release-nearer-p", nan)
         yield Check(
             "Nearer to a training image than to a test image",
-            f"{share:.0%}; by chance with probability {p:.2g}",
+            f"{share:.0%}; by chance with probability {p:.3g}",
             f"probability at least {LEVEL:g}; 50% if the generative model remembers no image",
             FAIL if p < LEVEL else PASS,
         )
