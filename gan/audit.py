@@ -112,8 +112,8 @@ class Auditor:
         Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
         the share of held-out images, with those in dresses, that are more like a training image
         than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out
-        images that the thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
-        `nearer_to`). A buffer of the wrong form has no figures.
+        images that the thresholds would refuse; `release-nearer-to-training` and
+        `release-nearer-p` (see `nearer_to`). A buffer of the wrong form has no figures.
         """
         reasons = list(self._faults(images, labels))
         if reasons:
@@ -127,8 +127,8 @@ class Auditor:
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
-        nearest = [self.search.aligned(images, each) for each in self.equal]
-        share, p = nearer_to(*nearest, size=len(self.equal[0]))
+        near, far = (self.search.aligned(images, each) for each in self.equal)
+        share, p = nearer_to(near, far, len(self.equal[0]))
         if p < LEVEL:
             reasons.append(
                 f"{share:.0%} of the images are nearer to a training image than to a held-out one: "

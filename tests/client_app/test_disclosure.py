@@ -17,8 +17,6 @@ from learning.samples import Samples
 from strategies.protocol.order import Order
 from tests.fakes import settings
 
-KINDS = ("nearest", "median")
-
 
 def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclosure:
     """The disclosure of a hospital with such test images; an empty policy has the defaults."""

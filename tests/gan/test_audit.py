@@ -111,7 +111,8 @@ def test_honest_buffers_are_refused_as_seldom_as_the_level_says():
     for _ in range(400):
         real, made = torch.randn(60, 2, generator=rng), torch.randn(100, 2, generator=rng)
         near = [(-torch.cdist(made, half)).max(dim=1) for half in real.split(30)]
-        refused += nearer_to(*((each.values, each.indices) for each in near), size=30)[1] < 0.05
+        training, others = ((each.values, each.indices) for each in near)
+        refused += nearer_to(training, others, 30)[1] < 0.05
     assert 5 < refused < 34  # of 400 at 5 %: 20, standard deviation 4.4
 
 
