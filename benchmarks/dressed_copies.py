@@ -93,7 +93,10 @@ def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
     else:
         rows = pd.read_csv(Path(data) / "manifest.csv")
         files = [Path(data) / name for name in rows["image"]]
-        shown = [Image.open(f).convert("RGB").resize((size, size), Image.BILINEAR) for f in files]
+        shown = [
+            Image.open(f).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            for f in files
+        ]
         images = np.stack([np.array(each) for each in shown]).transpose(0, 3, 1, 2)
         labels = pd.factorize(rows["label"], sort=True)[0]
     groups = rows[group].to_numpy() if "rows" in locals() else np.arange(len(images))
@@ -125,7 +128,10 @@ def moved(angle: float = 0, shift: float = 0, scale: float = 1) -> Dress:
     def move(images: Tensor) -> Tensor:
         by = [max(1, round(shift * images.shape[3])) if shift else 0] * 2
         bilinear = v2.InterpolationMode.BILINEAR
-        return functional.affine(images, angle, by, scale, [0.0, 0.0], interpolation=bilinear)
+        out: Tensor = functional.affine(
+            images, angle, by, scale, [0.0, 0.0], interpolation=bilinear
+        )
+        return out
 
     return move
 
@@ -135,13 +141,15 @@ def cropped(images: Tensor) -> Tensor:
     height, width = images.shape[2:]
     top, left = max(1, round(height / 10)), max(1, round(width / 10))
     size = [height - 2 * top, width - 2 * left]
-    return functional.resized_crop(images, top, left, *size, [height, width])
+    out: Tensor = functional.resized_crop(images, top, left, *size, [height, width])
+    return out
 
 
 def blurred(images: Tensor) -> Tensor:
     """Behind a Gaussian filter: of 1 pixel, or 0.6 for small images."""
     sigma, side = (0.6, 5) if images.shape[2] < 16 else (1.0, 7)
-    return functional.gaussian_blur(images, [side, side], [sigma, sigma])
+    out: Tensor = functional.gaussian_blur(images, [side, side], [sigma, sigma])
+    return out
 
 
 def jpeg(images: Tensor) -> Tensor:

@@ -268,14 +268,16 @@ def _sampled(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tenso
 
 
 def _unit(vectors: Tensor) -> Tensor:
-    return vectors / (vectors.norm(dim=-1, keepdim=True) + 1e-6)
+    scaled: Tensor = vectors / (vectors.norm(dim=-1, keepdim=True) + 1e-6)
+    return scaled
 
 
 def _vectors(images: Tensor) -> Tensor:
     """Unit vectors [..., R·R] of images [..., 1, R, R] without their brightness."""
     flat = images.flatten(-3)
     flat = flat - flat.mean(dim=-1, keepdim=True)
-    return flat / (flat.norm(dim=-1, keepdim=True) + 1e-3)
+    scaled: Tensor = flat / (flat.norm(dim=-1, keepdim=True) + 1e-3)
+    return scaled
 
 
 def _whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
