@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from statistics import NormalDist
 
 import torch
-from scipy.stats import norm
 from torch import Tensor
 from torch.nn.functional import interpolate
 
@@ -215,7 +215,7 @@ def nearer_to(
     # and the variance (Σc² - (Σc)² / 2m) / 4 · 2m / (2m - 1).
     squares = counts.square().sum().item() - total**2 / (2 * size)
     deviation = max((squares / 4 * 2 * size / max(2 * size - 1, 1)), 0.25) ** 0.5
-    return share, float(norm.sf((wins.sum().item() - 0.5 - total / 2) / deviation))
+    return share, NormalDist().cdf((total / 2 + 0.5 - wins.sum().item()) / deviation)
 
 
 def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None:
