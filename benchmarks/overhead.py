@@ -2,9 +2,10 @@
 
     uv run python -m benchmarks.overhead
 
-Runs a federation of four simulated hospitals, and right after it a bare PyTorch loop that makes the
-same gradient steps and the same evaluations on the same images, with as many processes and threads.
-The figure is the ratio of their wall times, without start-up.
+Runs a federation of four simulated hospitals, in Flower's engine and in warm processes (the setting
+`workers`), and right after it a bare PyTorch loop that makes the same gradient steps and the same
+evaluations on the same images, with as many processes and threads. The figures are the ratios of
+their wall times, without start-up, and what a message costs beyond its share of the bare loop.
 """
 
 import json
@@ -23,10 +24,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.markdown import print_head, print_row, where
-from benchmarks.simulation import run, superlink
+from benchmarks.simulation import run, run_warm, superlink
 from client_app.datasets import LocalData, open_data
 from learning.models import Architecture
 from learning.samples import Samples
+from server_app.workers import Workers
 from strategies.protocol.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
@@ -41,13 +43,27 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 def main() -> None:
     """Print a Markdown table."""
     print(f"{where()}, {PROCESSES} processes\n")
-    print_head("workload", "federation, s", "bare loop, s", "ratio")
-    with tempfile.TemporaryDirectory() as folder, superlink(Path(folder) / "superlink") as flower:
+    print_head(
+        "workload", "bare loop, s", "Flower, s", "ratio", "workers, s", "ratio", "ms a message"
+    )
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        superlink(Path(folder) / "superlink") as flower,
+        (Path(folder) / "log.txt").open("w", encoding="utf-8") as log,
+        Workers(PROCESSES, {"XDG_DATA_HOME": str(Path(folder) / "data")}, log) as workers,
+    ):
         for name, workload in WORKLOADS.items():
             workload = {"partition": "iid", **workload}
             result = run(flower, Path(folder) / "runs", HOSPITALS, **workload)
-            federation, bare = seconds_of_rounds(result), bare_seconds(result / "config.toml")
-            print_row(name, f"{federation:.1f}", f"{bare:.1f}", f"{federation / bare:.2f}")
+            named = {key.replace("__", ".").replace("_", "-"): v for key, v in workload.items()}
+            warm = run_warm(workers, Path(folder) / "warm", HOSPITALS, named)
+            bare = bare_seconds(result / "config.toml")
+            engines = [seconds_of_rounds(each) for each in (result, warm)]
+            sent = [event for event in events_of(result) if event["verb"] in ("train", "evaluate")]
+            messages = len({(e["verb"], e["round"], e["hop"], e["hospital"]) for e in sent})
+            beyond = "/".join(f"{1000 * PROCESSES * (s - bare) / messages:.0f}" for s in engines)
+            cells = [f"{s:.1f} | {s / bare:.2f}" for s in engines]
+            print_row(name, f"{bare:.1f}", *" | ".join(cells).split(" | "), beyond)
 
 
 def seconds_of_rounds(result: Path) -> float:

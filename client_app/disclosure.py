@@ -261,25 +261,21 @@ class Disclosure:
     def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that are about enough patients, to two digits.
 
-        Of distances the smallest is about one patient, a median about the half on either side of
-        it, and the threshold about those below it (`release.quantile`).
+        A median is about the half on either side of it.
         """
         if self.rules is None:
             return dict(figures)
-        from client_app.buffer.job import REAL_IMAGES  # with it come imports that take seconds
+        from client_app.buffer.copies import HELD_OUT  # with it come imports that take seconds
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
-        unseen = min(len(np.unique(self.data.test_patients)), REAL_IMAGES)
+        unseen = min(len(np.unique(self.data.test_patients)), HELD_OUT)
         about = {
             "release-passed": math.inf,
             "gan-": math.inf,
-            "release-nearest": 1,
-            "held-out-nearest": 1,
-            "release-threshold": settings.release.quantile * unseen,
             "release-median": train / 2,
-            "held-out-median": unseen / 2,
-            "release-nearer-to-training": min(train, unseen),
+            "held-out-refused": unseen,
+            "release-nearer": min(train, unseen),
             "projection": min(train, settings.gan.projections),
         }
         return self._of_enough(figures, about, train)

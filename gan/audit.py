@@ -1,34 +1,35 @@
 """The release check: no buffer of synthetic images leaves a hospital without passing it.
 
-It checks the form of a buffer and the distance to the closest record (DCR): how near each synthetic
-image is to a training image, in pixels and in perceptual distance. Held-out images, which the
-generator has not seen, set the scale: the threshold is a `quantile` of their distances to the
-training images. A synthetic image below the threshold is refused, and so is any copy.
+It checks the form of a buffer, searches for training images behind each synthetic one in any dress
+(gan/copies.py), and asks whether the buffer as a whole is nearer to the training images than to
+held-out ones. Held-out images, which the generator has not seen, set the scale: they are searched
+for in the same way, as they are and in dresses (gan/dresses.py). What is more like a training image
+than all but a `quantile` of them is refused, and so is any copy.
 
-The texts of a verdict, which name synthetic images and their distances, are for the hospital's own
-log. The check compares single images. It is no proof of privacy, and says nothing about what a
-buffer reveals as a whole.
+The texts of a verdict, which name synthetic images, are for the hospital's own log. The check is no
+proof of privacy, and says little about what a buffer reveals as a whole.
 
-N, M images, C channels, H x W pixels, F features.
+N images, C channels, H x W pixels.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from hashlib import sha256
-from math import sqrt
 from pathlib import Path
+from statistics import NormalDist
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
-from gan.pixel_range import from_bytes
+from gan.copies import SCORES, SIDE, Found, Search
+from gan.dresses import in_dresses
 from gan.synthesis import save_grid
+from gan.thresholds import Ranks
 
-BLOCK, BLOCK_VALUES = 2048, 2**28  # most images, and float32 values (1 GiB), in a block of vectors
-KEPT_VALUES = 2**29  # most float32 values (2 GiB) of a set of vectors that is kept
+LEVEL = 0.001  # share of honest buffers that are refused for being nearer to training images
 NAMED = 10  # refused images that a reason names
-PAIRS, COLUMNS, PIXELS = 60, 6, 96  # pairs, pairs in a row, smallest side of an image in pixels
+PAIRS, COLUMNS, PIXELS = 60, 4, 96  # pairs, pairs in a row, smallest side of an image in pixels
 
 
 @dataclass(frozen=True)
@@ -48,72 +49,6 @@ class Verdict:
     refused: tuple[int, ...]
 
 
-class Vectors:
-    """The vectors of images in blocks; they are kept if they are few enough."""
-
-    def __init__(self, images: Tensor, embed: Callable[[Tensor], Tensor]) -> None:
-        """Prepare the vectors of images.
-
-        Args:
-            images: [N, C, H, W], at least one.
-            embed: Maps images [n, C, H, W] to vectors [n, F].
-        """
-        self.images, self.embed = images, embed
-        values = self._vectors(images[:1]).numel()
-        self.block = max(1, min(BLOCK, BLOCK_VALUES // values))
-        self.keeps = len(images) * values <= KEPT_VALUES
-        self.kept: list[Tensor] = []
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Blocks [n, F] in the order of the images."""
-        if self.keeps and not self.kept:
-            self.kept = [self._vectors(images) for images in self.images.split(self.block)]
-        return iter(self.kept) if self.keeps else map(self._vectors, self.images.split(self.block))
-
-    @torch.no_grad()
-    def _vectors(self, images: Tensor) -> Tensor:
-        vectors = self.embed(images)
-        if not vectors.isfinite().all():
-            raise ValueError("The features of some images are not finite.")
-        return vectors
-
-
-def nearest(x: Vectors, y: Vectors) -> tuple[Tensor, Tensor]:
-    """The squared distance [N] of every x to the nearest y, and its index [N].
-
-    It needs memory for four blocks and for what is kept. The vectors of x are computed once. Those
-    of y are computed once per block of x, unless they are kept: for 512 x 20,000 images of
-    256 x 256 pixels and the 8 million features of LPIPS, a VGG16 sees the 20,000 images 16 times.
-    """
-    distances, indices = [], []
-    for some in x:
-        best = torch.full((len(some),), torch.inf, device=some.device)
-        found = torch.zeros(len(some), dtype=torch.int64, device=some.device)
-        first = 0
-        for others in y:
-            # ‖x − y‖² less ‖x‖², which all y share: exact enough to find the nearest, but not to
-            # tell a small distance from zero.
-            index = (others.square().sum(dim=1) - 2 * some @ others.T).argmin(dim=1)
-            exact = (some - others[index]).square_().sum(dim=1)
-            better = exact < best
-            best, found = exact.where(better, best), (first + index).where(better, found)
-            first += len(others)
-        distances.append(best)
-        indices.append(found)
-    return torch.cat(distances), torch.cat(indices)
-
-
-def pixels(images: Tensor) -> Tensor:
-    """Vectors of uint8 images whose distance is the root mean square difference, in [0, 1]."""
-    vectors = images.flatten(1).float()
-    return vectors / (255 * sqrt(vectors.shape[1]))
-
-
-def perceptual(images: Tensor, features: Callable[[Tensor], Tensor]) -> Tensor:
-    """Vectors of uint8 images whose squared distance is the perceptual one."""
-    return features(from_bytes(images))
-
-
 class Auditor:
     """Checks buffers against a hospital's images; what depends on these alone is computed once."""
 
@@ -121,27 +56,24 @@ class Auditor:
         self,
         training: Tensor,
         held_out: Tensor,
+        held_out_labels: Tensor,
         *,
         wanted: Tensor,
         classes: Sequence[str],
-        features: Callable[[Tensor], Tensor],
         quantile: float,
     ) -> None:
-        """Set the thresholds: how near held-out images come to the training images.
+        """Set the thresholds: how much held-out images are like training images.
 
         Held-out images that are copies of a training image are left out: they would pull the
-        threshold to zero. With fewer than 1 / quantile others the threshold is their smallest
-        distance. The fewer there are, the more is refused, which is the safe side: one in M + 1
-        new images of the same distribution.
+        thresholds to zero.
 
         Args:
-            training: The images [N, C, H, W] uint8 that the generator was trained on.
+            training: The images [., C, H, W] uint8 that the generator was trained on.
             held_out: Images [M, C, H, W] uint8 of the same hospital that it was not trained on.
+            held_out_labels: Their classes, int64 [M].
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
-            features: Maps images in [-1, 1] to [N, F]; the perceptual distance is the squared norm
-                of the difference. On the images' device.
-            quantile: Share of the held-out images that are below the threshold, in [0, 1].
+            quantile: Share of the held-out images that may be refused, in [0, 1).
 
         Raises:
             ValueError: All held-out images are copies of training images.
@@ -149,68 +81,72 @@ class Auditor:
         self.training, self.classes, self.quantile = training, classes, quantile
         self.wanted = wanted.unique().tolist()
         self.hashes = set(map(_hash, training))
-        unseen = held_out[~self._copied(held_out)]
-        if not len(unseen):
+        kept = ~self._copied(held_out)
+        if not kept.any():
             raise ValueError(
                 "Every held-out image is a copy of a training image: there is no other to compare "
                 "with."
             )
-        perceive = partial(perceptual, features=features)
-        self.vectors = {
-            "pixels": Vectors(training, pixels),
-            "perceptual": Vectors(training, perceive),
-        }
-        self.unseen = self._distances(self._embed(unseen))
-        # Not interpolated: the thresholds are distances that were measured.
-        self.thresholds = {
-            name: each.quantile(quantile, interpolation="lower").item()
-            for name, each in self.unseen.items()
-        }
+        unseen, labels = held_out[kept], held_out_labels[kept]
+        self.search = Search(training)
+        self.searched: dict[bytes, tuple[Tensor, ...]] = {}
+        residuals = self.search(torch.cat([unseen, in_dresses(unseen)])).residuals
+        self.ranks = Ranks(residuals, labels.repeat(2), len(classes))
+        ranks = self.ranks(residuals[: len(unseen)], labels)
+        self.unseen_refused = (ranks <= quantile).double().mean().item()
         size = min(len(training), len(unseen))
         rng = torch.Generator().manual_seed(0)
         self.equal = [
-            Vectors(each[torch.randperm(len(each), generator=rng)[:size].to(each.device)], perceive)
+            each[torch.randperm(len(each), generator=rng)[:size].to(each.device)]
             for each in (training, unseen)
         ]
 
-    def refuses(self, images: Tensor) -> Tensor:
-        """Which of the images [N, C, H, W] uint8 may not be in a buffer, bool [N]."""
-        return self._too_near(images, self._distances(self._embed(images)))
+    def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Which images [N, C, H, W] uint8 of classes int64 [N] may not be in a buffer, bool [N]."""
+        ranks = self.ranks(self._found(images).residuals, labels)
+        return self._copied(images) | (ranks <= self.quantile)
 
     def check(self, images: Tensor, labels: Tensor) -> Verdict:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
-        The figures for each metric m, `pixels` (root mean square difference as a share of the full
-        range) and `perceptual`, are `release-threshold-m`, `release-nearest-m`, `release-median-m`,
-        `held-out-nearest-m` and `held-out-median-m`. `release-refused` is the share of images that
-        are too near. `release-nearer-to-training` is the share of images whose perceptually nearest
-        real image, among as many training as held-out ones, is a training image: 0.5 if nothing was
-        memorised. A buffer of the wrong form has no figures.
+        Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
+        the share of held-out images, with those in dresses, that are more like a training image
+        than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out
+        images that the thresholds would refuse; `release-nearer-to-training` and
+        `release-nearer-p` (see `nearer_to`). A buffer of the wrong form has no figures.
         """
         reasons = list(self._faults(images, labels))
         if reasons:
             return Verdict(False, tuple(reasons), {}, ())
-        vectors = self._embed(images)
-        distances = self._distances(vectors)
-        too_near = self._too_near(images, distances)
-        refused = too_near.nonzero().flatten().tolist()
+        ranks = self.ranks(self._found(images).residuals, labels)
+        refused = self.refuses(images, labels).nonzero().flatten().tolist()
         if refused:
-            named = "; ".join(self._why(i, images, distances) for i in refused[:NAMED])
+            named = "; ".join(self._why(i, images) for i in refused[:NAMED])
             more = ", ..." if len(refused) > NAMED else "."
             reasons.append(
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
+        near, far = (self.search.aligned(images, each) for each in self.equal)
+        share, p = nearer_to(near, far, len(self.equal[0]))
+        if p < LEVEL:
+            reasons.append(
+                f"{share:.0%} of the images are nearer to a training image than to a held-out one: "
+                f"that is so of {p:.2g} of generators that have memorised nothing, and {LEVEL:g} "
+                "is the limit."
+            )
         figures = {
             "release-refused": len(refused) / len(images),
-            "release-nearer-to-training": self._nearer_to_training(vectors["perceptual"]),
+            "release-median-rank": ranks.quantile(0.5).item(),
+            "held-out-refused": self.unseen_refused,
+            "release-nearer-to-training": share,
+            "release-nearer-p": p,
         }
-        for name, threshold in self.thresholds.items():
-            figures[f"release-threshold-{name}"] = threshold
-            for whose, values in (("release", distances[name]), ("held-out", self.unseen[name])):
-                figures[f"{whose}-nearest-{name}"] = values.min().item()
-                figures[f"{whose}-median-{name}"] = values.quantile(0.5).item()
         return Verdict(not reasons, tuple(reasons), figures, tuple(refused))
+
+    def draw(self, path: Path, images: Tensor) -> None:
+        """Draw images beside the training images that they are most like (`save_found`)."""
+        save_found(path, images, self.search, self._found(images))
 
     def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
         """What is wrong with a buffer's form."""
@@ -228,52 +164,78 @@ class Auditor:
         elif missing := sorted(set(self.wanted) - set(labels.tolist())):
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
-    def _embed(self, images: Tensor) -> dict[str, Vectors]:
-        return {name: Vectors(images, each.embed) for name, each in self.vectors.items()}
-
-    def _distances(self, vectors: dict[str, Vectors]) -> dict[str, Tensor]:
-        """The distance [N] to the closest training image in each metric."""
-        squared = {name: nearest(each, self.vectors[name])[0] for name, each in vectors.items()}
-        return {"pixels": squared["pixels"].sqrt(), "perceptual": squared["perceptual"]}
+    def _found(self, images: Tensor) -> Found:
+        """What the search finds for images; each is searched for once."""
+        keys = list(map(_hash, images))
+        new = [i for i, key in enumerate(keys) if key not in self.searched]
+        if new:
+            found = self.search(images[new])
+            each = zip(found.residuals, found.index, found.frame, found.pose, strict=True)
+            self.searched |= dict(zip((keys[i] for i in new), each, strict=True))
+        rows = zip(*(self.searched[key] for key in keys), strict=True)
+        return Found(*(torch.stack(row) for row in rows))
 
     def _copied(self, images: Tensor) -> Tensor:
         return torch.tensor([_hash(each) in self.hashes for each in images], device=images.device)
 
-    def _too_near(self, images: Tensor, distances: dict[str, Tensor]) -> Tensor:
-        too_near = self._copied(images)  # a distance of zero, whatever the thresholds
-        for name, threshold in self.thresholds.items():
-            too_near |= distances[name] < threshold
-        return too_near
-
-    def _why(self, index: int, images: Tensor, distances: dict[str, Tensor]) -> str:
-        if self._copied(images[index : index + 1]):
+    def _why(self, index: int, images: Tensor) -> str:
+        image = images[index : index + 1]
+        if self._copied(image):
             return f"{index} (a copy)"
-        measured = [
-            f"{name} {distances[name][index]:.4g} < {threshold:.4g}"
-            for name, threshold in self.thresholds.items()
-            if distances[name][index] < threshold
-        ]
-        return f"{index} ({', '.join(measured)})"
-
-    def _nearer_to_training(self, vectors: Vectors) -> float:
-        training, held_out = (nearest(vectors, each)[0] for each in self.equal)
-        wins = (training < held_out).float() + 0.5 * (training == held_out).float()
-        return wins.mean().item()
+        residuals = self._found(image).residuals[0].exp().tolist()
+        measured = zip(SCORES, residuals, strict=True)
+        return f"{index} (unexplained " + ", ".join(f"{k} {v:.3f}" for k, v in measured) + ")"
 
 
-def save_nearest(
-    path: Path, images: Tensor, others: Tensor, features: Callable[[Tensor], Tensor]
-) -> None:
-    """Draw images, each with the perceptually nearest other on its right; nearest pairs first.
+def nearer_to(
+    training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], size: int
+) -> tuple[float, float]:
+    """Whether images are nearer to training images than to as many others.
 
-    The images [N, C, H, W] uint8 are synthetic and the others [M, C, H, W] the training images, or
-    the other way round. The picture shows real images: it is for the hospital's own eyes.
+    A permutation test: if nothing was memorised, training and other images can be exchanged, and
+    each real image has the synthetic ones to which it is nearest whichever it is. The number of
+    those with a training image is then the sum over half of all real images, drawn at random; its
+    distribution is approximated by the normal one with the same mean and variance. (A binomial test
+    would take the images as independent, and refuse too much: some real images attract many.)
+
+    Args:
+        training: How similar the nearest training image is to each image, [N], and which, [N].
+        others: The same of the other images.
+        size: Number m of training images, and of others.
+
+    Returns:
+        The share of images that are nearer to a training image, and the probability of so large a
+        share or a larger one.
     """
-    embed = partial(perceptual, features=features)
-    distances, indices = nearest(Vectors(images, embed), Vectors(others, embed))
-    order = distances.argsort(stable=True)[:PAIRS]
-    pairs = torch.cat([images[order], others[indices[order]]], dim=3).cpu()  # [pairs, C, H, 2W]
-    save_grid(path, pairs, COLUMNS, PIXELS, border=8, grey=1)
+    (near, index), (far, other) = training, others
+    wins = near > far
+    counts = torch.cat([torch.bincount(index[wins]), torch.bincount(other[~wins])]).double()
+    total, share = len(wins), wins.double().mean().item()
+    # Of m of 2m real images with counts c, drawn without repetition: the sum has the mean Σc / 2,
+    # and the variance (Σc² - (Σc)² / 2m) / 4 · 2m / (2m - 1).
+    squares = counts.square().sum().item() - total**2 / (2 * size)
+    deviation = max((squares / 4 * 2 * size / max(2 * size - 1, 1)), 0.25) ** 0.5
+    return share, NormalDist().cdf((total / 2 + 0.5 - wins.sum().item()) / deviation)
+
+
+def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None:
+    """Draw images uint8 [N, C, H, W] with what was found; the most similar come first.
+
+    Each is followed by the image that it is most like, and by the same in the dress that was found:
+    turned, mirrored, moved, and as light as the first. In grey, as they are compared.
+    """
+    order = found.residuals.amin(dim=1).argsort(stable=True)[:PAIRS]
+    side = max(2, min(SIDE, *images.shape[2:]))
+    grey = interpolate(images[order].float().mean(dim=1, keepdim=True) / 255, (side, side))
+    index, frame, pose = found.index[order], found.frame[order], found.pose[order]
+    plain = interpolate(search.whole[index], (side, side))
+    dressed = search.dressed(index, frame, pose, side)
+    centred = [each - each.mean(dim=(1, 2, 3), keepdim=True) for each in (grey, dressed)]
+    gain = (centred[0] * centred[1]).sum(dim=(1, 2, 3)) / centred[1].square().sum(dim=(1, 2, 3))
+    light = gain.nan_to_num(0, 0, 0)[:, None, None, None] * centred[1]
+    light = light + grey.mean(dim=(1, 2, 3), keepdim=True)
+    rows = (255 * torch.cat([grey, plain, light], dim=3)).round().clamp(0, 255).to(torch.uint8)
+    save_grid(path, rows.cpu(), COLUMNS, PIXELS, border=8, grey=1)
 
 
 def _hash(image: Tensor) -> bytes:

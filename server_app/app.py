@@ -1,6 +1,8 @@
 """The post office: runs the strategy that the settings name, and has the results written."""
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import INFO
 
 from flwr.app import Context
@@ -8,11 +10,12 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from server_app.results import Results
+from server_app.workers import Workers, WorkersGrid
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run, RunError
 from strategies.protocol.console import Console
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.registry import strategy_of
 
 # Ray's, about a default of its own that Flower relies on.
@@ -29,8 +32,9 @@ def main(grid: Grid, context: Context) -> None:
     strategy = strategy_of(settings)
     results, state = Results.open(settings)
     try:
-        courier = Courier(grid, results.waits_for)
-        Engine(Run(settings, strategy, state, courier, results), results.keep).go()
+        with _engine(grid, settings, context) as chosen:
+            courier = Courier(chosen, results.waits_for)
+            Engine(Run(settings, strategy, state, courier, results), results.keep).go()
     except Exception as error:
         results.fail(error, state)
         console.told = error if isinstance(error, RunError | SettingsError) else None
@@ -39,3 +43,14 @@ def main(grid: Grid, context: Context) -> None:
     results.finish(state)
     console.last = str(results.path)
     log(INFO, "%s", results.path)
+
+
+@contextmanager
+def _engine(grid: Grid, settings: Settings, context: Context) -> Iterator[Grid]:
+    """The grid of the run: Flower's, or with `workers` the same hospitals in warm processes."""
+    if settings.workers == 0 or isinstance(grid, WorkersGrid):
+        yield grid
+        return
+    require(Courier(grid).simulates, "workers", settings.workers, "0 between SuperNodes")
+    with Workers(settings.workers) as workers:
+        yield WorkersGrid(workers, len(list(grid.get_node_ids())), context.run_config)

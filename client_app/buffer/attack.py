@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from client_app.buffer.job import REAL_IMAGES, Job, some
+from client_app.buffer.job import Job, some
 from client_app.buffer.registry import Sampler
 from gan.audited_epsilon import audited_epsilon
 from gan.membership import (
@@ -39,6 +39,7 @@ from learning.membership import Contrast, contrast, control
 from learning.samples import Samples, joined
 
 COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
+MOST_REFERENCES = 500  # test images of either half: enough to compare with
 NO_LIMIT = 1.0  # of `release.max-membership`: nothing is attacked
 
 
@@ -278,7 +279,7 @@ def held_out(job: Job) -> tuple[Samples, Samples]:
     owners, patients = np.unique(data.test_patients[rows[:, 0].numpy()], return_inverse=True)
     halves = rng.permutation(len(owners))[patients] % 2
     of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
-    chosen = [each[rng.permutation(len(each))[: REAL_IMAGES // 2]] for each in of_half]
+    chosen = [each[rng.permutation(len(each))[:MOST_REFERENCES]] for each in of_half]
     first, second = (test[each.to(test.labels.device)] for each in chosen)
     return first, second
 

@@ -16,8 +16,6 @@ from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset
 from learning.samples import Samples
 
-REAL_IMAGES = 1000  # real images that are enough to compare with, where not all are needed
-
 
 @dataclass(frozen=True, eq=False)
 class Job:

@@ -4,14 +4,15 @@ Shapes: `N` images, `C` channels, `H, W` pixels.
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
+from client_app.buffer.copies import copies
 from client_app.buffer.gan_sampler import GANSampler
 from client_app.buffer.job import Job
 from client_app.buffer.mean_embedding import MeanEmbeddingSampler
-from client_app.buffer.nearest_record import nearest_record
 from gan.audit import Verdict
 
 
@@ -33,15 +34,18 @@ class Sampler(Protocol):
 class Audit(Protocol):
     """What decides whether synthetic images may leave a hospital."""
 
-    def refuses(self, images: Tensor) -> Tensor:
-        """Which images uint8 [N, C, H, W] are to be discarded, bool [N]."""
+    def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
+        """Which images uint8 [N, C, H, W] of classes int64 [N] are to be discarded, bool [N]."""
 
     def check(self, images: Tensor, labels: Tensor) -> Verdict:
         """Whether images uint8 [N, C, H, W] with labels int64 [N] may leave as a whole."""
+
+    def draw(self, path: Path, images: Tensor) -> None:
+        """Draw the training images that images uint8 [N, C, H, W] are most like."""
 
 
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
     "stylegan2-ada": GANSampler,
     "dp-mean-embedding": MeanEmbeddingSampler,
 }
-AUDITS: dict[str, Callable[[Job], Audit]] = {"nearest-record": nearest_record}
+AUDITS: dict[str, Callable[[Job], Audit]] = {"copies": copies}

@@ -8,16 +8,18 @@ from dataclasses import replace
 import torch
 
 from client_app.buffer.attack import attack
-from client_app.buffer.job import REAL_IMAGES, Job, Release, some
+from client_app.buffer.job import Job, Release, some
 from client_app.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
 from client_app.errors import ReleaseError
-from gan.audit import Verdict, save_nearest
+from gan.audit import Verdict, save_found
+from gan.copies import Search
 from gan.quality import mean_of_minimal_distances, within_class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
-AUDIT = "nearest-record"
+SHOWN = 200  # training images of which the nearest synthetic one is looked for
+AUDIT = "copies"
 
 
 def make(job: Job) -> Release:
@@ -40,7 +42,7 @@ def make(job: Job) -> Release:
     mml = mean_of_minimal_distances(samples.images, job.train.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
     figures = declared({**sampler.figures, **checked, **measured}, job)
-    draw(job, samples)
+    draw(job, samples, audit)
     return Release(samples, figures, found.as_json())
 
 
@@ -63,7 +65,7 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
             raise TimeoutError("Rendering took longer than allowed.")
         drawn = sampler.render(labels[wanted], job.seed + rendered)
         images = images.index_copy(0, wanted, drawn) if rendered else drawn
-        refused = audit.refuses(drawn)
+        refused = audit.refuses(drawn, labels[wanted])
         rendered += len(drawn)
         discarded += int(refused.sum())
         if discarded > job.hospital.settings.release.max_discarded * rendered:
@@ -75,11 +77,13 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
 def refusal(job: Job, verdict: Verdict) -> ReleaseError:
     """What the server learns of a buffer that may not leave; the hospital's own log has the rest.
 
-    A distance is about the one patient whose image is nearest.
+    How near an image comes is about the one patient whose image is nearest.
     """
     logging.getLogger("flwr").error(str(job.refusal(*verdict.reasons)))
     if verdict.refused:
         return job.refusal("Too many of them are too near to a training image (release.quantile).")
+    if verdict.figures:
+        return job.refusal("As a whole they are nearer to its training images than to others.")
     return job.refusal("They are not what a buffer must be.")
 
 
@@ -109,16 +113,15 @@ def declared(figures: Mapping[str, float], job: Job) -> dict[str, float]:
     return named
 
 
-def draw(job: Job, samples: Samples) -> None:
+def draw(job: Job, samples: Samples, audit: Audit) -> None:
     """Pictures for the hospital's own eyes.
 
-    They are the buffer (buffer.png), and which real image is nearest to which synthetic one
-    (nearest-to-synthetic.png, nearest-to-real.png).
+    They are the buffer (buffer.png), which training image each synthetic one is most like, in the
+    dress that was found (nearest-to-synthetic.png), and the other way round (nearest-to-real.png).
     """
-    features, real, synthetic = job.distance.features, job.train, samples.images
     folder = job.pictures()
     by_class = samples.labels.argsort(stable=True)
-    save_grid(folder / "buffer.png", synthetic[by_class], columns=32)
-    save_nearest(folder / "nearest-to-synthetic.png", synthetic, real.images, features)
-    shown = some(real, REAL_IMAGES).images
-    save_nearest(folder / "nearest-to-real.png", shown, synthetic, features)
+    save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
+    audit.draw(folder / "nearest-to-synthetic.png", samples.images)
+    shown, search = some(job.train, SHOWN).images, Search(samples.images)
+    save_found(folder / "nearest-to-real.png", shown, search, search(shown))

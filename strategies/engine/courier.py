@@ -11,6 +11,7 @@ except `SimulationBroken`: Flower's simulation cannot go on after the loss of on
 """
 
 import time
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from typing import Generic, TypeVar
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
+from flwr.supercore.run import Run
 from flwr.superlink.grid import InMemoryGrid
 
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
@@ -49,6 +51,31 @@ AboutT = TypeVar("AboutT")
 
 class SimulationBroken(RuntimeError):
     """An actor of the simulation died; Flower would fail every message it hands to it."""
+
+
+class LocalGrid(Grid):
+    """A grid of simulated hospitals that says at once when an answer has come."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Wait until an answer has come, but no longer than some seconds."""
+
+    def set_run(self, run: Run) -> None:
+        """Flower's own loops do that; the courier does not."""
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        """As `set_run`."""
+        raise NotImplementedError
+
+    def create_message(self, *_: object, **__: object) -> Message:
+        """As `set_run`; messages are made by their own class."""
+        raise NotImplementedError
+
+    def send_and_receive(self, *_: object, **__: object) -> Iterable[Message]:
+        """As `set_run`; the courier does it."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -148,6 +175,7 @@ class Courier:
     ) -> None:
         self.grid = grid
         self.waits_for = waits_for
+        self.pause = grid.wait if isinstance(grid, LocalGrid) else time.sleep
         self.answering: set[int] = set()  # nodes whose last message was answered in time
         self._heard: set[int] = set()  # nodes that have answered at any time
         self.at_work: set[int] = set()  # nodes that have a message
@@ -155,7 +183,7 @@ class Courier:
     @property
     def simulates(self) -> bool:
         """Whether the hospitals are simulated: all are there from the start, and no others join."""
-        return isinstance(self.grid, InMemoryGrid)
+        return isinstance(self.grid, InMemoryGrid | LocalGrid)
 
     def connected(self) -> dict[int, str]:
         """The nodes that are connected, and the names under which they are registered."""
@@ -271,7 +299,8 @@ class Exchange(Generic[AboutT]):
                     for each in self._outstanding.values()
                 ]
             )
-            time.sleep(min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE))
+            pause = min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE)
+            self.courier.pause(pause)
         delivery = self._finished.popleft()
         if not (self._finished or self._outstanding or self._queues):
             self.courier.waits_for([])

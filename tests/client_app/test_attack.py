@@ -11,9 +11,7 @@ from client_app.buffer.attack import attack, attacked, held_out, leaky, shadowed
 from client_app.buffer.job import Job, frequent
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from gan.audit import Auditor
 from gan.membership import near_copies
-from gan.perceptual import PairwiseLPIPS
 from gan.presets import PRESETS
 from learning.samples import Samples
 from tests.fakes import context, run_config
@@ -74,18 +72,9 @@ def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
         assert trial.held_out_auc.value == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_leaky_generator_that_the_distance_check_lets_pass_is_refused(tmp_path, caplog):
+def test_a_leaky_generator_is_refused(tmp_path, caplog):
     job = job_of(tmp_path)
     leaked = copies(job, 256)
-    audit = Auditor(
-        job.train.images,
-        job.hospital.data.test.images,
-        wanted=leaked.labels,
-        classes=job.hospital.data.classes,
-        features=PairwiseLPIPS("squeeze", "untrained").features,
-        quantile=0.01,
-    )
-    assert not audit.refuses(leaked.images).any()
     caplog.set_level("INFO")
     with pytest.raises(ReleaseError, match=r"release\.max-membership") as refusal:
         attack(job, leaked, {}, no_shadows)

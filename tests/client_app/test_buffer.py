@@ -69,9 +69,8 @@ def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
     assert made.figures["release-passed"] == 1.0
     assert made.figures["release-refused"] == 0.0
     assert made.figures.keys() >= {
-        *("gan-iterations", "frechet-classifier", "release-nearest-pixels"),
-        *("diversity-synthetic-untrained-squeeze", "release-threshold-untrained-squeeze"),
-        *("held-out-nearest-pixels", "held-out-nearest-untrained-squeeze"),
+        *("gan-iterations", "frechet-classifier", "diversity-synthetic-untrained-squeeze"),
+        *("release-median-rank", "held-out-refused", "release-nearer-p"),
     }
 
 
@@ -160,7 +159,7 @@ def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch, ca
     assert list(hospital().store.folder.rglob("*.npz")) == []
 
 
-def test_a_refusal_names_what_measured_the_distance(hospital, monkeypatch, caplog):
+def test_a_refusal_says_how_much_of_an_image_is_explained(hospital, monkeypatch, caplog):
     """Training images, one grey level lighter."""
     train = hospital().data.train.images.clamp(max=254) + 1
     monkeypatch.setattr(
@@ -168,7 +167,7 @@ def test_a_refusal_names_what_measured_the_distance(hospital, monkeypatch, caplo
     )
     with pytest.raises(ReleaseError, match=r"release\.quantile"):
         make_buffer(hospital(), 20, soon())
-    assert re.search(r"pixels 0\.\d+ < .*untrained-squeeze .* < 0\.\d+", caplog.text)
+    assert re.search(r"0 \(unexplained aligned 0\.0\d+, mixed 0\.\d+, ", caplog.text)
 
 
 @pytest.fixture
@@ -215,11 +214,8 @@ def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch
 
 def test_a_figure_is_named_after_what_measured_the_distance():
     job: Any = SimpleNamespace(distance=SimpleNamespace(name="lpips-vgg"))
-    figures = {"release-nearest-perceptual": 0.1, "release-nearest-pixels": 0.2}
-    assert declared(figures, job) == {
-        "release-nearest-lpips-vgg": 0.1,
-        "release-nearest-pixels": 0.2,
-    }
+    figures = {"diversity-real-perceptual": 0.1, "release-refused": 0.2}
+    assert declared(figures, job) == {"diversity-real-lpips-vgg": 0.1, "release-refused": 0.2}
 
 
 def test_a_preset_is_checked_without_torch():

@@ -17,8 +17,6 @@ from learning.samples import Samples
 from strategies.protocol.order import Order
 from tests.fakes import settings
 
-KINDS = ("nearest", "median")
-
 
 def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclosure:
     """The disclosure of a hospital with such test images; an empty policy has the defaults."""
@@ -112,30 +110,28 @@ def test_steps_follow_the_number_of_patients_and_of_models():
 
 # Patients to train on and to test on, and the figures that leave then.
 FIGURES = {
-    **{f"{whose}-{what}-pixels": 0.12345 for whose in ("release", "held-out") for what in KINDS},
-    **{"release-threshold-pixels": 0.0123, "projection-plain-lpips-vgg": 0.5, "fid": 123.4},
-    **{"release-nearer-to-training": 0.5, "release-passed": 1.0, "gan-iterations": 120.0},
+    **{"release-median-rank": 0.12345, "held-out-refused": 0.0123, "release-nearer-p": 0.12345},
+    **{"projection-plain-lpips-vgg": 0.5, "fid": 123.4, "release-nearer-to-training": 0.5},
+    **{"release-passed": 1.0, "gan-iterations": 120.0},
 }
 ALWAYS = {"release-passed", "gan-iterations"}
-MEDIANS = {"release-median-pixels", "held-out-median-pixels"}
-OF_ALL = {"fid", "release-nearer-to-training"}
+MEDIAN = "release-median-rank"
+OF_ALL = {"fid", "release-nearer-to-training", "release-nearer-p", "held-out-refused"}
 
 
 @pytest.mark.parametrize(
-    ("patients", "projections", "quantile", "leave"),
+    ("patients", "projections", "leave"),
     [
-        (9, 50, 0.9, set()),
-        (10, 0, 0.01, OF_ALL),
-        (20, 9, 0.01, OF_ALL | MEDIANS),
-        (20, 10, 0.5, {*FIGURES} - {"release-nearest-pixels", "held-out-nearest-pixels"}),
-        (500, 10**6, 0.01, {*OF_ALL, *MEDIANS, "projection-plain-lpips-vgg"}),
+        (9, 50, set()),
+        (10, 0, OF_ALL),
+        (20, 9, OF_ALL | {MEDIAN}),
+        (20, 10, {*FIGURES}),
+        (500, 10**6, {*FIGURES}),
     ],
 )
-def test_a_buffer_s_figures_are_about_enough_patients(
-    patients, projections, quantile, leave, tmp_path
-):
+def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, leave, tmp_path):
     """Of twenty patients ten are on either side of a median."""
-    config = {"gan__projections": projections, "release__quantile": quantile}
+    config = {"gan__projections": projections}
     labels, groups = [0, 1] * patients, [*range(patients)] * 2
     told = of(tmp_path, labels, groups, **config).of_buffer(FIGURES)
     assert told.keys() == leave | ALWAYS

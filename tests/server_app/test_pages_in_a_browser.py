@@ -121,7 +121,7 @@ def own_report(folder):
     tested = {
         f"{m}/{n}": v for m in ("standalone", "ensemble", "W" * 20) for n, v in of_model.items()
     }
-    released = {"release-passed": 1.0, "release-nearest-pixels": 0.1, "gan-private": 0.0}
+    released = {"release-passed": 1.0, "release-nearer-to-training": 0.6, "gan-private": 0.0}
     classes = {"name": "manifest", "values": {"classes": ["benign", HOSTILE[0]]}}
     card = {"name": "card", "values": {"release": "16 synthetic images passed."}}
     entry = {"run": "7", "time": "2026-11-22T14:20:03+00:00", "round": 1}

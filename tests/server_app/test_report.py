@@ -180,7 +180,7 @@ def test_privacy_is_told_in_words_with_limits_and_results():
     text = text_of(page)
     assert "graz pass" in text
     assert "wien FAIL The synthetic images may not leave: image 3 is too near." in text
-    assert "0.0940; in the middle 0.140 at least 0.0830 pass" in text
+    assert "55%; by chance with probability 0.2 probability at least 0.001" in text
     assert "Too near and drawn again, of all that were drawn 0.4% at most 50% pass" in text
     assert "Did the privacy loss have a part in the training? yes yes pass" in text
     assert "fell from 0.0116 to 0.00860 (perceptual distance, LPIPS, vgg)" in text
@@ -190,7 +190,7 @@ def test_privacy_is_told_in_words_with_limits_and_results():
 @pytest.mark.parametrize(
     ("figure", "value", "said"),
     [
-        ("release-nearest-pixels", 0.08, "at least 0.0830 FAIL"),
+        ("release-nearer-p", 0.0005, "50% if the generative model remembers no image FAIL"),
         ("release-refused", 0.1, "10.0% 0.0% FAIL"),
         ("release-discarded", 0.6, "60.0% at most 50% FAIL"),
         ("gan-private", 0.0, "no yes FAIL"),

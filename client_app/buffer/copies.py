@@ -1,24 +1,27 @@
-"""The audit `nearest-record` (gan/audit.py): no image may be too near to a training image."""
+"""The audit `copies` (gan/audit.py): no image may be a training image in another dress."""
 
-from client_app.buffer.job import REAL_IMAGES, Job, some
+from client_app.buffer.job import Job, some
 from gan.audit import Auditor
 
+HELD_OUT = 300  # test images that are enough to set the scale
 
-def nearest_record(job: Job) -> Auditor:
+
+def copies(job: Job) -> Auditor:
     """The audit of a hospital's buffer; the hospital's own test images set its scale.
 
     Raises:
         ReleaseError: No test image is left to compare with.
     """
-    data, release = job.hospital.data, job.hospital.settings.release
+    data = job.hospital.data
+    held_out = some(data.test, HELD_OUT)
     try:
         return Auditor(
             job.train.images,
-            some(data.test, REAL_IMAGES).images,
+            held_out.images,
+            held_out.labels,
             wanted=job.learnt.labels,
             classes=data.classes,
-            features=job.distance.features,
-            quantile=release.quantile,
+            quantile=job.hospital.settings.release.quantile,
         )
     except ValueError as error:
         raise job.refusal(str(error)) from error

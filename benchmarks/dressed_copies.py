@@ -1,0 +1,217 @@
+"""Which copies of training images the release check finds, and how many fresh images it discards.
+
+    uv run python -m benchmarks.dressed_copies digits
+    uv run python -m benchmarks.dressed_copies mnist.npz --training 10000
+    uv run python -m benchmarks.dressed_copies <folder of a hospital's images> --image-size 64
+    uv run python -m benchmarks.dressed_copies mnist.npz --training 10000 --cost 512
+
+An archive has `x_train` and `y_train`. A folder has a manifest.csv with the columns image, label
+and group (docs/data.md), or another name for the last (`--group lesion_id`). Images are split, by
+group, into training images, held-out ones that set the thresholds, and fresh ones. The table says
+for each dress what share of copies and of fresh images is refused. `--cost N` measures time and
+memory for a buffer of N images instead.
+"""
+
+import argparse
+import io
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional
+
+from benchmarks.markdown import print_head, print_row
+from gan.audit import Auditor
+from learning.samples import Samples
+
+HELD_OUT = 300  # as client_app.buffer.copies takes
+Dress = Callable[[Tensor], Tensor]  # of images float [N, C, H, W], from 0 to 255
+
+
+def main() -> None:
+    """Print a Markdown table."""
+    raw = argparse.RawTextHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
+    parser.add_argument("data", help="digits, an .npz archive, or a folder with a manifest.csv")
+    parser.add_argument("--image-size", type=int, default=64, help="of a folder's images")
+    parser.add_argument("--group", default="group", help="column of a manifest: patient or lesion")
+    parser.add_argument("--training", type=int, default=10**9, help="training images, at the most")
+    parser.add_argument("--copies", type=int, default=100, help="copies, and fresh images, a dress")
+    parser.add_argument("--quantile", type=float, default=0.01, help="release.quantile")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cost", type=int, help="images of a buffer, to measure its cost")
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    samples, groups = read(options.data, options.image_size, options.group)
+    training, held_out, fresh = split(samples, groups, options.training, options.seed)
+    started = time.process_time(), time.perf_counter()
+    auditor = Auditor(
+        training.images,
+        held_out.images,
+        held_out.labels,
+        wanted=training.labels,
+        classes=[str(k) for k in range(int(samples.labels.max()) + 1)],
+        quantile=options.quantile,
+    )
+    if options.cost:
+        rows = torch.arange(options.cost) % len(fresh)
+        auditor.check(fresh.images[rows], fresh.labels[rows])
+        cpu, wall = time.process_time() - started[0], time.perf_counter() - started[1]
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        print(f"{len(training)} training images: {cpu:.0f} CPU s, {wall:.0f} s, {peak:.1f} GiB")
+        return
+    count = min(options.copies, len(fresh))
+    some = [each[torch.randperm(len(each))[:count]] for each in (training, fresh)]
+    print(f"{len(training)} training, {len(held_out)} held-out images, {len(some[0])} a dress\n")
+    print_head("dress", "copies refused", "fresh refused")
+    images = [
+        torch.cat([dressed(each.images, dress) for dress in DRESSES.values()]) for each in some
+    ]
+    labels = torch.cat([each.labels.repeat(len(DRESSES)) for each in some])
+    refused = auditor.refuses(torch.cat(images), labels).float().view(2, len(DRESSES), -1)
+    for name, shares in zip(DRESSES, refused.mean(dim=2).T.tolist(), strict=True):
+        print_row(name, *(f"{share:.0%}" for share in shares))
+
+
+def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
+    """Images, and to whom each belongs."""
+    if data == "digits":
+        bunch = load_digits()
+        images, labels = (bunch.images * 255 / 16).round().astype(np.uint8)[:, None], bunch.target
+    elif data.endswith(".npz"):
+        with np.load(data) as archive:
+            images, labels = archive["x_train"], archive["y_train"]
+        images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    else:
+        rows = pd.read_csv(Path(data) / "manifest.csv")
+        files = [Path(data) / name for name in rows["image"]]
+        shown = [
+            Image.open(f).convert("RGB").resize((size, size), Image.Resampling.BILINEAR)
+            for f in files
+        ]
+        images = np.stack([np.array(each) for each in shown]).transpose(0, 3, 1, 2)
+        labels = pd.factorize(rows["label"], sort=True)[0]
+    groups = rows[group].to_numpy() if "rows" in locals() else np.arange(len(images))
+    tensors = torch.from_numpy(images.copy()), torch.from_numpy(labels.astype(np.int64))
+    return Samples(*tensors), groups
+
+
+def split(
+    samples: Samples, groups: np.ndarray, most: int, seed: int
+) -> tuple[Samples, Samples, Samples]:
+    """Training images 70 %, held-out and fresh ones 15 % each, of different groups."""
+    names, own = np.unique(groups, return_inverse=True)
+    place = np.random.default_rng(seed).permutation(len(names))[own] / len(names)
+    parts = (place < 0.7, (place >= 0.7) & (place < 0.85), place >= 0.85)
+    training, held_out, fresh = (samples[torch.from_numpy(part.nonzero()[0])] for part in parts)
+    rng = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(len(training), generator=rng)[:most]
+    return training[chosen], held_out[torch.randperm(len(held_out))[:HELD_OUT]], fresh
+
+
+def dressed(images: Tensor, dress: Dress) -> Tensor:
+    """The images uint8 [N, C, H, W] in a dress."""
+    return dress(images.float()).round().clamp(0, 255).to(torch.uint8)
+
+
+def moved(angle: float = 0, shift: float = 0, scale: float = 1) -> Dress:
+    """Turned by degrees, shifted down and right by a share of the side, scaled; zeros around."""
+
+    def move(images: Tensor) -> Tensor:
+        by = [max(1, round(shift * images.shape[3])) if shift else 0] * 2
+        bilinear = v2.InterpolationMode.BILINEAR
+        out: Tensor = functional.affine(
+            images, angle, by, scale, [0.0, 0.0], interpolation=bilinear
+        )
+        return out
+
+    return move
+
+
+def cropped(images: Tensor) -> Tensor:
+    """Without a tenth on each side, in the old size."""
+    height, width = images.shape[2:]
+    top, left = max(1, round(height / 10)), max(1, round(width / 10))
+    size = [height - 2 * top, width - 2 * left]
+    out: Tensor = functional.resized_crop(images, top, left, *size, [height, width])
+    return out
+
+
+def blurred(images: Tensor) -> Tensor:
+    """Behind a Gaussian filter: of 1 pixel, or 0.6 for small images."""
+    sigma, side = (0.6, 5) if images.shape[2] < 16 else (1.0, 7)
+    out: Tensor = functional.gaussian_blur(images, [side, side], [sigma, sigma])
+    return out
+
+
+def jpeg(images: Tensor) -> Tensor:
+    """As JPEG of quality 75."""
+    out = []
+    for image in images.clamp(0, 255).to(torch.uint8):
+        packed = io.BytesIO()
+        functional.to_pil_image(image).save(packed, "JPEG", quality=75)
+        out.append(functional.pil_to_tensor(Image.open(packed)).float())
+    return torch.stack(out)
+
+
+def mixed(share: float) -> Dress:
+    """Each with the next image."""
+    return lambda images: share * images + (1 - share) * images.roll(1, 0)
+
+
+def both(*names: str) -> Dress:
+    """Several dresses, one over the other."""
+
+    def dress(images: Tensor) -> Tensor:
+        for name in names:
+            images = DRESSES[name](images).clamp(0, 255)
+        return images
+
+    return dress
+
+
+DRESSES: dict[str, Dress] = {
+    "none": lambda images: images,
+    "mirror": lambda images: images.flip(3),
+    "turn by 90°": lambda images: images.rot90(1, (2, 3)),
+    "turn by 10°": moved(angle=10),
+    "shift by a tenth": moved(shift=0.1),
+    "scale to 0.85": moved(scale=0.85),
+    "crop": cropped,
+    "brightness +30": lambda images: images + 30,
+    "contrast × 0.6": lambda images: 0.6 * (images - 128) + 128,
+    "contrast × 1.4": lambda images: 1.4 * (images - 128) + 128,
+    "gamma 0.7": lambda images: 255 * (images / 255) ** 0.7,
+    "inversion": lambda images: 255 - images,
+    "blur": blurred,
+    "noise of 20": lambda images: images + 20 * torch.randn_like(images),
+    "grey": lambda images: images.mean(1, keepdim=True).expand_as(images),
+    "JPEG": jpeg,
+    "mix 50/50": mixed(0.5),
+    "mix 90/10": mixed(0.9),
+}
+for names in (
+    ("mirror", "brightness +30"),
+    ("mirror", "shift by a tenth"),
+    ("turn by 90°", "inversion"),
+    ("crop", "contrast × 0.6"),
+    ("noise of 20", "mirror"),
+    ("noise of 20", "shift by a tenth"),
+    ("blur", "turn by 10°"),
+    ("mix 50/50", "mirror"),
+    ("inversion", "JPEG"),
+    ("mirror", "brightness +30", "shift by a tenth"),
+):
+    DRESSES[", ".join(names)] = both(*names)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,226 @@
+"""A grid of simulated hospitals in warm processes of this machine.
+
+Flower's engine looks for messages ten times a second, and sends each through Ray. Here a message is
+at a waiting process at once. It runs the same ClientApp with the same Context, so a run has the
+same figures to the last bit.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import IO, Any
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+
+from server_app.workers.wire import Outbox, dumps, loads, read, shared_folder
+from strategies.engine.courier import LocalGrid
+from strategies.protocol.may_leave import Failure
+
+RunConfig = Mapping[str, Any]
+
+
+@dataclass
+class _Worker:
+    """A process, and what it does."""
+
+    process: subprocess.Popen[bytes]
+    connection: Connection
+    knows: RunConfig | None = None  # the settings that it was sent last
+    served: set[int] = field(default_factory=set)  # nodes whose data it may have in memory
+    message: Message | None = None  # what it works on; None = nothing
+    records: set[str] = field(default_factory=set)  # the large records of that message
+
+
+class Workers:
+    """Warm processes, which serve one run after the other.
+
+    Args:
+        processes: How many.
+        environment: Variables for them, beside those of this process.
+        log: Where they print; None = where this process does.
+
+    Use it as a context: the processes end with it.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        environment: Mapping[str, str] | None = None,
+        log: IO[str] | None = None,
+    ) -> None:
+        self.processes, self.environment, self.log = processes, dict(environment or {}), log
+        self.workers: list[_Worker] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Workers":
+        self.folder = self._stack.enter_context(shared_folder())
+        self.outbox = Outbox(self.folder)
+        self.workers = [self._start() for _ in range(self.processes)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.connection.close()
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.process.wait()
+        self._stack.close()
+
+    def idle(self, node: int) -> _Worker | None:
+        """A process without work, rather one that has the data of a node; None if there is none."""
+        idle = [worker for worker in self.workers if worker.message is None]
+        return min(idle, key=lambda worker: node not in worker.served, default=None)
+
+    def busy(self) -> list[_Worker]:
+        """The processes that work."""
+        return [worker for worker in self.workers if worker.message is not None]
+
+    def send(self, worker: _Worker, message: Message, place: Context, config: RunConfig) -> None:
+        """Give an idle process a message, with the Context of its hospital and the settings."""
+
+        def put(record: ArrayRecord) -> str:
+            name = self.outbox.place(record)
+            worker.records.add(name)
+            return name
+
+        changed = None if worker.knows is config else config
+        text = dumps((changed, message, place), put)
+        worker.knows, worker.message = config, message
+        worker.served.add(message.metadata.dst_node_id)
+        with suppress(OSError):  # it has died: `receive` finds that out
+            worker.connection.send_bytes(text)
+
+    def receive(self, worker: _Worker) -> tuple[Message, RecordDict | None]:
+        """The answer of a process that has one, and the state of its Context; None if it died."""
+        message = worker.message
+        assert message is not None
+        try:
+            answer, state = loads(worker.connection.recv_bytes(), self._take)
+        except (EOFError, OSError):
+            code = self._replace(worker)
+            reason = f"The hospital's process ended with {code}; -9: memory ran out, it may be."
+            return Message(Error(Failure.CRASHED, reason), reply_to=message), None
+        worker.message = None
+        worker.records.clear()
+        self.outbox.clear({name for each in self.workers for name in each.records})
+        return answer, state
+
+    def rest(self) -> None:
+        """End what processes still do for a run that is over."""
+        for worker in self.busy():
+            worker.process.terminate()
+            self._replace(worker)
+
+    def _replace(self, worker: _Worker) -> int:
+        """Start a process for one that ends; its exit code."""
+        code = worker.process.wait()
+        worker.connection.close()
+        self.workers[self.workers.index(worker)] = self._start()
+        return code
+
+    def _take(self, name: str) -> ArrayRecord:
+        path = self.folder / name
+        record = read(path)
+        path.unlink()
+        return record
+
+    def _start(self) -> _Worker:
+        ours, theirs = Pipe()
+        descriptor = theirs.fileno()
+        # -P: what is in the working directory is not this app's code.
+        command = [sys.executable, "-P", "-m", "server_app.workers.worker"]
+        process = subprocess.Popen(
+            [*command, str(descriptor), str(self.folder)],
+            env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+            pass_fds=[descriptor],
+            stdout=self.log,
+            stderr=self.log,
+        )
+        theirs.close()
+        return _Worker(process, ours)
+
+
+class WorkersGrid(LocalGrid):
+    """The hospitals of one run, in warm processes.
+
+    Args:
+        workers: The processes.
+        hospitals: How many are simulated.
+        run_config: The settings of the run.
+    """
+
+    def __init__(self, workers: Workers, hospitals: int, run_config: RunConfig) -> None:
+        workers.rest()
+        self.workers, self.run_config = workers, dict(run_config)
+        self.places = {
+            index + 1: Context(
+                run_id=1,
+                node_id=index + 1,
+                node_config={"partition-id": index, "num-partitions": hospitals},
+                state=RecordDict(),
+                run_config={},  # a process is sent it once
+            )
+            for index in range(hospitals)
+        }
+        self._numbers = count(1)
+        self._queue: deque[Message] = deque()
+        self._answers: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """All hospitals are there from the start."""
+        return list(self.places)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages over; the ids of those for hospitals that there are."""
+        ids = []
+        for message in messages:
+            known = message.metadata.dst_node_id in self.places
+            number = f"{next(self._numbers)}" if known else ""
+            if known:
+                message.metadata.__dict__["_message_id"] = number
+                self._queue.append(message)
+            ids.append(number)
+        self._hand_out()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The answers that have come."""
+        self._collect(0)
+        ids = [each for each in message_ids if each in self._answers]
+        return [self._answers.pop(each) for each in ids]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until an answer has come, but no longer than some seconds."""
+        self._collect(seconds)
+
+    def _hand_out(self) -> None:
+        """Give idle processes the messages that wait."""
+        while self._queue:
+            node = self._queue[0].metadata.dst_node_id
+            if (worker := self.workers.idle(node)) is None:
+                return
+            place = self.places[node]
+            self.workers.send(worker, self._queue.popleft(), place, self.run_config)
+
+    def _collect(self, seconds: float) -> None:
+        """Take the answers that are there, or come in time, and hand out what waits."""
+        busy = {worker.connection: worker for worker in self.workers.busy()}
+        if not busy:
+            time.sleep(seconds)
+        for connection in wait([*busy], seconds) if busy else []:
+            worker = busy[connection]  # type: ignore[index]
+            assert worker.message is not None
+            asked = worker.message.metadata
+            answer, state = self.workers.receive(worker)
+            if state is not None:
+                self.places[asked.dst_node_id].state = state
+            self._answers[asked.message_id] = answer
+        self._hand_out()

@@ -1,0 +1,116 @@
+"""Simulated hospitals in warm processes of this machine."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+
+from server_app.app import app as server_app
+from server_app.workers import Workers, WorkersGrid, wire
+from strategies.engine.courier import Courier, Letter
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.settings import merged
+from tests.fakes import context, metrics_of, models_of, run_config, run_here
+
+
+def record(value, size=wire.SMALL):
+    return ArrayRecord({"weights": Array(np.full(size, value, np.uint8))})
+
+
+def test_a_large_record_is_written_once_and_read_once(tmp_path):
+    large, small = record(7), record(3, 10)
+    outbox, inbox = wire.Outbox(tmp_path), wire.Inbox(tmp_path)
+    texts = [
+        wire.dumps(
+            RecordDict({"a/model": large, "b/model": small, "n": ConfigRecord({"n": n})}),
+            outbox.place,
+        )
+        for n in range(3)
+    ]
+    assert len(list(tmp_path.iterdir())) == 1
+    assert max(map(len, texts)) < wire.SMALL
+    found = [wire.loads(text, inbox.find) for text in texts]
+    assert [each["n"]["n"] for each in found] == [0, 1, 2]
+    assert all((each["a/model"]["weights"].numpy() == 7).all() for each in found)
+    assert all((each["b/model"]["weights"].numpy() == 3).all() for each in found)
+    shared = [each["a/model"]["weights"].data for each in found]
+    assert shared[0] is shared[1] is shared[2]
+    del found[0]["a/model"]["weights"]  # whoever takes a record apart does so for himself
+    assert "weights" in found[1]["a/model"]
+    assert "weights" in wire.loads(texts[0], inbox.find)["a/model"]
+
+
+def test_old_records_go_and_those_under_way_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "KEPT", 2 * wire.SMALL + 1000)
+    outbox, inbox = wire.Outbox(tmp_path), wire.Inbox(tmp_path)
+    names = [outbox.place(each) for each in map(record, range(4))]
+    for name in names:
+        assert inbox.find(name)
+    outbox.clear({names[0]})
+    assert {path.name for path in tmp_path.iterdir()} == {names[0], names[3]}
+    assert [name for name in names if name in inbox._read] == names[2:]
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """Two processes."""
+    data = str(tmp_path_factory.mktemp("data"))
+    with Workers(2, {"XDG_DATA_HOME": data, "OMP_NUM_THREADS": "1"}) as running:
+        yield running
+
+
+def live(courier):
+    """What becomes of the question whether hospitals 1 to 5 are there."""
+    letters = [Letter(node, "query.live", node, RecordDict, 60, "") for node in range(1, 6)]
+    return {each.letter.about: each.failure for each in courier.exchange(letters)}
+
+
+def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
+    courier = Courier(WorkersGrid(workers, 4, merged({})))
+    assert courier.simulates
+    assert courier.reachable() == {1, 2, 3, 4}
+    assert live(courier) == {1: None, 2: None, 3: None, 4: None, 5: Failure.GONE}
+
+
+def test_a_process_that_dies_costs_one_message(workers):
+    grid = WorkersGrid(workers, 4, merged({}))
+    for worker in workers.workers:
+        os.kill(worker.process.pid, signal.SIGKILL)
+    became = live(Courier(grid))
+    assert sorted(map(str, became.values())).count(str(Failure.CRASHED)) == 2
+    assert set(live(Courier(grid)).values()) == {None, Failure.GONE}
+
+
+def test_what_a_run_has_left_under_way_is_no_answer_to_the_next(workers):
+    grid = WorkersGrid(workers, 4, merged({}))
+    before = {worker.process.pid for worker in workers.workers}
+    grid.push_messages([Message(RecordDict(), 1, "query.live")])
+    again = WorkersGrid(workers, 4, merged({}))
+    assert not workers.busy()
+    assert len(before & {worker.process.pid for worker in workers.workers}) == 1
+    assert set(live(Courier(again)).values()) == {None, Failure.GONE}
+
+
+def test_the_processes_end_with_their_context():
+    with Workers(1) as running:
+        (worker,) = running.workers
+        folder = running.folder
+        assert folder.is_dir()
+    assert worker.process.returncode is not None
+    assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["rwt", "fedbn"])
+def test_a_run_in_warm_processes_is_that_of_one_process(strategy, workers, tmp_path):
+    settings = {"strategy": strategy, "num_server_rounds": 2, "model": "cnn", "train__epochs": 1}
+    alone = run_config(output_dir=str(tmp_path / "alone"), **settings)
+    store = {"store-dir": str(tmp_path / "store")}
+    one, _ = run_here([context(index, 3, alone, **store) for index in range(3)])
+    config = run_config(output_dir=str(tmp_path / "warm"), **settings)
+    server_app(WorkersGrid(workers, 3, config), context(0, 3, config))
+    (other,) = (tmp_path / "warm").iterdir()
+    assert metrics_of(other) == metrics_of(one)
+    assert models_of(other) == models_of(one)
