@@ -2,8 +2,8 @@
 
 Flower starts a process for every message, and that process needs seconds before it can begin. With
 `resident` in its node-config, a hospital works in a process that stays. The process that Flower
-starts hands the message to it (client_app.handover), and passes its answer on. What a message can
-do and what leaves the hospital is the same: both run the same app, with its guard.
+starts hands the message to it (strategies/protocol/handover.py), and passes its answer on. What a
+message can do and what leaves the hospital is the same: both run the same app, with its guard.
 
 The resident process listens on a socket in a folder of the store that only this user can open. On
 either end the kernel says who the other one is, before a byte is read: another user is refused.
@@ -29,11 +29,11 @@ from flwr.app import Context, Message, Metadata, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.guard import Failed
-from client_app.handover import receive, send
 from client_app.node_config import NODE_CONFIG, own_config
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash
+from strategies.protocol.handover import receive, send
 from strategies.protocol.settings import SettingsError
 
 APP = Path(__file__).absolute().parents[1]

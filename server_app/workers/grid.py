@@ -1,8 +1,8 @@
 """A grid of simulated hospitals in warm processes of this machine.
 
 Flower's engine looks for messages ten times a second, and sends each through Ray. Here a message is
-at a waiting process at once. It runs the same ClientApp with the same Context, so a run has the
-same figures to the last bit.
+at a waiting process at once. It runs the same ClientApp, so a run has the same figures to the last
+bit. Flower's Context has no state here: the app keeps none in it.
 """
 
 import os
@@ -14,13 +14,13 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
-from typing import IO, Any
+from select import select
+from socket import socket, socketpair
+from typing import IO, Any, BinaryIO
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Error, Message
 
-from server_app.workers.wire import Outbox, dumps, loads, read, shared_folder
+from server_app.workers.wire import Outbox, read, receive, send, shared_folder
 from strategies.engine.courier import LocalGrid
 from strategies.protocol.may_leave import Failure
 
@@ -32,7 +32,8 @@ class _Worker:
     """A process, and what it does."""
 
     process: subprocess.Popen[bytes]
-    connection: Connection
+    connection: socket
+    answers: BinaryIO  # what comes on the connection
     knows: RunConfig | None = None  # the settings that it was sent last
     served: set[int] = field(default_factory=set)  # nodes whose data it may have in memory
     message: Message | None = None  # what it works on; None = nothing
@@ -68,10 +69,10 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
-            worker.connection.close()
             worker.process.terminate()
         for worker in self.workers:
             worker.process.wait()
+            _close(worker)
         self._stack.close()
 
     def idle(self, node: int) -> _Worker | None:
@@ -83,35 +84,38 @@ class Workers:
         """The processes that work."""
         return [worker for worker in self.workers if worker.message is not None]
 
-    def send(self, worker: _Worker, message: Message, place: Context, config: RunConfig) -> None:
-        """Give an idle process a message, with the Context of its hospital and the settings."""
+    def send(self, worker: _Worker, message: Message, hospitals: int, config: RunConfig) -> None:
+        """Give an idle process a message to one of so many hospitals, and the run's settings."""
 
         def put(record: ArrayRecord) -> str:
             name = self.outbox.place(record)
             worker.records.add(name)
             return name
 
-        changed = None if worker.knows is config else config
-        text = dumps((changed, message, place), put)
+        asked = message.metadata
+        changed = [] if worker.knows is config else [*config.items()]
+        facts = [asked.message_type, asked.ttl, asked.dst_node_id - 1, hospitals, changed]
         worker.knows, worker.message = config, message
-        worker.served.add(message.metadata.dst_node_id)
+        worker.served.add(asked.dst_node_id)
         with suppress(OSError):  # it has died: `receive` finds that out
-            worker.connection.send_bytes(text)
+            send(worker.connection, facts, message.content, put)
 
-    def receive(self, worker: _Worker) -> tuple[Message, RecordDict | None]:
-        """The answer of a process that has one, and the state of its Context; None if it died."""
+    def receive(self, worker: _Worker) -> Message:
+        """The answer of a process that has one, or has died."""
         message = worker.message
         assert message is not None
         try:
-            answer, state = loads(worker.connection.recv_bytes(), self._take)
+            failure, content = receive(worker.answers, self._take)
         except (EOFError, OSError):
             code = self._replace(worker)
             reason = f"The hospital's process ended with {code}; -9: memory ran out, it may be."
-            return Message(Error(Failure.CRASHED, reason), reply_to=message), None
+            return Message(Error(Failure.CRASHED, reason), reply_to=message)
         worker.message = None
         worker.records.clear()
         self.outbox.clear({name for each in self.workers for name in each.records})
-        return answer, state
+        if failure:
+            return Message(Error(*failure), reply_to=message)
+        return Message(content, reply_to=message)
 
     def rest(self) -> None:
         """End what processes still do for a run that is over."""
@@ -122,7 +126,7 @@ class Workers:
     def _replace(self, worker: _Worker) -> int:
         """Start a process for one that ends; its exit code."""
         code = worker.process.wait()
-        worker.connection.close()
+        _close(worker)
         self.workers[self.workers.index(worker)] = self._start()
         return code
 
@@ -133,7 +137,7 @@ class Workers:
         return record
 
     def _start(self) -> _Worker:
-        ours, theirs = Pipe()
+        ours, theirs = socketpair()
         descriptor = theirs.fileno()
         # -P: what is in the working directory is not this app's code.
         command = [sys.executable, "-P", "-m", "server_app.workers.worker"]
@@ -145,7 +149,12 @@ class Workers:
             stderr=self.log,
         )
         theirs.close()
-        return _Worker(process, ours)
+        return _Worker(process, ours, ours.makefile("rb"))
+
+
+def _close(worker: _Worker) -> None:
+    worker.answers.close()
+    worker.connection.close()
 
 
 class WorkersGrid(LocalGrid):
@@ -160,29 +169,20 @@ class WorkersGrid(LocalGrid):
     def __init__(self, workers: Workers, hospitals: int, run_config: RunConfig) -> None:
         workers.rest()
         self.workers, self.run_config = workers, dict(run_config)
-        self.places = {
-            index + 1: Context(
-                run_id=1,
-                node_id=index + 1,
-                node_config={"partition-id": index, "num-partitions": hospitals},
-                state=RecordDict(),
-                run_config={},  # a process is sent it once
-            )
-            for index in range(hospitals)
-        }
+        self.nodes = range(1, hospitals + 1)
         self._numbers = count(1)
         self._queue: deque[Message] = deque()
         self._answers: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
         """All hospitals are there from the start."""
-        return list(self.places)
+        return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Hand messages over; the ids of those for hospitals that there are."""
         ids = []
         for message in messages:
-            known = message.metadata.dst_node_id in self.places
+            known = message.metadata.dst_node_id in self.nodes
             number = f"{next(self._numbers)}" if known else ""
             if known:
                 message.metadata.__dict__["_message_id"] = number
@@ -207,20 +207,18 @@ class WorkersGrid(LocalGrid):
             node = self._queue[0].metadata.dst_node_id
             if (worker := self.workers.idle(node)) is None:
                 return
-            place = self.places[node]
-            self.workers.send(worker, self._queue.popleft(), place, self.run_config)
+            message = self._queue.popleft()
+            self.workers.send(worker, message, len(self.nodes), self.run_config)
 
     def _collect(self, seconds: float) -> None:
         """Take the answers that are there, or come in time, and hand out what waits."""
         busy = {worker.connection: worker for worker in self.workers.busy()}
         if not busy:
             time.sleep(seconds)
-        for connection in wait([*busy], seconds) if busy else []:
-            worker = busy[connection]  # type: ignore[index]
+        answered, _, _ = select([*busy], [], [], seconds) if busy else ([], [], [])
+        for connection in answered:
+            worker = busy[connection]
             assert worker.message is not None
-            asked = worker.message.metadata
-            answer, state = self.workers.receive(worker)
-            if state is not None:
-                self.places[asked.dst_node_id].state = state
-            self._answers[asked.message_id] = answer
+            number = worker.message.metadata.message_id
+            self._answers[number] = self.workers.receive(worker)
         self._hand_out()

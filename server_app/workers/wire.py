@@ -1,21 +1,23 @@
-"""What goes between two processes of one machine: pickles, with large arrays in shared memory.
+"""What goes between two processes of one machine: records, the large ones in shared memory.
 
-Both processes are this program's own. An `ArrayRecord` is written once, to a file in memory, and
-read once by each process that it is for, however many messages it is in.
+A large `ArrayRecord` is written once, to a file in memory, and read once by each process that it is
+for, however many messages it is in. The rest goes through a socket. Nothing is pickled
+(strategies/protocol/handover.py).
 """
 
-import pickle
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
-from typing import Any
+from socket import socket
+from typing import Any, BinaryIO
 
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord, RecordDict
 
-SMALL = 2**14  # bytes of a record that is pickled like anything else
+from strategies.protocol import handover
+
+SMALL = 2**14  # bytes of a record that goes through the socket
 KEPT = 2**28  # bytes of records that a side remembers
 MEMORY = Path("/dev/shm")  # files that are memory, where there is such a folder
 
@@ -34,54 +36,40 @@ def size_of(record: ArrayRecord) -> int:
 
 
 def write(record: ArrayRecord, path: Path) -> None:
-    """Write a record to a file: what its arrays are, then their bytes."""
-    arrays = [(name, a.dtype, a.shape, a.stype, len(a.data)) for name, a in record.items()]
+    """Write a record to a file."""
     with path.open("wb") as file:
-        pickle.dump(arrays, file)
-        for array in record.values():
-            file.write(array.data)
+        handover.write(file.write, [], RecordDict({"record": record}))
 
 
 def read(path: Path) -> ArrayRecord:
     """The record in a file."""
     with path.open("rb") as file:
-        return ArrayRecord(
-            {
-                name: Array(dtype=dtype, shape=shape, stype=stype, data=file.read(size))
-                for name, dtype, shape, stype, size in pickle.load(file)
-            }
-        )
+        return handover.receive(file)[1].array_records["record"]
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, file: BytesIO, place: Callable[[ArrayRecord], str]) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.place = place
-
-    def persistent_id(self, thing: object) -> str | None:
-        large = type(thing) is ArrayRecord and size_of(thing) >= SMALL
-        return self.place(thing) if large else None  # type: ignore[arg-type]
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: BytesIO, find: Callable[[str], ArrayRecord]) -> None:
-        super().__init__(file)
-        self.find = find
-
-    def persistent_load(self, name: str) -> ArrayRecord:
-        return self.find(name)
+def send(
+    connection: socket, facts: list[Any], content: RecordDict, place: Callable[[ArrayRecord], str]
+) -> None:
+    """Write facts and records; `place` keeps a large one, and gives the name it is found by."""
+    names: list[tuple[str, str]] = []  # of all records in their order, and of those kept elsewhere
+    small = RecordDict()
+    for name, record in content.items():
+        if isinstance(record, ArrayRecord) and size_of(record) >= SMALL:
+            names.append((name, place(record)))
+        else:
+            names.append((name, ""))
+            small[name] = record
+    handover.send(connection, [facts, names], small)
 
 
-def dumps(thing: object, place: Callable[[ArrayRecord], str]) -> bytes:
-    """Pickle a thing; `place` keeps a large record of it, and gives the name it is found by."""
-    file = BytesIO()
-    _Pickler(file, place).dump(thing)
-    return file.getvalue()
+def receive(file: BinaryIO, find: Callable[[str], ArrayRecord]) -> tuple[list[Any], RecordDict]:
+    """What `send` was given; `find` gives a large record by its name.
 
-
-def loads(text: bytes, find: Callable[[str], ArrayRecord]) -> Any:
-    """What `dumps` was given; `find` gives a large record by its name."""
-    return _Unpickler(BytesIO(text), find).load()
+    Raises:
+        EOFError: The other process has gone.
+    """
+    (facts, names), small = handover.receive(file)
+    return facts, RecordDict({name: find(kept) if kept else small[name] for name, kept in names})
 
 
 class Outbox:

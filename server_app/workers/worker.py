@@ -1,6 +1,6 @@
 """A warm process: answers messages to simulated hospitals, one after the other.
 
-    python -P -m server_app.workers.worker <descriptor of a connection> <folder of records>
+    python -P -m server_app.workers.worker <descriptor of a socket> <folder of records>
 
 It ends with the process that started it, in the middle of a training too.
 """
@@ -11,43 +11,50 @@ import sys
 import threading
 import time
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
+from socket import socket
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message
+from flwr.app import ArrayRecord, Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.supercore.task_identity import TaskIdentity
 
-from server_app.workers.wire import Inbox, dumps, loads, write
-
-CLIENT_APP_RAISED = 2  # Flower's code for it (its enum ErrorCode is not public)
+from server_app.workers.wire import Inbox, receive, send, write
+from strategies.protocol.may_leave import Failure
 
 
-def main(connection: Connection, folder: Path) -> None:
-    """Answer until the other side closes the connection."""
+def main(connection: socket, folder: Path) -> None:
+    """Answer until the other side closes the socket."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    for name in ("task_id", "run_id", "node_id"):
-        setattr(TaskIdentity, name, 0)
     # By its name, as Flower does: the server's code does not import a hospital's.
     app: ClientApp = importlib.import_module("client_app.app").app
     inbox, names = Inbox(folder), count()
+    run_config: dict[str, Any] = {}
 
     def place(record: ArrayRecord) -> str:
         name = f"{os.getpid()}-{next(names)}"
         write(record, folder / name)
         return name
 
-    run_config: dict[str, Any] = {}
-    while True:
-        try:
-            changed, message, context = loads(connection.recv_bytes(), inbox.find)
-        except EOFError:
-            return
-        run_config = run_config if changed is None else changed
-        context.run_config = dict(run_config)
-        answer = _answer(app, message, context)
-        connection.send_bytes(dumps((answer, context.state), place))
+    with connection, connection.makefile("rb") as messages:
+        while True:
+            try:
+                (verb, ttl, index, hospitals, changed), content = receive(messages, inbox.find)
+            except EOFError:
+                return
+            run_config = dict(changed) or run_config
+            place_of = {"partition-id": index, "num-partitions": hospitals}
+            context = Context(0, index, place_of, RecordDict(), dict(run_config))
+            answer = _answer(app, _arrived(content, verb, ttl), context)
+            if answer.has_error():
+                send(connection, [answer.error.code, answer.error.reason], RecordDict(), place)
+            else:
+                send(connection, [], answer.content, place)
+
+
+def _arrived(content: RecordDict, verb: str, ttl: float) -> Message:
+    # The other constructors work only in processes that Flower begins.
+    metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)
+    return Message(content=content, metadata=metadata)  # type: ignore[call-overload, no-any-return]
 
 
 def _answer(app: ClientApp, message: Message, context: Context) -> Message:
@@ -55,7 +62,7 @@ def _answer(app: ClientApp, message: Message, context: Context) -> Message:
     try:
         return app(message, context)
     except Exception as error:
-        return Message(Error(CLIENT_APP_RAISED, f"{type(error)}:<'{error}'>"), reply_to=message)
+        return Message(Error(Failure.CRASHED, f"{type(error)}:<'{error}'>"), reply_to=message)
 
 
 def _end_with(parent: int) -> None:
@@ -65,4 +72,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Connection(int(sys.argv[1])), Path(sys.argv[2]))
+    main(socket(fileno=int(sys.argv[1])), Path(sys.argv[2]))

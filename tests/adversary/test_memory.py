@@ -199,7 +199,8 @@ def test_a_picture_s_texts_are_bounded():
     picture = file.getvalue()[:33] + chunk + file.getvalue()[33:]
     like = Samples(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
     images, labels = Array(np.frombuffer(picture, np.uint8)), Array(np.zeros(1, np.int64))
-    record = ArrayRecord({"images": images, "labels": labels})
+    dossier = Array(np.zeros(32, np.uint8))
+    record = ArrayRecord({"images": images, "labels": labels, "dossier": dossier})
     with pytest.raises(ParcelError, match="not a PNG picture"):
         unpack_buffer(record, like, classes=2, size=1)
 

@@ -12,8 +12,8 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident
 from client_app.app import app
-from client_app.handover import send
 from strategies.protocol.code import code_hash
+from strategies.protocol.handover import send
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from socket import socketpair
 
 import numpy as np
 import pytest
@@ -22,24 +23,26 @@ def record(value, size=wire.SMALL):
 def test_a_large_record_is_written_once_and_read_once(tmp_path):
     large, small = record(7), record(3, 10)
     outbox, inbox = wire.Outbox(tmp_path), wire.Inbox(tmp_path)
-    texts = [
-        wire.dumps(
-            RecordDict({"a/model": large, "b/model": small, "n": ConfigRecord({"n": n})}),
-            outbox.place,
-        )
-        for n in range(3)
-    ]
+    ours, theirs = socketpair()
+    found = []
+    with ours, theirs, theirs.makefile("rb") as file:
+        for n in range(3):
+            content = RecordDict({"a/model": large, "n": ConfigRecord({"n": n}), "b/model": small})
+            wire.send(ours, ["train", n], content, outbox.place)
+            facts, came = wire.receive(file, inbox.find)
+            assert facts == ["train", n]
+            assert [*came] == [*content]
+            found.append(came)
     assert len(list(tmp_path.iterdir())) == 1
-    assert max(map(len, texts)) < wire.SMALL
-    found = [wire.loads(text, inbox.find) for text in texts]
-    assert [each["n"]["n"] for each in found] == [0, 1, 2]
-    assert all((each["a/model"]["weights"].numpy() == 7).all() for each in found)
-    assert all((each["b/model"]["weights"].numpy() == 3).all() for each in found)
-    shared = [each["a/model"]["weights"].data for each in found]
+    assert [each.config_records["n"]["n"] for each in found] == [0, 1, 2]
+    assert all((each.array_records["a/model"]["weights"].numpy() == 7).all() for each in found)
+    assert all((each.array_records["b/model"]["weights"].numpy() == 3).all() for each in found)
+    shared = [each.array_records["a/model"]["weights"].data for each in found]
     assert shared[0] is shared[1] is shared[2]
-    del found[0]["a/model"]["weights"]  # whoever takes a record apart does so for himself
-    assert "weights" in found[1]["a/model"]
-    assert "weights" in wire.loads(texts[0], inbox.find)["a/model"]
+    del found[0].array_records["a/model"][
+        "weights"
+    ]  # whoever takes a record apart does so for himself
+    assert "weights" in found[1].array_records["a/model"]
 
 
 def test_old_records_go_and_those_under_way_stay(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Tests of client_app/handover.py: records between two processes of a hospital."""
+"""Tests of strategies/protocol/handover.py: records between two processes of a hospital."""
 
 import json
 from io import BytesIO
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from client_app import handover
-from client_app.handover import ARRAYS, HEAD, receive, send
+from strategies.protocol import handover
+from strategies.protocol.handover import ARRAYS, HEAD, receive, send
 from strategies.protocol.records import ParcelError
 
 FACTS: list[Any] = [

@@ -1,4 +1,4 @@
-"""Flower's records on a socket between two processes of a hospital, and nothing pickled.
+"""Flower's records between two processes of one owner, and nothing pickled.
 
     length of the head, 8 bytes | head, JSON | the bytes of all arrays, in the order of the head
 
@@ -8,6 +8,7 @@ only objects in the JSON are bytes, as {"bytes": hex}; what has names is a list 
 """
 
 import json
+from collections.abc import Callable
 from socket import socket
 from typing import Any, BinaryIO
 
@@ -21,20 +22,25 @@ KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
 
 
 def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
-    """Write facts, of what JSON has and of bytes, and records.
+    """Write facts, of what JSON has and of bytes, and records on a socket.
 
     Raises:
         ParcelError: They are more than `receive` takes.
         OSError: The other process has gone, or does not read.
     """
+    write(connection.sendall, facts, content)
+
+
+def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:
+    """The same to whatever takes bytes, such as a file."""
     records = [_described(name, record) for name, record in content.items()]
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in content.array_records.values() for array in record.values()]
     if len(head) > HEAD or sum(len(array.data) for array in arrays) > ARRAYS:
         raise ParcelError(f"A message is too large: {ARRAYS} bytes of arrays are the most.")
-    connection.sendall(len(head).to_bytes(8, "big") + head)
+    put(len(head).to_bytes(8, "big") + head)
     for array in arrays:
-        connection.sendall(array.data)
+        put(array.data)
 
 
 def receive(file: BinaryIO) -> tuple[list[Any], RecordDict]:
