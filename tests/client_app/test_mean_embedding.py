@@ -6,10 +6,12 @@ import pytest
 import torch
 
 from client_app.buffer import make_buffer
+from client_app.buffer.registry import AUDITS
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.policy import Policy, PolicyError, PrivacyRules
 from client_app.privacy_account import Account
+from gan.audit import Verdict
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -34,6 +36,27 @@ def hospital(tmp_path):
     return opened
 
 
+class Passes:
+    """An audit that takes no time."""
+
+    def __init__(self, job):
+        self.job = job
+
+    def refuses(self, images, labels):
+        return torch.zeros(len(labels), dtype=torch.bool)
+
+    def check(self, images, labels):
+        return Verdict(True, (), {}, ())
+
+    def draw(self, path, images):
+        pass
+
+
+@pytest.fixture
+def _quick_gate(monkeypatch):
+    monkeypatch.setitem(AUDITS, "copies", Passes)
+
+
 def made(place, size=40):
     return make_buffer(place, size, time.monotonic() + 300)
 
@@ -49,6 +72,7 @@ def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
     assert not {"gan-private", "gan-iterations"} & release.figures.keys()
 
 
+@pytest.mark.usefixtures("_quick_gate")
 def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
     images = [made(hospital(seed=seed)).samples.images for seed in (0, 1)]
     assert not torch.equal(*images)
@@ -59,6 +83,7 @@ def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
     assert not (hospital().store.folder / "privacy.jsonl").exists()
 
 
+@pytest.mark.usefixtures("_quick_gate")
 def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
     place = hospital(limit=20.0)
     first = made(place)
@@ -75,6 +100,7 @@ def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
     assert len(account.read()) == 1
 
 
+@pytest.mark.usefixtures("_quick_gate")
 def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital):
     """Whoever knows the seed would subtract the noise."""
     place = hospital(limit=20.0)
