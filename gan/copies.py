@@ -23,7 +23,7 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, conv2d, grid_sample, interpolate, pad
+from torch.nn.functional import conv2d, grid_sample, interpolate, pad
 
 SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered")
 SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
@@ -32,11 +32,14 @@ WINDOW, WINDOW_FEATURES = 8, 40  # pixels a side of a coarse window; its feature
 FEATURES = 256  # most of an image
 SHIFTS = (-0.24, -0.16, -0.08, 0.0, 0.08, 0.16, 0.24)  # of windows, in halves of a side
 SCALES = (0.8, 1.0, 1.25)
-NEAREST, MOVED, SECONDS = 4, 10, 5  # candidates: aligned, moved, and as the first of a mix
-STEPS, ROUNDS = (0.06, 0.06, 0.1, 0.1), 8  # of a registration: shifts, log scale, angle
+NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
+COARSELY, MOVED = 80, 10  # moved candidates: before they are registered, and after
+SOFT = 0.7  # deviation in pixels of the filter
+STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
+FIRST, LAST = 3, 4  # rounds
 SHARP, PLAIN, ROUGH = 0.05, 30.0, 1.0  # added to eigenvalues, as a share of their mean
 LEARNT = 4000  # training images that the whitening is learnt from
-QUERIES, VALUES = 64, 2**23  # images, and correlations, at once
+QUERIES, VALUES = 64, 2**19  # images, and correlations, at once
 LEAST = 1e-5  # residual of an exact copy: below it float32 tells nothing
 
 
@@ -84,6 +87,13 @@ class Search:
         self.rough = _whitening(self._windows(some, poses, self.pixels), ROUGH)
         small = _frames(self.small[learnt]).flatten(0, 1)
         self.coarse = _whitening(self._windows(small, poses, WINDOW), ROUGH, WINDOW_FEATURES)
+        self.windows = torch.stack(
+            [
+                _unit(self._windows(self.small, pose.expand(len(training), 4), WINDOW) @ self.coarse)
+                for pose in self.poses
+            ]
+        )  # [P, M, F]
+        self.soft = blurred(self.whole, SOFT)
         vectors = _vectors(self.whole)
         self.sharp_known = _unit(vectors @ self.sharp)  # [M, F]
         self.plain_known = _unit(vectors @ self.plain)
@@ -91,13 +101,7 @@ class Search:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Found:
         """Search for the training images that are behind images [N, C, H, W] uint8."""
-        candidates, frames, poses = self._moved(squares(images, COARSE))
-        found = []
-        whole = squares(images, SIDE)
-        for first in range(0, len(images), QUERIES):
-            rows = slice(first, first + QUERIES)
-            moved = candidates[rows], frames[rows], poses[rows]
-            found.append(self._found(whole[rows], *moved))
+        found = [self._found(some) for some in images.split(QUERIES)]
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
     @torch.no_grad()
@@ -115,8 +119,9 @@ class Search:
         drawn = _sampled(self.whole[index], pose, 1.0, side)
         return torch.stack([_back(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
 
-    def _found(self, whole: Tensor, index: Tensor, frame: Tensor, pose: Tensor) -> Sequence[Tensor]:
-        """Fields of `Found` for a few images [n, 1, R, R] and their moved candidates [n, K]."""
+    def _found(self, images: Tensor) -> Sequence[Tensor]:
+        """Fields of `Found` for a few images [n, C, H, W]."""
+        whole = squares(images, SIDE)
         framed = _frames(whole)  # [n, 8, 1, R, R]
         vectors = _vectors(framed)  # [n, 8, R·R]
         sharp = _correlations(vectors @ self.sharp, self.sharp_known)  # [n, 8, M]
@@ -128,22 +133,14 @@ class Search:
         explained = {
             "aligned": plain.abs().amax(dim=1).gather(1, aligned).square(),
             "mixed": self._mixed(sharp),
-            "altered": _altered(
-                vectors[rows, orientation], self.whole[aligned].flatten(0, 1), None
-            ),
+            "altered": _altered(vectors[rows, orientation], self._family(aligned)),
         }
-        middles = self._windows(
-            framed.flatten(0, 1), torch.zeros_like(pose[:, 0]).repeat_interleave(8, 0), self.pixels
-        )
-        targets = middles.view(len(whole), 8, -1)[rows, frame]  # [n, K, G·G]
-        pose = self._registered(targets, index, pose)
-        known = self.whole[index].flatten(0, 1)
-        windows = self._windows(known, pose.flatten(0, 1), self.pixels).view_as(targets)
-        alike = (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
-        explained["moved"] = alike.square()
-        explained["moved and altered"] = _altered(
-            targets, known, (pose.flatten(0, 1), self.middle, self.pixels)
-        )
+        index, frame, pose = self._moved(framed, *self._coarse(squares(images, COARSE)))
+        targets = self._middles(framed)[rows, frame]  # [n, K, G·G]
+        where = (pose.flatten(0, 1), self.middle, self.pixels)
+        family = [_sampled(each, *where) for each in self._family(index)]
+        explained["moved"] = self._alike(targets, _vectors(family[0]).view_as(targets)).square()
+        explained["moved and altered"] = _altered(targets, family)
         residuals = {
             name: (1 - each).clamp(min=LEAST).log() for name, each in explained.items()
         }  # [n, candidates]
@@ -171,56 +168,110 @@ class Search:
             explained.append(first[:, 0].square() + more.amax(dim=1))
         return torch.stack(explained, 1)
 
-    def _moved(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Candidates [N, K] for images [N, 1, R, R], their orientations, and poses [N, K, 4]."""
-        framed = _frames(small)
+    def _coarse(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates [n, L] for images [n, 1, R, R], their orientations, and poses [n, L, 4]."""
+        count, framed = len(small), _frames(small).flatten(0, 1)
+        zero = self.poses.new_zeros(len(framed), 4)
+        middles = _unit(self._windows(framed, zero, WINDOW) @ self.coarse)  # [8n, F]
+        most = []
+        for known in self.windows.split(max(1, VALUES // len(framed)), dim=1):  # [P, m, F]
+            best = middles.new_zeros(count, known.shape[1])
+            for each in known:
+                alike = (middles @ each.T).view(count, 8, -1)
+                best = torch.maximum(best, torch.maximum(alike.amax(1), -alike.amin(1)))
+            most.append(best)
+        index = torch.cat(most, 1).topk(min(COARSELY, len(self.whole)), dim=1).indices
+        known = self.windows[:, index].movedim(0, 2).flatten(1, 2)  # [n, L·P, F]
+        alike = (known @ middles.view(count, 8, -1).mT).abs_().view(*index.shape, -1)
+        which = alike.argmax(dim=2)  # of P poses in 8 orientations each
+        return index, which % 8, self.poses[which // 8]
+
+    def _moved(
+        self, framed: Tensor, index: Tensor, frame: Tensor, pose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best of candidates [n, L], registered: with orientations [n, K], and poses [n, K, 4].
+
+        Lucas and Kanade's method, inverse compositional (Baker and Matthews 2004), with a gain: the
+        target t and its derivatives to shift, scale and angle J are fitted to a window w = g t +
+        g J δ once, and the window is moved by -δ.
+        """
+        rows = torch.arange(len(framed), device=framed.device)[:, None]
+        soft = blurred(framed.flatten(0, 1), SOFT)
+        fit = self._fit(self._middles(soft[:, None])[:, 0].view(len(framed) * 8, -1))
+        fit = fit.view(len(framed), 8, 5, -1)
+        targets = self._middles(framed)
+        for kept, rounds in ((MOVED, FIRST), (MOVED, LAST)):
+            known = self.soft[index].flatten(0, 1)
+            inverse = fit[rows, frame].flatten(0, 1)  # [n·L, 5, G·G]
+            poses = pose.flatten(0, 1)
+            for _ in range(rounds):
+                windows = self._windows(known, poses, self.pixels)
+                poses = self._stepped(poses, (inverse @ windows[:, :, None])[:, :, 0])
+            both = torch.stack([pose, poses.view_as(pose)])
+            plain = self.whole[index].flatten(0, 1)
+            alike = torch.stack(
+                [
+                    self._alike(
+                        targets[rows, frame],
+                        self._windows(plain, each.flatten(0, 1), self.pixels).unflatten(
+                            0, index.shape
+                        ),
+                    ).abs()
+                    for each in both
+                ]
+            )
+            pose = both[1].where((alike[1] > alike[0])[:, :, None], both[0])
+            top = alike.amax(dim=0).topk(min(kept, index.shape[1]), dim=1).indices
+            index, frame, pose = index.gather(1, top), frame.gather(1, top), pose[rows, top]
+        return index, frame, pose
+
+    def _fit(self, targets: Tensor) -> Tensor:
+        """Matrices [n, 5, G·G]: from a window to gain, and gain x steps."""
+        square = targets.unflatten(1, (self.pixels, self.pixels))
+        down, right = torch.gradient(square, spacing=2 / self.pixels, dim=(1, 2))
+        at = (torch.arange(self.pixels, device=targets.device) + 0.5) * 2 / self.pixels - 1
+        y, x = at[:, None], at[None, :]
+        moved = [right, down, right * x + down * y, down * x - right * y]
+        steps = [step * each for step, each in zip(STEPS, moved, strict=True)]
+        columns = torch.stack([square, *steps], 1).flatten(2) @ self.rough  # [n, 5, F]
+        gram = columns @ columns.mT
+        damped = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * 1e-3 + 1e-6
+        eye = torch.eye(5, device=targets.device)
+        return torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
+
+    def _stepped(self, poses: Tensor, fitted: Tensor) -> Tensor:
+        """Poses [n, 4] after a step."""
+        gain = fitted[:, :1]
+        gain = gain.sign() * gain.abs().clamp(min=0.2)
+        x, y, zoom, angle = (
+            (fitted[:, 1:] / gain).nan_to_num().clamp(-2, 2) * poses.new_tensor(STEPS)
+        ).unbind(1)
+        zoom, angle = poses[:, 2] - zoom, poses[:, 3] - angle
+        size = self.middle * zoom.exp()
+        cos, sin = size * angle.cos(), size * angle.sin()
+        return torch.stack(
+            [
+                poses[:, 0] - (cos * x - sin * y),
+                poses[:, 1] - (sin * x + cos * y),
+                zoom,
+                angle,
+            ],
+            1,
+        )
+
+    def _alike(self, targets: Tensor, windows: Tensor) -> Tensor:
+        """Correlations [n, K] of whitened vectors [n, K, G·G]."""
+        return (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
+
+    def _middles(self, framed: Tensor) -> Tensor:
+        """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
         zero = self.poses.new_zeros(framed.shape[:2].numel(), 4)
-        middles = _unit(self._windows(framed.flatten(0, 1), zero, WINDOW) @ self.coarse)
-        best, index, arg = [], [], []
-        count = len(small)
-        first = 0
-        for known in self.small.split(max(1, VALUES // (8 * count))):
-            most = known.new_zeros(count, len(known))
-            which = torch.zeros_like(most, dtype=torch.int64)
-            for number, pose in enumerate(self.poses):
-                windows = self._windows(known, pose.expand(len(known), 4), WINDOW)
-                alike = (middles @ _unit(windows @ self.coarse).T).abs_().view(count, 8, -1)
-                value, frame = alike.max(dim=1)
-                better = value > most
-                most = value.where(better, most)
-                which = (frame * len(self.poses) + number).where(better, which)
-            top = most.topk(min(MOVED, len(known)), dim=1)
-            best.append(top.values)
-            index.append(top.indices + first)
-            arg.append(which.gather(1, top.indices))
-            first += len(known)
-        values, all_index, all_arg = (torch.cat(each, 1) for each in (best, index, arg))
-        top = values.topk(min(MOVED, values.shape[1]), dim=1).indices
-        chosen = all_arg.gather(1, top)
-        poses = self.poses[chosen % len(self.poses)]
-        return all_index.gather(1, top), chosen // len(self.poses), poses
+        return self._windows(framed.flatten(0, 1), zero, self.pixels).unflatten(0, framed.shape[:2])
 
-    def _registered(self, targets: Tensor, index: Tensor, pose: Tensor) -> Tensor:
-        """Better poses [n, K, 4] of the middles [n, K, G·G] in the training images [n, K]."""
+    def _family(self, index: Tensor) -> list[Tensor]:
+        """Training images [n·K, 1, R, R], the same behind a filter, and their squares."""
         known = self.whole[index].flatten(0, 1)
-        wanted = _unit(targets @ self.rough).flatten(0, 1)
-        poses = pose.flatten(0, 1).clone()
-
-        def alike(poses: Tensor) -> Tensor:
-            windows = self._windows(known, poses, self.pixels)
-            return (_unit(windows @ self.rough) * wanted).sum(dim=1).abs()
-
-        best, steps = alike(poses), poses.new_tensor(STEPS)
-        for turn in range(ROUNDS):
-            for axis in range(4):
-                for sign in (1, -1):
-                    moved = poses.clone()
-                    moved[:, axis] += sign * steps[axis] / 2 ** (turn // 2)
-                    value = alike(moved)
-                    better = value > best
-                    best = value.where(better, best)
-                    poses = moved.where(better[:, None], poses)
-        return poses.view_as(pose)
+        return [known, self.soft[index].flatten(0, 1), known.square()]
 
     def _windows(self, images: Tensor, poses: Tensor, pixels: int) -> Tensor:
         """Unit vectors [n, pixels²] of one window of each image [n, 1, R, R]."""
@@ -259,11 +310,12 @@ def _back(image: Tensor, frame: int) -> Tensor:
 
 def _sampled(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:
     """Windows [n, 1, pixels, pixels] of images [n, 1, R, R] at poses [n, 4], without a gap."""
-    dx, dy, zoom, angle = poses.unbind(1)
+    dx, dy, zoom, angle = poses[:, :, None, None].unbind(1)  # [n, 1, 1]
     size = middle * zoom.exp()
     cos, sin = size * angle.cos(), size * angle.sin()
-    rows = [torch.stack([cos, -sin, dx], 1), torch.stack([sin, cos, dy], 1)]
-    grid = affine_grid(torch.stack(rows, 1), [len(images), 1, pixels, pixels], align_corners=False)
+    at = (torch.arange(pixels, device=images.device) + 0.5) * 2 / pixels - 1
+    x, y = at, at[:, None]
+    grid = torch.stack([(cos * x + dx) - sin * y, (sin * x + dy) + cos * y], 3)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
@@ -307,14 +359,8 @@ def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index, frame.gather(1, index)
 
 
-def _altered(targets: Tensor, known: Tensor, window: tuple[Tensor, float, int] | None) -> Tensor:
-    """How much [n, K] of unit vectors [n, K, values] known images [n·K, 1, R, R] explain.
-
-    A known image explains with it its square and itself behind a filter; of a window, where it is.
-    """
-    family = [known, blurred(known, 0.7), known.square()]
-    if window:
-        family = [_sampled(each, *window) for each in family]
+def _altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
+    """How much [n, K] of unit vectors [n, K, values] the images [n·K, 1, ...] of a family explain."""
     basis: list[Tensor] = []
     for vector in map(_vectors, family):
         for other in basis:  # Gram-Schmidt; what is left of a vector that adds nothing is zero
