@@ -7,8 +7,8 @@ or mixed with another image. Each image is compared with all training images in 
    vectors, which neither brightness nor contrast nor inversion changes. Whitening takes away what
    all training images have in common. A second training image is added in the way of orthogonal
    matching pursuit (Pati et al. 1993): that finds mixes.
-2. Moved: the middle of the image among windows of the training images, at a grid of shifts and
-   scales, first coarsely; the best few are then registered, turned and scaled in small steps.
+2. Moved: the middle of the image among windows of the training images, at a grid of shifts,
+   scales and angles, first coarsely; the best are then registered, and the best of these again.
 3. Altered: how much of the image is a linear combination of a training image, the same blurred,
    and its square: that finds blur and changes of gamma. Of aligned and of moved candidates.
 
@@ -28,15 +28,16 @@ from torch.nn.functional import conv2d, grid_sample, interpolate, pad
 SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered")
 SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
 MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
-WINDOW, WINDOW_FEATURES = 8, 40  # pixels a side of a coarse window; its features
+WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
 FEATURES = 256  # most of an image
-SHIFTS = (-0.24, -0.16, -0.08, 0.0, 0.08, 0.16, 0.24)  # of windows, in halves of a side
-SCALES = (0.8, 1.0, 1.25)
+SHIFTS = (-0.24, -0.12, 0.0, 0.12, 0.24)  # of windows, in halves of a side
+SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turned ones at scale 1
 NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
 COARSELY, MOVED = 80, 10  # moved candidates: before they are registered, and after
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
-FIRST, LAST = 3, 4  # rounds
+FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
+LEAST_GAIN = 0.2  # steps of less similar windows would be too long
 SHARP, PLAIN, ROUGH = 0.05, 30.0, 1.0  # added to eigenvalues, as a share of their mean
 LEARNT = 4000  # training images that the whitening is learnt from
 QUERIES, VALUES = 64, 2**19  # images, and correlations, at once
@@ -73,23 +74,24 @@ class Search:
         rng = torch.Generator().manual_seed(0)
         self.whole, self.small = squares(training, SIDE), squares(training, COARSE)
         learnt = torch.randperm(len(training), generator=rng)[:LEARNT].to(training.device)
-        shares = [(z, dx, dy) for z in SCALES for dx in SHIFTS for dy in SHIFTS]
-        self.poses = torch.tensor(
-            [(dx, dy, log(z), 0.0) for z, dx, dy in shares], device=training.device
-        )  # [P, 4]
+        turned = [(z, 0.0) for z in SCALES] + [(1.0, angle) for angle in ANGLES]
+        poses = [(dx, dy, log(z), angle) for z, angle in turned for dx in SHIFTS for dy in SHIFTS]
+        self.poses = torch.tensor(poses, device=training.device)  # [P, 4]
         some = _frames(self.whole[learnt]).flatten(0, 1)
         drawn = torch.randint(len(self.poses), (len(some),), generator=rng)
-        poses = self.poses[drawn.to(training.device)]
+        at = self.poses[drawn.to(training.device)]
         self.pixels = 2 * max(1, round(self.whole.shape[-1] * MIDDLE / 2))
         self.middle = self.pixels / self.whole.shape[-1]
         self.sharp = _whitening(_vectors(some), SHARP)
         self.plain = _whitening(_vectors(some), PLAIN)
-        self.rough = _whitening(self._windows(some, poses, self.pixels), ROUGH)
+        self.rough = _whitening(self._windows(some, at, self.pixels), ROUGH)
         small = _frames(self.small[learnt]).flatten(0, 1)
-        self.coarse = _whitening(self._windows(small, poses, WINDOW), ROUGH, WINDOW_FEATURES)
+        self.coarse = _whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
         self.windows = torch.stack(
             [
-                _unit(self._windows(self.small, pose.expand(len(training), 4), WINDOW) @ self.coarse)
+                _unit(
+                    self._windows(self.small, pose.expand(len(training), 4), WINDOW) @ self.coarse
+                )
                 for pose in self.poses
             ]
         )  # [P, M, F]
@@ -200,28 +202,18 @@ class Search:
         fit = self._fit(self._middles(soft[:, None])[:, 0].view(len(framed) * 8, -1))
         fit = fit.view(len(framed), 8, 5, -1)
         targets = self._middles(framed)
-        for kept, rounds in ((MOVED, FIRST), (MOVED, LAST)):
-            known = self.soft[index].flatten(0, 1)
-            inverse = fit[rows, frame].flatten(0, 1)  # [n·L, 5, G·G]
-            poses = pose.flatten(0, 1)
+        for rounds in (FIRST, LAST):
+            known, plain = self.soft[index].flatten(0, 1), self.whole[index].flatten(0, 1)
+            inverse, wanted = fit[rows, frame].flatten(0, 1), targets[rows, frame]
+            stepped = pose.flatten(0, 1)
             for _ in range(rounds):
-                windows = self._windows(known, poses, self.pixels)
-                poses = self._stepped(poses, (inverse @ windows[:, :, None])[:, :, 0])
-            both = torch.stack([pose, poses.view_as(pose)])
-            plain = self.whole[index].flatten(0, 1)
-            alike = torch.stack(
-                [
-                    self._alike(
-                        targets[rows, frame],
-                        self._windows(plain, each.flatten(0, 1), self.pixels).unflatten(
-                            0, index.shape
-                        ),
-                    ).abs()
-                    for each in both
-                ]
-            )
+                windows = self._windows(known, stepped, self.pixels)
+                stepped = self._stepped(stepped, (inverse @ windows[:, :, None])[:, :, 0])
+            both = torch.stack([pose, stepped.view_as(pose)])
+            drawn = [self._windows(plain, each.flatten(0, 1), self.pixels) for each in both]
+            alike = torch.stack([self._alike(wanted, x.view_as(wanted)).abs() for x in drawn])
             pose = both[1].where((alike[1] > alike[0])[:, :, None], both[0])
-            top = alike.amax(dim=0).topk(min(kept, index.shape[1]), dim=1).indices
+            top = alike.amax(dim=0).topk(min(MOVED, index.shape[1]), dim=1).indices
             index, frame, pose = index.gather(1, top), frame.gather(1, top), pose[rows, top]
         return index, frame, pose
 
@@ -240,24 +232,16 @@ class Search:
         return torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
 
     def _stepped(self, poses: Tensor, fitted: Tensor) -> Tensor:
-        """Poses [n, 4] after a step."""
+        """Poses [n, 4] after the steps back that gain, and gain x steps [n, 5], tell of."""
         gain = fitted[:, :1]
-        gain = gain.sign() * gain.abs().clamp(min=0.2)
-        x, y, zoom, angle = (
-            (fitted[:, 1:] / gain).nan_to_num().clamp(-2, 2) * poses.new_tensor(STEPS)
-        ).unbind(1)
+        gain = gain.abs().clamp(min=LEAST_GAIN).copysign(gain)
+        steps = (fitted[:, 1:] / gain).clamp(-2, 2) * poses.new_tensor(STEPS)
+        x, y, zoom, angle = steps.unbind(1)
         zoom, angle = poses[:, 2] - zoom, poses[:, 3] - angle
         size = self.middle * zoom.exp()
         cos, sin = size * angle.cos(), size * angle.sin()
-        return torch.stack(
-            [
-                poses[:, 0] - (cos * x - sin * y),
-                poses[:, 1] - (sin * x + cos * y),
-                zoom,
-                angle,
-            ],
-            1,
-        )
+        shifts = poses[:, 0] - (cos * x - sin * y), poses[:, 1] - (sin * x + cos * y)
+        return torch.stack([*shifts, zoom, angle], 1)
 
     def _alike(self, targets: Tensor, windows: Tensor) -> Tensor:
         """Correlations [n, K] of whitened vectors [n, K, G·G]."""
@@ -360,7 +344,7 @@ def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
-    """How much [n, K] of unit vectors [n, K, values] the images [n·K, 1, ...] of a family explain."""
+    """How much [n, K] of unit vectors [n, K, values] images [n·K, 1, ...] explain together."""
     basis: list[Tensor] = []
     for vector in map(_vectors, family):
         for other in basis:  # Gram-Schmidt; what is left of a vector that adds nothing is zero
