@@ -50,7 +50,8 @@ def test_gradient_equals_the_packages(pair):
     pairs = package(x.repeat_interleave(2, dim=0), y.repeat(2, 1, 1, 1))
     expected = torch.autograd.grad(pairs.sum(), (x, y))
     actual = torch.autograd.grad(ours(x, y).sum(), (x, y))
-    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-6)
+    for one, other in zip(actual, expected, strict=True):  # sums of many float32 products
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * other.abs().max().item())
 
 
 @pytest.mark.parametrize("net", sorted(BACKBONES))
