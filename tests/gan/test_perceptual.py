@@ -19,7 +19,7 @@ def pair(request, tmp_path_factory):
     """The lpips package on torchvision's random weights, and ours on the same, from a file."""
     # Of weights drawn anew each time, some have a ReLU at zero, where gradients differ by rounding.
     with warnings.catch_warnings(), torch.random.fork_rng():
-        torch.manual_seed(0)
+        torch.manual_seed(1)
         warnings.simplefilter("ignore")  # lpips calls torchvision in a way that is about to go
         package = lpips.LPIPS(net=request.param, pnet_rand=True, verbose=False)
     state = {  # "slice1.0.weight" of the package is torchvision's "features.0.weight"
