@@ -74,7 +74,8 @@ def result_of(flower, tmp_path_factory):
         command = command.replace("/data/", f"{folder}/")
         command += (
             " --run-config"
-            f""" "num-server-rounds=2 gan.iterations=2 output-dir='{folder}/runs'" """
+            f""" "num-server-rounds=2 gan.iterations=2 feder.buffer-size=40"""
+            f""" output-dir='{folder}/runs'" """
         )
         subprocess.run(command, shell=True, env=flower, cwd=ROOT, check=True)
         (result,) = (folder / "runs").iterdir()
