@@ -1,7 +1,7 @@
 """The search for copies of training images "in any dress".
 
 A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy, compressed,
-or mixed with another image. Each image is compared with all training images in three steps.
+or mixed with another image. Each image is compared with all training images in four steps.
 
 1. Aligned: whole images in the 8 orientations of a square, by the absolute correlation of whitened
    vectors, which neither brightness nor contrast nor inversion changes. Whitening takes away what
@@ -11,6 +11,8 @@ or mixed with another image. Each image is compared with all training images in 
    scales and angles, first coarsely; the best are then registered, and the best of these again.
 3. Altered: how much of the image is a linear combination of a training image, the same blurred,
    and its square: that finds blur and changes of gamma. Of aligned and of moved candidates.
+4. Alone: how far the best of the moved candidates stands out from the others, as the one source of
+   a noisy copy does. Images that are like many, such as blurred ones, have none that does.
 
 The time is linear in the number of training images. Colour is not looked at.
 
@@ -25,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv2d, grid_sample, interpolate, pad
 
-SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered")
+SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered", "alone")
 SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
 MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
 WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
@@ -33,7 +35,8 @@ FEATURES = 256  # most of an image
 SHIFTS = (-0.24, -0.12, 0.0, 0.12, 0.24)  # of windows, in halves of a side
 SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turned ones at scale 1
 NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
-COARSELY, MOVED = 80, 10  # moved candidates: before they are registered, and after
+COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the training images
+MOVED = 10  # those that are left when all were registered
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
 FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
@@ -50,7 +53,8 @@ class Found:
 
     Attributes:
         residuals: Float32 [N, scores]: the logarithm of the share of an image that is not
-            explained by training images, for each of `SCORES`; small for copies.
+            explained by training images, for each of `SCORES` (of "alone" the logarithm of a
+            ratio of two such shares); small for copies.
         index: The training image that is most like it in one of them, int64 [N].
         frame: In which of the 8 orientations the image is most like it, int64 [N].
         pose: Where its middle lies in the training image: shifts, log scale and angle, [N, 4].
@@ -146,6 +150,8 @@ class Search:
         residuals = {
             name: (1 - each).clamp(min=LEAST).log() for name, each in explained.items()
         }  # [n, candidates]
+        moved = residuals["moved"]
+        residuals["alone"] = moved - moved.median(dim=1, keepdim=True).values
         every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
         zero = pose.new_zeros(len(whole), aligned.shape[1], 4)
         each = every[:, None]
@@ -182,7 +188,8 @@ class Search:
                 alike = (middles @ each.T).view(count, 8, -1)
                 best = torch.maximum(best, torch.maximum(alike.amax(1), -alike.amin(1)))
             most.append(best)
-        index = torch.cat(most, 1).topk(min(COARSELY, len(self.whole)), dim=1).indices
+        wanted = max(COARSELY[0], round(COARSELY[1] * len(self.whole)))
+        index = torch.cat(most, 1).topk(min(wanted, len(self.whole)), dim=1).indices
         known = self.windows[:, index].movedim(0, 2).flatten(1, 2)  # [n, L·P, F]
         alike = (known @ middles.view(count, 8, -1).mT).abs_().view(*index.shape, -1)
         which = alike.argmax(dim=2)  # of P poses in 8 orientations each
