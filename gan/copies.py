@@ -32,7 +32,7 @@ SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows
 MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
 WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
 FEATURES = 256  # most of an image
-SHIFTS = (-0.24, -0.12, 0.0, 0.12, 0.24)  # of windows, in halves of a side
+SHIFTS = (-0.24, -0.16, -0.08, 0.0, 0.08, 0.16, 0.24)  # of windows, in halves of a side
 SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turned ones at scale 1
 NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
 COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the training images
@@ -183,11 +183,10 @@ class Search:
         middles = _unit(self._windows(framed, zero, WINDOW) @ self.coarse)  # [8n, F]
         most = []
         for known in self.windows.split(max(1, VALUES // len(framed)), dim=1):  # [P, m, F]
-            best = middles.new_zeros(count, known.shape[1])
+            best = middles.new_zeros(len(framed), known.shape[1])
             for each in known:
-                alike = (middles @ each.T).view(count, 8, -1)
-                best = torch.maximum(best, torch.maximum(alike.amax(1), -alike.amin(1)))
-            most.append(best)
+                torch.maximum(best, (middles @ each.T).abs_(), out=best)
+            most.append(best.view(count, 8, -1).amax(dim=1))
         wanted = max(COARSELY[0], round(COARSELY[1] * len(self.whole)))
         index = torch.cat(most, 1).topk(min(wanted, len(self.whole)), dim=1).indices
         known = self.windows[:, index].movedim(0, 2).flatten(1, 2)  # [n, L·P, F]
