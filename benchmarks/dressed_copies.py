@@ -33,6 +33,7 @@ from gan.audit import Auditor
 from learning.samples import Samples
 
 HELD_OUT = 300  # as client_app.buffer.copies takes
+FRESH = 500  # undressed images, to judge the share that is refused by mistake
 Dress = Callable[[Tensor], Tensor]  # of images float [N, C, H, W], from 0 to 255
 
 
@@ -79,6 +80,9 @@ def main() -> None:
     refused = auditor.refuses(torch.cat(images), labels).float().view(2, len(DRESSES), -1)
     for name, shares in zip(DRESSES, refused.mean(dim=2).T.tolist(), strict=True):
         print_row(name, *(f"{share:.0%}" for share in shares))
+    whole = fresh[torch.randperm(len(fresh))[:FRESH]]
+    share = auditor.refuses(whole.images, whole.labels).double().mean().item()
+    print(f"\nOf {len(whole)} fresh images as they are: {share:.1%}")
 
 
 def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:

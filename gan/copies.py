@@ -1,16 +1,18 @@
 """The search for copies of training images "in any dress".
 
 A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy, compressed,
-or mixed with another image. Each image is compared with all training images in three steps.
+or mixed with another image. Each image is compared with all training images in four steps.
 
 1. Aligned: whole images in the 8 orientations of a square, by the absolute correlation of whitened
    vectors, which neither brightness nor contrast nor inversion changes. Whitening takes away what
    all training images have in common. A second training image is added in the way of orthogonal
    matching pursuit (Pati et al. 1993): that finds mixes.
-2. Moved: the middle of the image among windows of the training images, at a grid of shifts and
-   scales, first coarsely; the best few are then registered, turned and scaled in small steps.
+2. Moved: the middle of the image among windows of the training images, at a grid of shifts,
+   scales and angles, first coarsely; the best are then registered, and the best of these again.
 3. Altered: how much of the image is a linear combination of a training image, the same blurred,
    and its square: that finds blur and changes of gamma. Of aligned and of moved candidates.
+4. Alone: how far the best of the moved candidates stands out from the others, as the one source of
+   a noisy copy does. Images that are like many, such as blurred ones, have none that does.
 
 The time is linear in the number of training images. Colour is not looked at.
 
@@ -23,20 +25,25 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.functional import affine_grid, conv2d, grid_sample, interpolate, pad
+from torch.nn.functional import conv2d, grid_sample, interpolate, pad
 
-SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered")
+SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered", "alone")
 SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
 MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
-WINDOW, WINDOW_FEATURES = 8, 40  # pixels a side of a coarse window; its features
+WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
 FEATURES = 256  # most of an image
 SHIFTS = (-0.24, -0.16, -0.08, 0.0, 0.08, 0.16, 0.24)  # of windows, in halves of a side
-SCALES = (0.8, 1.0, 1.25)
-NEAREST, MOVED, SECONDS = 4, 10, 5  # candidates: aligned, moved, and as the first of a mix
-STEPS, ROUNDS = (0.06, 0.06, 0.1, 0.1), 8  # of a registration: shifts, log scale, angle
+SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turned ones at scale 1
+NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
+COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the training images
+MOVED = 10  # those that are left when all were registered
+SOFT = 0.7  # deviation in pixels of the filter
+STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
+FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
+LEAST_GAIN = 0.2  # steps of less similar windows would be too long
 SHARP, PLAIN, ROUGH = 0.05, 30.0, 1.0  # added to eigenvalues, as a share of their mean
 LEARNT = 4000  # training images that the whitening is learnt from
-QUERIES, VALUES = 64, 2**23  # images, and correlations, at once
+QUERIES, VALUES = 64, 2**19  # images, and correlations, at once
 LEAST = 1e-5  # residual of an exact copy: below it float32 tells nothing
 
 
@@ -46,7 +53,8 @@ class Found:
 
     Attributes:
         residuals: Float32 [N, scores]: the logarithm of the share of an image that is not
-            explained by training images, for each of `SCORES`; small for copies.
+            explained by training images, for each of `SCORES` (of "alone" the logarithm of a
+            ratio of two such shares); small for copies.
         index: The training image that is most like it in one of them, int64 [N].
         frame: In which of the 8 orientations the image is most like it, int64 [N].
         pose: Where its middle lies in the training image: shifts, log scale and angle, [N, 4].
@@ -70,20 +78,28 @@ class Search:
         rng = torch.Generator().manual_seed(0)
         self.whole, self.small = squares(training, SIDE), squares(training, COARSE)
         learnt = torch.randperm(len(training), generator=rng)[:LEARNT].to(training.device)
-        shares = [(z, dx, dy) for z in SCALES for dx in SHIFTS for dy in SHIFTS]
-        self.poses = torch.tensor(
-            [(dx, dy, log(z), 0.0) for z, dx, dy in shares], device=training.device
-        )  # [P, 4]
+        turned = [(z, 0.0) for z in SCALES] + [(1.0, angle) for angle in ANGLES]
+        poses = [(dx, dy, log(z), angle) for z, angle in turned for dx in SHIFTS for dy in SHIFTS]
+        self.poses = torch.tensor(poses, device=training.device)  # [P, 4]
         some = _frames(self.whole[learnt]).flatten(0, 1)
         drawn = torch.randint(len(self.poses), (len(some),), generator=rng)
-        poses = self.poses[drawn.to(training.device)]
+        at = self.poses[drawn.to(training.device)]
         self.pixels = 2 * max(1, round(self.whole.shape[-1] * MIDDLE / 2))
         self.middle = self.pixels / self.whole.shape[-1]
         self.sharp = _whitening(_vectors(some), SHARP)
         self.plain = _whitening(_vectors(some), PLAIN)
-        self.rough = _whitening(self._windows(some, poses, self.pixels), ROUGH)
+        self.rough = _whitening(self._windows(some, at, self.pixels), ROUGH)
         small = _frames(self.small[learnt]).flatten(0, 1)
-        self.coarse = _whitening(self._windows(small, poses, WINDOW), ROUGH, WINDOW_FEATURES)
+        self.coarse = _whitening(self._windows(small, at, WINDOW), ROUGH, WINDOW_FEATURES)
+        self.windows = torch.stack(
+            [
+                _unit(
+                    self._windows(self.small, pose.expand(len(training), 4), WINDOW) @ self.coarse
+                )
+                for pose in self.poses
+            ]
+        )  # [P, M, F]
+        self.soft = blurred(self.whole, SOFT)
         vectors = _vectors(self.whole)
         self.sharp_known = _unit(vectors @ self.sharp)  # [M, F]
         self.plain_known = _unit(vectors @ self.plain)
@@ -91,13 +107,7 @@ class Search:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Found:
         """Search for the training images that are behind images [N, C, H, W] uint8."""
-        candidates, frames, poses = self._moved(squares(images, COARSE))
-        found = []
-        whole = squares(images, SIDE)
-        for first in range(0, len(images), QUERIES):
-            rows = slice(first, first + QUERIES)
-            moved = candidates[rows], frames[rows], poses[rows]
-            found.append(self._found(whole[rows], *moved))
+        found = [self._found(some) for some in images.split(QUERIES)]
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
     @torch.no_grad()
@@ -115,8 +125,9 @@ class Search:
         drawn = _sampled(self.whole[index], pose, 1.0, side)
         return torch.stack([_back(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
 
-    def _found(self, whole: Tensor, index: Tensor, frame: Tensor, pose: Tensor) -> Sequence[Tensor]:
-        """Fields of `Found` for a few images [n, 1, R, R] and their moved candidates [n, K]."""
+    def _found(self, images: Tensor) -> Sequence[Tensor]:
+        """Fields of `Found` for a few images [n, C, H, W]."""
+        whole = squares(images, SIDE)
         framed = _frames(whole)  # [n, 8, 1, R, R]
         vectors = _vectors(framed)  # [n, 8, R·R]
         sharp = _correlations(vectors @ self.sharp, self.sharp_known)  # [n, 8, M]
@@ -128,25 +139,19 @@ class Search:
         explained = {
             "aligned": plain.abs().amax(dim=1).gather(1, aligned).square(),
             "mixed": self._mixed(sharp),
-            "altered": _altered(
-                vectors[rows, orientation], self.whole[aligned].flatten(0, 1), None
-            ),
+            "altered": _altered(vectors[rows, orientation], self._family(aligned)),
         }
-        middles = self._windows(
-            framed.flatten(0, 1), torch.zeros_like(pose[:, 0]).repeat_interleave(8, 0), self.pixels
-        )
-        targets = middles.view(len(whole), 8, -1)[rows, frame]  # [n, K, G·G]
-        pose = self._registered(targets, index, pose)
-        known = self.whole[index].flatten(0, 1)
-        windows = self._windows(known, pose.flatten(0, 1), self.pixels).view_as(targets)
-        alike = (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
-        explained["moved"] = alike.square()
-        explained["moved and altered"] = _altered(
-            targets, known, (pose.flatten(0, 1), self.middle, self.pixels)
-        )
+        index, frame, pose = self._moved(framed, *self._coarse(squares(images, COARSE)))
+        targets = self._middles(framed)[rows, frame]  # [n, K, G·G]
+        where = (pose.flatten(0, 1), self.middle, self.pixels)
+        family = [_sampled(each, *where) for each in self._family(index)]
+        explained["moved"] = self._alike(targets, _vectors(family[0]).view_as(targets)).square()
+        explained["moved and altered"] = _altered(targets, family)
         residuals = {
             name: (1 - each).clamp(min=LEAST).log() for name, each in explained.items()
         }  # [n, candidates]
+        moved = residuals["moved"]
+        residuals["alone"] = moved - moved.median(dim=1, keepdim=True).values
         every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
         zero = pose.new_zeros(len(whole), aligned.shape[1], 4)
         each = every[:, None]
@@ -171,56 +176,92 @@ class Search:
             explained.append(first[:, 0].square() + more.amax(dim=1))
         return torch.stack(explained, 1)
 
-    def _moved(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Candidates [N, K] for images [N, 1, R, R], their orientations, and poses [N, K, 4]."""
-        framed = _frames(small)
+    def _coarse(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Candidates [n, L] for images [n, 1, R, R], their orientations, and poses [n, L, 4]."""
+        count, framed = len(small), _frames(small).flatten(0, 1)
+        zero = self.poses.new_zeros(len(framed), 4)
+        middles = _unit(self._windows(framed, zero, WINDOW) @ self.coarse)  # [8n, F]
+        most = []
+        for known in self.windows.split(max(1, VALUES // len(framed)), dim=1):  # [P, m, F]
+            best = middles.new_zeros(len(framed), known.shape[1])
+            for each in known:
+                torch.maximum(best, (middles @ each.T).abs_(), out=best)
+            most.append(best.view(count, 8, -1).amax(dim=1))
+        wanted = max(COARSELY[0], round(COARSELY[1] * len(self.whole)))
+        index = torch.cat(most, 1).topk(min(wanted, len(self.whole)), dim=1).indices
+        known = self.windows[:, index].movedim(0, 2).flatten(1, 2)  # [n, L·P, F]
+        alike = (known @ middles.view(count, 8, -1).mT).abs_().view(*index.shape, -1)
+        which = alike.argmax(dim=2)  # of P poses in 8 orientations each
+        return index, which % 8, self.poses[which // 8]
+
+    def _moved(
+        self, framed: Tensor, index: Tensor, frame: Tensor, pose: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The best of candidates [n, L], registered: with orientations [n, K], and poses [n, K, 4].
+
+        Lucas and Kanade's method, inverse compositional (Baker and Matthews 2004), with a gain: the
+        target t and its derivatives to shift, scale and angle J are fitted to a window w = g t +
+        g J δ once, and the window is moved by -δ.
+        """
+        rows = torch.arange(len(framed), device=framed.device)[:, None]
+        soft = blurred(framed.flatten(0, 1), SOFT)
+        fit = self._fit(self._middles(soft[:, None])[:, 0].view(len(framed) * 8, -1))
+        fit = fit.view(len(framed), 8, 5, -1)
+        targets = self._middles(framed)
+        for rounds in (FIRST, LAST):
+            known, plain = self.soft[index].flatten(0, 1), self.whole[index].flatten(0, 1)
+            inverse, wanted = fit[rows, frame].flatten(0, 1), targets[rows, frame]
+            stepped = pose.flatten(0, 1)
+            for _ in range(rounds):
+                windows = self._windows(known, stepped, self.pixels)
+                stepped = self._stepped(stepped, (inverse @ windows[:, :, None])[:, :, 0])
+            both = torch.stack([pose, stepped.view_as(pose)])
+            drawn = [self._windows(plain, each.flatten(0, 1), self.pixels) for each in both]
+            alike = torch.stack([self._alike(wanted, x.view_as(wanted)).abs() for x in drawn])
+            pose = both[1].where((alike[1] > alike[0])[:, :, None], both[0])
+            top = alike.amax(dim=0).topk(min(MOVED, index.shape[1]), dim=1).indices
+            index, frame, pose = index.gather(1, top), frame.gather(1, top), pose[rows, top]
+        return index, frame, pose
+
+    def _fit(self, targets: Tensor) -> Tensor:
+        """Matrices [n, 5, G·G]: from a window to gain, and gain x steps."""
+        square = targets.unflatten(1, (self.pixels, self.pixels))
+        down, right = torch.gradient(square, spacing=2 / self.pixels, dim=(1, 2))
+        at = (torch.arange(self.pixels, device=targets.device) + 0.5) * 2 / self.pixels - 1
+        y, x = at[:, None], at[None, :]
+        moved = [right, down, right * x + down * y, down * x - right * y]
+        steps = [step * each for step, each in zip(STEPS, moved, strict=True)]
+        columns = torch.stack([square, *steps], 1).flatten(2) @ self.rough  # [n, 5, F]
+        gram = columns @ columns.mT
+        damped = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * 1e-3 + 1e-6
+        eye = torch.eye(5, device=targets.device)
+        return torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
+
+    def _stepped(self, poses: Tensor, fitted: Tensor) -> Tensor:
+        """Poses [n, 4] after the steps back that gain, and gain x steps [n, 5], tell of."""
+        gain = fitted[:, :1]
+        gain = gain.abs().clamp(min=LEAST_GAIN).copysign(gain)
+        steps = (fitted[:, 1:] / gain).clamp(-2, 2) * poses.new_tensor(STEPS)
+        x, y, zoom, angle = steps.unbind(1)
+        zoom, angle = poses[:, 2] - zoom, poses[:, 3] - angle
+        size = self.middle * zoom.exp()
+        cos, sin = size * angle.cos(), size * angle.sin()
+        shifts = poses[:, 0] - (cos * x - sin * y), poses[:, 1] - (sin * x + cos * y)
+        return torch.stack([*shifts, zoom, angle], 1)
+
+    def _alike(self, targets: Tensor, windows: Tensor) -> Tensor:
+        """Correlations [n, K] of whitened vectors [n, K, G·G]."""
+        return (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
+
+    def _middles(self, framed: Tensor) -> Tensor:
+        """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
         zero = self.poses.new_zeros(framed.shape[:2].numel(), 4)
-        middles = _unit(self._windows(framed.flatten(0, 1), zero, WINDOW) @ self.coarse)
-        best, index, arg = [], [], []
-        count = len(small)
-        first = 0
-        for known in self.small.split(max(1, VALUES // (8 * count))):
-            most = known.new_zeros(count, len(known))
-            which = torch.zeros_like(most, dtype=torch.int64)
-            for number, pose in enumerate(self.poses):
-                windows = self._windows(known, pose.expand(len(known), 4), WINDOW)
-                alike = (middles @ _unit(windows @ self.coarse).T).abs_().view(count, 8, -1)
-                value, frame = alike.max(dim=1)
-                better = value > most
-                most = value.where(better, most)
-                which = (frame * len(self.poses) + number).where(better, which)
-            top = most.topk(min(MOVED, len(known)), dim=1)
-            best.append(top.values)
-            index.append(top.indices + first)
-            arg.append(which.gather(1, top.indices))
-            first += len(known)
-        values, all_index, all_arg = (torch.cat(each, 1) for each in (best, index, arg))
-        top = values.topk(min(MOVED, values.shape[1]), dim=1).indices
-        chosen = all_arg.gather(1, top)
-        poses = self.poses[chosen % len(self.poses)]
-        return all_index.gather(1, top), chosen // len(self.poses), poses
+        return self._windows(framed.flatten(0, 1), zero, self.pixels).unflatten(0, framed.shape[:2])
 
-    def _registered(self, targets: Tensor, index: Tensor, pose: Tensor) -> Tensor:
-        """Better poses [n, K, 4] of the middles [n, K, G·G] in the training images [n, K]."""
+    def _family(self, index: Tensor) -> list[Tensor]:
+        """Training images [n·K, 1, R, R], the same behind a filter, and their squares."""
         known = self.whole[index].flatten(0, 1)
-        wanted = _unit(targets @ self.rough).flatten(0, 1)
-        poses = pose.flatten(0, 1).clone()
-
-        def alike(poses: Tensor) -> Tensor:
-            windows = self._windows(known, poses, self.pixels)
-            return (_unit(windows @ self.rough) * wanted).sum(dim=1).abs()
-
-        best, steps = alike(poses), poses.new_tensor(STEPS)
-        for turn in range(ROUNDS):
-            for axis in range(4):
-                for sign in (1, -1):
-                    moved = poses.clone()
-                    moved[:, axis] += sign * steps[axis] / 2 ** (turn // 2)
-                    value = alike(moved)
-                    better = value > best
-                    best = value.where(better, best)
-                    poses = moved.where(better[:, None], poses)
-        return poses.view_as(pose)
+        return [known, self.soft[index].flatten(0, 1), known.square()]
 
     def _windows(self, images: Tensor, poses: Tensor, pixels: int) -> Tensor:
         """Unit vectors [n, pixels²] of one window of each image [n, 1, R, R]."""
@@ -259,11 +300,12 @@ def _back(image: Tensor, frame: int) -> Tensor:
 
 def _sampled(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:
     """Windows [n, 1, pixels, pixels] of images [n, 1, R, R] at poses [n, 4], without a gap."""
-    dx, dy, zoom, angle = poses.unbind(1)
+    dx, dy, zoom, angle = poses[:, :, None, None].unbind(1)  # [n, 1, 1]
     size = middle * zoom.exp()
     cos, sin = size * angle.cos(), size * angle.sin()
-    rows = [torch.stack([cos, -sin, dx], 1), torch.stack([sin, cos, dy], 1)]
-    grid = affine_grid(torch.stack(rows, 1), [len(images), 1, pixels, pixels], align_corners=False)
+    at = (torch.arange(pixels, device=images.device) + 0.5) * 2 / pixels - 1
+    x, y = at, at[:, None]
+    grid = torch.stack([(cos * x + dx) - sin * y, (sin * x + dy) + cos * y], 3)
     return grid_sample(images, grid, padding_mode="border", align_corners=False)
 
 
@@ -307,14 +349,8 @@ def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index, frame.gather(1, index)
 
 
-def _altered(targets: Tensor, known: Tensor, window: tuple[Tensor, float, int] | None) -> Tensor:
-    """How much [n, K] of unit vectors [n, K, values] known images [n·K, 1, R, R] explain.
-
-    A known image explains with it its square and itself behind a filter; of a window, where it is.
-    """
-    family = [known, blurred(known, 0.7), known.square()]
-    if window:
-        family = [_sampled(each, *window) for each in family]
+def _altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
+    """How much [n, K] of unit vectors [n, K, values] images [n·K, 1, ...] explain together."""
     basis: list[Tensor] = []
     for vector in map(_vectors, family):
         for other in basis:  # Gram-Schmidt; what is left of a vector that adds nothing is zero
