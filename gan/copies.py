@@ -235,7 +235,8 @@ class Search:
         gram = columns @ columns.mT
         damped = gram.diagonal(dim1=1, dim2=2).mean(dim=1)[:, None, None] * 1e-3 + 1e-6
         eye = torch.eye(5, device=targets.device)
-        return torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
+        fit: Tensor = torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
+        return fit
 
     def _stepped(self, poses: Tensor, fitted: Tensor) -> Tensor:
         """Poses [n, 4] after the steps back that gain, and gain x steps [n, 5], tell of."""
@@ -251,7 +252,8 @@ class Search:
 
     def _alike(self, targets: Tensor, windows: Tensor) -> Tensor:
         """Correlations [n, K] of whitened vectors [n, K, G·G]."""
-        return (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
+        alike: Tensor = (_unit(windows @ self.rough) * _unit(targets @ self.rough)).sum(dim=2)
+        return alike
 
     def _middles(self, framed: Tensor) -> Tensor:
         """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
