@@ -258,7 +258,8 @@ class Search:
     def _middles(self, framed: Tensor) -> Tensor:
         """Unit vectors [n, 8, G·G] of the middles of images [n, 8, 1, R, R]."""
         zero = self.poses.new_zeros(framed.shape[:2].numel(), 4)
-        return self._windows(framed.flatten(0, 1), zero, self.pixels).unflatten(0, framed.shape[:2])
+        windows = self._windows(framed.flatten(0, 1), zero, self.pixels)
+        return windows.view(*framed.shape[:2], -1)
 
     def _family(self, index: Tensor) -> list[Tensor]:
         """Training images [n·K, 1, R, R], the same behind a filter, and their squares."""
