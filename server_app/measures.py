@@ -2,7 +2,8 @@
 
 With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M models, N hospitals:
 
-    federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere
+    federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere; estimated if
+                                                    a sample of the pairs is tested
     as printed     1/(2·N) ΣΣ A[m, j]               FedRewind's Eq. 4.11; the same if M = 2
     pooled         ΣΣ n[j]·A[m, j] / (M·Σ n[j])     the same, every image counting alike
     personalized   1/N Σ A[held by j, j]            the model that j holds after the hand-off
@@ -27,8 +28,8 @@ round their figures, with noise, and may tell none (client_app/disclosure.py).
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
-from statistics import fmean, stdev
+from math import isfinite, nan, sqrt
+from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 from server_app.assessments import assess, headline_of, pool
@@ -43,6 +44,7 @@ from strategies.engine.events import Event
 Metrics = Mapping[str, float]
 Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 
+Z = 1.959964  # of 95 %
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 # How the names begin of the accuracies on the images of one task: among all classes, or its own.
@@ -99,13 +101,15 @@ class Round:
         }
 
 
-def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:
+def measure_round(
+    number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
+) -> Round:
     """The figures of one round, from its events.
 
     Args:
         number: The round.
         events: What happened in it.
-        cross: Whether every model was tested everywhere.
+        cross: Whether every model was tested everywhere, or at a sample of hospitals; the setting.
         seconds: How long it took.
     """
     events = [event for event in events if event.outcome == "ok"]
@@ -116,12 +120,18 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     held = {(e.lineage, e.hospital) for e in events if e.verb == "hand-off"}
     ensemble = [event.metrics for event in events if event.verb == "ensemble"]
 
-    everywhere: Tests = tests if cross else {}  # what figures over all models are taken from
+    everywhere: Tests = (
+        tests if cross is True else {}
+    )  # what figures over all models are taken from
 
     figures = {"train_loss": _mean_of("train-loss", (event.metrics for event in visits))}
     for metric in METRICS:
         name = metric.replace("-", "_")
-        figures[f"federation_{name}"] = _mean_of(metric, everywhere.values())
+        federation, low, high = _mean_of(metric, everywhere.values()), nan, nan
+        if isinstance(cross, str):
+            federation, low, high = _sampled_mean(metric, tests, held)
+        figures[f"federation_{name}"] = federation
+        figures[f"federation_{name}_low"], figures[f"federation_{name}_high"] = low, high
         figures[f"ensemble_{name}"] = _mean_of(metric, ensemble)
         figures[f"personalized_{name}"] = _mean_of(metric, (tests.get(pair, {}) for pair in held))
 
@@ -146,7 +156,9 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
         held=held,
         figures=figures,
         visits=[
-            _row(number, version, tested, visits) for version, tested in versions.items() if cross
+            _row(number, version, tested, visits)
+            for version, tested in versions.items()
+            if cross is True
         ],
         seconds=seconds,
     )
@@ -238,7 +250,7 @@ def summarise(
         best={
             name: max(filter(isfinite, (each.figures[name] for each in evaluated)), default=nan)
             for name in last.figures
-            if "accuracy" in name
+            if name.endswith("accuracy")
         },
         wall_seconds=wall_seconds,
         resumed=resumed,
@@ -281,6 +293,41 @@ def mean(values: Iterable[float]) -> float:
 
 def _mean_of(metric: str, measured: Iterable[Metrics]) -> float:
     return mean(metrics.get(metric, nan) for metrics in measured)
+
+
+def _sampled_mean(
+    metric: str, tests: Tests, held: Iterable[tuple[str, str]]
+) -> tuple[float, float, float]:
+    """The mean of a metric over all models and hospitals, and its 95 % interval, from a sample.
+
+    Each model m is tested where it is held, H[m] pairs that stand for themselves, and at k[m] of
+    its other N[m] = N - H[m] hospitals, drawn without replacement; with a[m] and s[m] the mean and
+    the standard deviation (k - 1) of these k[m] tests (Cochran, Sampling Techniques, 1977, 5.3-4)
+
+        mean     1/(M·N) Σ (ΣH A[m, j] + N[m]·a[m])
+        its se   1/(M·N) √ Σ N[m]²·(1 - k[m]/N[m])·s[m]²/k[m]
+
+    and 1.96 se to both sides. It is about hospitals that were not drawn alone, not about images.
+    """
+    hospitals, held = {hospital for _, hospital in tests}, {*held}
+    total = pairs = spread_ = 0.0
+    known: dict[str, tuple[list[float], list[float]]] = {}
+    for (model, hospital), metrics in tests.items():
+        value = metrics.get(metric, nan)
+        if isfinite(value):
+            known.setdefault(model, ([], []))[(model, hospital) in held].append(value)
+    for drawn, own in known.values():
+        others = len(hospitals) - len(own)
+        left = others - len(drawn)
+        if left and len(drawn) < 2:
+            return nan, nan, nan
+        pairs += len(hospitals)
+        total += sum(own) + (others * fmean(drawn) if drawn else 0.0)
+        spread_ += others * left * variance(drawn) / len(drawn) if left else 0.0
+    if not pairs:
+        return nan, nan, nan
+    estimate, half = total / pairs, Z * sqrt(spread_) / pairs
+    return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
 
 
 def _by_task(tests: Tests, begins: str) -> dict[int, float]:

@@ -89,6 +89,19 @@ def _around(agreement: Mapping[str, float]) -> Span:
     return Span(mean, mean - std, mean + std)
 
 
+def _sampled(summary: Summary) -> str:
+    """What is to be said of figures that are estimated from a sample; empty for others."""
+    for name in ("balanced_accuracy", "accuracy"):
+        low, high = (getattr(summary, f"federation_{name}_{end}") for end in ("low", "high"))
+        if isfinite(low):
+            return (
+                " What all models are worth at all hospitals is estimated from a sample of them: "
+                f"after the last round {shown(getattr(summary, f'federation_{name}'))}, 95 % "
+                f"interval {shown(low)} to {shown(high)}."
+            )
+    return ""
+
+
 def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:
     history = summary.history
     rounds = history["round"]
@@ -118,7 +131,7 @@ def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str
         else ""
     )
     yield figure(
-        f"Means over hospitals, on axes from 0 to 1.{best}",
+        f"Means over hospitals, on axes from 0 to 1.{_sampled(summary)}{best}",
         f'<div class="panels">{"".join(charts)}</div>\n',
     )
     rows = [[number, *values] for number, *values in zip(rounds, *columns.values(), strict=True)]

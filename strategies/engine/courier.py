@@ -33,6 +33,9 @@ PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
 # Seconds that a hospital may take to say that it is there: one that has not said so before may
 # still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
+# Simulated hospitals are sent so many messages at once, or more up to so many bytes of arrays: far
+# more than a machine works on at a time, and not the models of a thousand.
+AT_ONCE, AT_ONCE_BYTES = 64, 256 * 1024**2
 LOOK_ROUND = 3.0  # seconds between two looks at who has come or is back
 GRACE = 5.0  # seconds after a message's time to live in which Flower itself may say that it is over
 
@@ -249,7 +252,10 @@ class Exchange(Generic[AboutT]):
         self.courier = courier
         self.meanwhile = meanwhile
         self._queues: dict[int, deque[Letter[AboutT]]] = {}
+        self._ready: dict[int, None] = {}  # nodes that can be sent the next letter of their queue
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
+        self._busy: set[int] = set()  # nodes of those messages
+        self._bytes = 0  # of those messages
         self._finished: deque[Delivery[AboutT]] = deque()
         self._looked = time.monotonic()
 
@@ -262,6 +268,8 @@ class Exchange(Generic[AboutT]):
         """Hand messages over; also while deliveries are taken."""
         for letter in letters:
             self._queues.setdefault(letter.node, deque()).append(letter)
+            if letter.node not in self._busy:
+                self._ready[letter.node] = None
 
     def withdraw(self, verb: str) -> list[Letter[AboutT]]:
         """Take back the messages of a verb that were not sent yet."""
@@ -271,6 +279,7 @@ class Exchange(Generic[AboutT]):
             for node, queue in self._queues.items()
         }
         self._queues = {node: queue for node, queue in left.items() if queue}
+        self._ready = {node: None for node in self._ready if node in self._queues}
         return unsent
 
     def deliveries(self) -> Iterator[Delivery[AboutT]]:
@@ -282,9 +291,8 @@ class Exchange(Generic[AboutT]):
         """Wait for what becomes of the next message; there must be one."""
         last_answer = time.monotonic()
         while not self._finished:
-            busy = {each.letter.node for each in self._outstanding.values()}
-            for node in [node for node in self._queues if node not in busy]:
-                self._send(node)
+            while self._ready and self._has_room:
+                self._send(next(iter(self._ready)))
             if not self._finished:
                 self._finished.extend(self._collect())
             now = time.monotonic()
@@ -307,9 +315,16 @@ class Exchange(Generic[AboutT]):
         self.courier.heard(delivery)
         return delivery
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more message may be under way: hospitals of a deployment wait for no other."""
+        few = len(self._outstanding) < AT_ONCE or self._bytes < AT_ONCE_BYTES
+        return few or not self.courier.simulates
+
     def _send(self, node: int) -> None:
         """Send the first message for a hospital that can be sent."""
         queue = self._queues[node]
+        del self._ready[node]
         while queue:
             letter = queue.popleft()
             # The time to live counts from when a message is made.
@@ -320,6 +335,8 @@ class Exchange(Generic[AboutT]):
             if message_ids:
                 self._outstanding[message_ids[0]] = sent
                 self.courier.at_work.add(node)
+                self._busy.add(node)
+                self._bytes += sent.bytes_sent
                 break
             gone = sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
             self._finished.append(gone)
@@ -331,18 +348,26 @@ class Exchange(Generic[AboutT]):
         if not self._outstanding:
             return
         for reply in self.courier.grid.pull_messages(list(self._outstanding)):
-            sent = self._outstanding.pop(reply.metadata.reply_to_message_id, None)
-            if sent is not None:
-                self.courier.at_work.discard(sent.letter.node)
+            if (sent := self._ended(reply.metadata.reply_to_message_id)) is not None:
                 seconds = time.monotonic() - sent.since
                 yield sent.delivery(reply, seconds, self.courier.simulates)
         for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
-                del self._outstanding[message_id]
-                self.courier.at_work.discard(sent.letter.node)
+                self._ended(message_id)
                 reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
+
+    def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
+        """Take note that nothing more comes of a message; what it was, None if it is not known."""
+        if (sent := self._outstanding.pop(message_id, None)) is not None:
+            node = sent.letter.node
+            self.courier.at_work.discard(node)
+            self._busy.discard(node)
+            self._bytes -= sent.bytes_sent
+            if node in self._queues:
+                self._ready[node] = None
+        return sent
 
 
 def _failure_of(error: Error, simulates: bool) -> tuple[Failure, str]:
