@@ -252,7 +252,6 @@ class Exchange(Generic[AboutT]):
         self.courier = courier
         self.meanwhile = meanwhile
         self._queues: dict[int, deque[Letter[AboutT]]] = {}
-        self._ready: dict[int, None] = {}  # nodes that can be sent the next letter of their queue
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
         self._busy: set[int] = set()  # nodes of those messages
         self._bytes = 0  # of those messages
@@ -268,8 +267,6 @@ class Exchange(Generic[AboutT]):
         """Hand messages over; also while deliveries are taken."""
         for letter in letters:
             self._queues.setdefault(letter.node, deque()).append(letter)
-            if letter.node not in self._busy:
-                self._ready[letter.node] = None
 
     def withdraw(self, verb: str) -> list[Letter[AboutT]]:
         """Take back the messages of a verb that were not sent yet."""
@@ -279,7 +276,6 @@ class Exchange(Generic[AboutT]):
             for node, queue in self._queues.items()
         }
         self._queues = {node: queue for node, queue in left.items() if queue}
-        self._ready = {node: None for node in self._ready if node in self._queues}
         return unsent
 
     def deliveries(self) -> Iterator[Delivery[AboutT]]:
@@ -291,8 +287,7 @@ class Exchange(Generic[AboutT]):
         """Wait for what becomes of the next message; there must be one."""
         last_answer = time.monotonic()
         while not self._finished:
-            while self._ready and self._has_room:
-                self._send(next(iter(self._ready)))
+            self._send_waiting()
             if not self._finished:
                 self._finished.extend(self._collect())
             now = time.monotonic()
@@ -317,14 +312,19 @@ class Exchange(Generic[AboutT]):
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more message may be under way: hospitals of a deployment wait for no other."""
+        """Whether one more message may be under way; in a deployment always."""
         few = len(self._outstanding) < AT_ONCE or self._bytes < AT_ONCE_BYTES
         return few or not self.courier.simulates
+
+    def _send_waiting(self) -> None:
+        """Send as many messages as there is room for."""
+        for node in [*self._queues] if self._has_room else ():
+            if node not in self._busy and self._has_room:
+                self._send(node)
 
     def _send(self, node: int) -> None:
         """Send the first message for a hospital that can be sent."""
         queue = self._queues[node]
-        del self._ready[node]
         while queue:
             letter = queue.popleft()
             # The time to live counts from when a message is made.
@@ -361,12 +361,9 @@ class Exchange(Generic[AboutT]):
     def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
         """Take note that nothing more comes of a message; what it was, None if it is not known."""
         if (sent := self._outstanding.pop(message_id, None)) is not None:
-            node = sent.letter.node
-            self.courier.at_work.discard(node)
-            self._busy.discard(node)
+            self.courier.at_work.discard(sent.letter.node)
+            self._busy.discard(sent.letter.node)
             self._bytes -= sent.bytes_sent
-            if node in self._queues:
-                self._ready[node] = None
         return sent
 
 
