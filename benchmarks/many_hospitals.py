@@ -1,6 +1,6 @@
 """Many hospitals on one machine: the time of a hop, of the testing after it, and the memory.
 
-    uv run python -m benchmarks.many_hospitals --data <folder with mnist.npz> --hospitals 10,100,1000
+    uv run python -m benchmarks.many_hospitals --data <folder with mnist.npz> --hospitals 10,100
     uv run python -m benchmarks.many_hospitals --data <folder with mnist.npz> --hospitals 50
         --workers 0,2 --cross true,sample:5
 
