@@ -26,7 +26,7 @@ round their figures, with noise, and may tell none (client_app/disclosure.py).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
@@ -229,7 +229,7 @@ def summarise(
             for row in rows
             if row["kind"] == "standalone" and row["balanced_accuracy"]
         ),
-        node_convergence={hospital: _convergence(hospital, last) for hospital in hospitals},
+        node_convergence=_convergence(hospitals, last),
         accuracy_matrix=[[last.matrix.get((m, h), nan) for h in hospitals] for m in models],
         balanced_accuracy_matrix=[[balanced.get((m, h), nan) for h in hospitals] for m in models],
         history={
@@ -237,10 +237,7 @@ def summarise(
             **{name: [each.figures[name] for each in evaluated] for name in last.figures},
             "seconds": [each.seconds for each in evaluated],
             **{
-                name: {
-                    h: [each.at_holders(metric).get(h, nan) for each in evaluated]
-                    for h in hospitals
-                }
+                name: _over_rounds([each.at_holders(metric) for each in evaluated], hospitals)
                 for name, metric in (("held", "accuracy"), ("held_balanced", "balanced-accuracy"))
             },
         },
@@ -258,7 +255,7 @@ def summarise(
         bytes_sent=sum(event.bytes_sent for event in events),
         bytes_received=sum(event.bytes_received for event in events),
         bytes_per_hop=mean(e.bytes_sent + e.bytes_received for e in visits if e.outcome == "ok"),
-        participation={hospital: _participation(hospital, visits) for hospital in hospitals},
+        participation=_participation(hospitals, visits),
         epsilon_spent={
             event.hospital: event.metrics["epsilon-spent"]
             for event in events
@@ -416,11 +413,25 @@ def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _convergence(hospital: str, last: Round) -> dict[str, float]:
-    here = [metrics for (_, where), metrics in last.tests.items() if where == hospital]
-    balanced = _mean_and_spread(metrics.get("balanced-accuracy", nan) for metrics in here)
+def _over_rounds(
+    rounds: Sequence[Mapping[str, float]], hospitals: Iterable[str]
+) -> dict[str, list[float]]:
+    """A figure over the rounds, by hospital."""
+    return {hospital: [each.get(hospital, nan) for each in rounds] for hospital in hospitals}
+
+
+def _convergence(hospitals: Iterable[str], last: Round) -> dict[str, dict[str, float]]:
+    at: dict[str, list[Metrics]] = {hospital: [] for hospital in hospitals}
+    for (_, hospital), metrics in last.tests.items():
+        at[hospital].append(metrics)
+    return {hospital: _agreement(tests) for hospital, tests in at.items()}
+
+
+def _agreement(tests: Sequence[Metrics]) -> dict[str, float]:
+    """Mean and spread of what models are worth at a hospital."""
+    balanced = _mean_and_spread(metrics.get("balanced-accuracy", nan) for metrics in tests)
     return {
-        **_mean_and_spread(metrics.get("accuracy", nan) for metrics in here),
+        **_mean_and_spread(metrics.get("accuracy", nan) for metrics in tests),
         **{f"balanced_{name}": figure for name, figure in balanced.items()},
     }
 
@@ -452,8 +463,17 @@ def _best_round(evaluated: Sequence[Round]) -> int | None:
     return None
 
 
-def _participation(hospital: str, visits: Sequence[Event]) -> dict[str, Any]:
-    own = [event for event in visits if event.hospital == hospital]
-    done = [event.round for event in own if event.outcome == "ok"]
-    missed = [event.round for event in own if event.outcome != "ok"]
+def _participation(
+    hospitals: Collection[str], visits: Iterable[Event]
+) -> dict[str, dict[str, Any]]:
+    """Of each hospital; visits of others, which never answered, are left out."""
+    own: dict[str, list[Event]] = {hospital: [] for hospital in hospitals}
+    for event in visits:
+        own.setdefault(event.hospital, []).append(event)
+    return {hospital: _part_taken(own[hospital]) for hospital in hospitals}
+
+
+def _part_taken(visits: Sequence[Event]) -> dict[str, Any]:
+    done = [event.round for event in visits if event.outcome == "ok"]
+    missed = [event.round for event in visits if event.outcome != "ok"]
     return {"visits": len(done), "visited": sorted(set(done)), "missed": sorted(set(missed))}

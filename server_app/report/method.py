@@ -19,6 +19,9 @@ from server_app.measures import LAST_ROUNDS, finished
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
+PICTURED = (
+    100  # hospitals of which every model at every hospital is shown: a million cells is no page
+)
 TITLE = "How the method did"
 PANELS = 12  # hospitals whose lines over all visits are shown, each by itself
 FOLDED = 300  # cells of a picture of routes above which it is folded
@@ -52,13 +55,34 @@ def part(
 
 
 def _everywhere(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:
+    yield heading("Every model at every hospital", 3)
+    if len(summary.hospitals) <= PICTURED:
+        yield _matrix(summary, chances)
+    else:
+        yield paragraph(
+            "There are too many hospitals to show every model at every hospital: "
+            "accuracy_matrix.csv has the accuracies."
+        )
+    if len(summary.models) > 1:
+        rows = [
+            Row(h, [_around(summary.node_convergence[h])], chances[h]) for h in summary.hospitals
+        ]
+        yield figure(
+            "How much the models agree at each hospital: the mean of their balanced accuracies "
+            "there, and one standard deviation to both sides "
+            f"({shown(summary.balanced_disagreement)} on average). "
+            "The shorter the line, the less it matters which model the hospital has.",
+            plots.spans("Mean and standard deviation of all models by hospital", rows),
+        )
+
+
+def _matrix(summary: Summary, chances: Mapping[str, float]) -> str:
     many = (
         " There are too many hospitals to print the numbers: summary.json has them."
         if len(summary.hospitals) > plots.NUMBERED
         else ""
     )
-    yield heading("Every model at every hospital", 3)
-    yield figure(
+    return figure(
         "Balanced accuracy after the last evaluated round. Rows are models, by the hospital they "
         "started at; columns are the hospitals whose test images they were tested on. A dash: not "
         f"measured, or not told.{many}",
@@ -71,17 +95,6 @@ def _everywhere(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]
             f"not above chance, which is {shown(chances[''])} on average",
         ),
     )
-    if len(summary.models) > 1:
-        rows = [
-            Row(h, [_around(summary.node_convergence[h])], chances[h]) for h in summary.hospitals
-        ]
-        yield figure(
-            "How much the models agree at each hospital: the mean of their balanced accuracies "
-            "there, and one standard deviation to both sides "
-            f"({shown(summary.balanced_disagreement)} on average). "
-            "The shorter the line, the less it matters which model the hospital has.",
-            plots.spans("Mean and standard deviation of all models by hospital", rows),
-        )
 
 
 def _around(agreement: Mapping[str, float]) -> Span:
