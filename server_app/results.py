@@ -228,7 +228,8 @@ class Results:
         """Take note of the answers that have not come yet; log them after a long silence."""
         now = monotonic()
         self._awaited = awaited
-        if awaited != self._told and (now - self._told_at >= TELL or not awaited):
+        some = awaited and self._told  # before and now: of many answers not each is worth a file
+        if awaited != self._told and not (some and now - self._told_at < TELL):
             self._tell_under_way()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
