@@ -117,8 +117,12 @@ def test_of_very_many_hospitals_no_picture_of_all_pairs_is_drawn(monkeypatch):
 
 def test_what_is_estimated_from_a_sample_has_its_interval():
     run = learnt()
-    ends = {f"federation_balanced_accuracy_{end}": v for end, v in (("low", 0.61), ("high", 0.66))}
-    page = run._replace(summary=replace(run.summary, **ends)).page()
+    summary = replace(
+        run.summary,
+        federation_balanced_accuracy_low=0.61,
+        federation_balanced_accuracy_high=0.66,
+    )
+    page = run._replace(summary=summary).page()
     assert "is estimated from a sample of them" in page
     assert "interval 0.610 to 0.660" in page
     assert "estimated from a sample" not in run.page()
