@@ -247,6 +247,11 @@ def summarise(
         bytes_received=sum(event.bytes_received for event in events),
         bytes_per_hop=mean(e.bytes_sent + e.bytes_received for e in visits if e.outcome == "ok"),
         participation={hospital: _participation(hospital, visits) for hospital in hospitals},
+        epsilon_spent={
+            event.hospital: event.metrics["epsilon-spent"]
+            for event in events
+            if "epsilon-spent" in event.metrics
+        },
         failures=failures,
         synthetic={
             event.hospital: {

@@ -77,6 +77,8 @@ class Summary:
         bytes_per_hop: Mean over successful visits of the bytes to and from the hospital.
         participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
             model, and the rounds in which it `missed` a visit that was asked of it.
+        epsilon_spent: With DP-SGD, per hospital the ε of its privacy account after its last visit,
+            at the δ of `train.dp.delta`.
         failures: Which hospitals failed, when, at what and why.
         synthetic: Per hospital that made synthetic images, what it measured of them.
         embeddings: One row per hospital and task of which it was asked for embeddings of images:
@@ -157,6 +159,7 @@ class Summary:
     bytes_received: int
     bytes_per_hop: float
     participation: dict[str, dict[str, Any]]
+    epsilon_spent: dict[str, float]
     failures: list[dict[str, Any]]
     synthetic: dict[str, dict[str, float]]
     embeddings: list[dict[str, Any]]

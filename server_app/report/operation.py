@@ -38,6 +38,7 @@ def part(summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], tom
     return section(
         TITLE,
         *_participation(summary),
+        *_accounts(summary, flat),
         *_failures(summary),
         *_costs(summary, events, queues=flat.get("asynchronous", False)),
         *_settings(flat, toml),
@@ -75,6 +76,20 @@ def _participation(summary: Summary) -> Iterator[str]:
         + (f"{_some(missed)} missed at least one visit." if missed else "none missed a visit.")
     )
     yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn
+
+
+def _accounts(summary: Summary, flat: Mapping[str, Any]) -> Iterator[str]:
+    """What training has spent of each hospital's privacy account."""
+    if not (spent := summary.epsilon_spent):
+        return
+    yield heading("Privacy accounts", 3)
+    yield paragraph(
+        "Models were trained with differential privacy (DP-SGD). ε bounds what all releases of a "
+        "hospital's account tell of one patient: the smaller, the less. "
+        f"δ is {flat['train.dp.delta']:g}."
+    )
+    rows = [[hospital, f"{epsilon:.2f}"] for hospital, epsilon in sorted(spent.items())]
+    yield table(["hospital", "ε spent"], rows, about="Privacy accounts by hospital")
 
 
 def _failures(summary: Summary) -> Iterator[str]:

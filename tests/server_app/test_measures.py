@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import isnan, nan
 
 import pytest
@@ -119,6 +120,18 @@ def test_who_took_part_and_who_failed(events):
             "reason": "No answer.",
         }
     ]
+
+
+def test_a_privacy_account_is_that_after_the_last_visit(events):
+    spending = [
+        replace(event, metrics={**event.metrics, "epsilon-spent": float(k)})
+        for k, event in enumerate(events)
+        if event.verb == "train" and event.outcome == "ok"
+    ]
+    last = {event.hospital: event.metrics["epsilon-spent"] for event in spending}
+    assert len(set(last)) == 2
+    assert summary_of(spending).epsilon_spent == last
+    assert summary_of(events).epsilon_spent == {}
 
 
 def test_status_without_failures_and_with_an_error(events):

@@ -159,6 +159,17 @@ def test_participation_and_failures_are_named():
     assert "The run was completed. Failures of hospitals: 1;" in page
 
 
+def test_privacy_accounts_are_shown_where_there_are_any(events):
+    told = [
+        replace(e, metrics={**e.metrics, "epsilon-spent": 2.5}) if e.verb == "train" else e
+        for e in events
+    ]
+    text = text_of(fake_run(told).page())
+    assert "Privacy accounts" in text
+    assert "A 2.50" in text
+    assert "Privacy accounts" not in fake_run(events).page()
+
+
 def test_failures_of_one_kind_are_one_line(events):
     page = fake_run([*events, *events[11:12] * 100]).page()
     assert "<td>timeout</td><td>trains a model</td><td>101</td><td>B</td>" in page
