@@ -1,5 +1,7 @@
 """A simulation on a Ray cluster that is there already (docs/several-machines.md)."""
 
+from typing import Any
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster
@@ -7,7 +9,7 @@ from ray.cluster_utils import Cluster
 from benchmarks.simulation import run, superlink
 from tests.fakes import context, models_of, run_config, run_here
 
-SETTINGS = {"strategy": "cwt", "dataset": "digits", "model": "mlp", "seed": 1}
+SETTINGS: dict[str, Any] = {"strategy": "cwt", "dataset": "digits", "model": "mlp", "seed": 1}
 SETTINGS |= {"num-server-rounds": 1, "train.epochs": 1}
 
 
