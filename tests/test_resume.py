@@ -426,6 +426,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5)}, {"h0 a": 2}, 6.5
     state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
+    state.sampled = {"h0": ["a"]}
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
