@@ -1,0 +1,244 @@
+"""What the code does on CUDA, in 20 minutes of a borrowed GPU; without one, on the CPU in small.
+
+    uv run python -m benchmarks.gpu <folder>
+    uv run python -m benchmarks.gpu --rows <folder>
+
+The first leaves JSON files, grids of synthetic images and a log of each step in the folder; the
+second prints them as Markdown, on any machine. A step is a process of its own with a time limit, so
+one that fails or hangs does not end the others. The exit status is 1 if a step has not passed.
+"""
+
+import argparse
+import copy
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch.nn.functional import interpolate
+
+from benchmarks.markdown import commit, machine, print_head, print_row
+from benchmarks.simulation import APP
+from gan.adversaries import Adversaries, Examples, Privacy
+from gan.presets import PRESETS, Preset
+from gan.synthesis import balanced_labels, render, save_grid
+
+LIMITS = {"paths": 180, "gan": 480, "feder": 420, "tests": 120}  # seconds; together 20 minutes
+SUMMARY = "gpu.json"
+
+
+def main() -> None:
+    """Run all steps, one of them (as the command itself does), or print the rows."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
+    parser.add_argument("folder", type=Path, help="where the files are, or will be")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rows", action="store_true", help="print what the folder holds")
+    which.add_argument("--step", choices=("paths", "gan"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    folder = arguments.folder.expanduser().resolve()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if arguments.rows:
+        print_rows(folder)
+    elif arguments.step:
+        figures = paths(device) if arguments.step == "paths" else speeds(device, folder)
+        (folder / f"{arguments.step}.json").write_text(json.dumps(figures, indent=1))
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        commands = steps(folder, device)
+        outcomes = {
+            name: attempt(words, folder / f"{name}.log", LIMITS[name])
+            for name, words in commands.items()
+        }
+        head = {"commit": commit(), "machine": machine(), "torch": torch.__version__}
+        summary = {**head, "device": device.type, "steps": outcomes}
+        (folder / SUMMARY).write_text(json.dumps(summary, indent=1))
+        print_rows(folder)
+        sys.exit(any(each["error"] for each in outcomes.values()))
+
+
+def steps(folder: Path, device: torch.device) -> dict[str, list[str]]:
+    """The command of each step."""
+    python, own = [sys.executable, "-m"], ["benchmarks.gpu", str(folder), "--step"]
+    table = ["benchmarks.reproduce", "--workers", "2", "--seeds", "0", "--hospitals", "2"]
+    table += ["--vary", "strategy=standalone,feder", "--vary", "num-server-rounds=2"]
+    if device.type == "cpu":  # without GANs, which take minutes
+        table += ["--vary", "feder.buffer-size=0"]
+    return {
+        "paths": [*python, *own, "paths"],
+        "gan": [*python, *own, "gan"],
+        "feder": [*python, *table, "--output", str(folder / "feder")],
+        "tests": [*python, "pytest", "-q", "-n", "0", "-m", "gpu", "tests"],
+    }
+
+
+def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
+    """Run a command, and end it with all its processes at the limit.
+
+    Args:
+        command: What to run, in the repository's folder.
+        log: Gets its output.
+        limit: Seconds it may take.
+
+    Returns:
+        Its `seconds`, and its `error`: None, or why it has not passed.
+    """
+    began, error = time.perf_counter(), None
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=APP, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            if status := process.wait(limit):
+                error = f"exit status {status}"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            error = f"took longer than {limit:.0f} s"
+    if error:
+        last = log.read_text(errors="replace").strip().splitlines()[-1:]
+        error = ": ".join([error, *last])
+    return {"seconds": time.perf_counter() - began, "error": error}
+
+
+def paths(device: torch.device) -> dict[str, Any]:
+    """Which of CUDA's paths the GAN's training takes, and what they change.
+
+    Returns:
+        bf16: Whether steps compute in it. bf16_error: Largest difference of its images from
+        float32's, over their largest value. channels_last: Whether all filters are laid out so.
+        compiled: Whether networks are compiled. repeat_error: Largest difference of weights
+        between two trainings with one seed; 0 = deterministic. peak_mib: Most memory on the GPU.
+
+    Raises:
+        RuntimeError: Weights or images are not finite, or filters on CUDA not channels-last.
+    """
+    preset = PRESETS["tiny"]
+    first, second = (trained(device, preset, 20) for _ in range(2))
+    weights, again = (
+        torch.cat([p.flatten() for p in n.average.parameters()]) for n in (first, second)
+    )
+    styles = first.generator.map(first.labels[:32], torch.randn(32, preset.latent, device=device))
+    styles = styles[:, None].repeat(1, first.generator.num_layers, 1)
+    with torch.no_grad():
+        # Copies have the same weights, and noise is drawn from the same seed.
+        torch.manual_seed(0)
+        exact = copy.deepcopy(first.generator).synthesise(styles)
+        torch.manual_seed(0)
+        with first.half:
+            half = copy.deepcopy(first.generator).synthesise(styles)
+    if not (weights.isfinite().all() and half.isfinite().all()):
+        raise RuntimeError(f"Weights or images on {device} are not finite after 20 steps.")
+    filters = [p for p in first.generator.parameters() if p.dim() == 4]
+    last = all(p.is_contiguous(memory_format=torch.channels_last) for p in filters)
+    if device.type == "cuda" and not last:
+        raise RuntimeError("Filters of the generator on CUDA are not channels-last.")
+    return {
+        "bf16": first.half._enabled,
+        "bf16_error": ((half - exact).abs().max() / exact.abs().max()).item(),
+        "channels_last": last,
+        "compiled": first.synthesise != first.generator.synthesise,
+        "repeat_error": (weights - again).abs().max().item(),
+        "peak_mib": peak(device),
+    }
+
+
+def speeds(device: torch.device, folder: Path) -> list[dict[str, Any]]:
+    """Train each size of GAN on digits for a while; images per second, memory and a grid.
+
+    skin-256 is xray-256 by another name. On the CPU only tiny, for a few seconds.
+    """
+    names, seconds = (
+        (("tiny", "small", "xray-256"), 120.0) if device.type == "cuda" else (("tiny",), 10.0)
+    )
+    return [measure(name, PRESETS[name], device, folder, seconds) for name in names]
+
+
+def measure(
+    name: str, preset: Preset, device: torch.device, folder: Path, seconds: float
+) -> dict[str, Any]:
+    """Train one GAN for so many seconds after its first steps, which compile, and draw a grid."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    networks = trained(device, preset, preset.r1_every + 1)
+    synchronised(device)
+    warm_up, began, count = time.perf_counter() - start, time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        networks.step(count, private=False)
+        count += 1
+        synchronised(device)
+    rate = count * preset.batch_size / (time.perf_counter() - began)
+    labels = balanced_labels(80, networks.labels.cpu())
+    save_grid(folder / f"{name}.png", render(networks.average, labels, seed=0), 10)
+    steps = {"preset": name, "steps": count, "images_per_second": rate}
+    return {**steps, "warm_up_seconds": warm_up, "peak_mib": peak(device)}
+
+
+def trained(device: torch.device, preset: Preset, steps: int) -> Adversaries:
+    """Networks after some steps on digits, without the privacy term; the same at every call."""
+    torch.manual_seed(0)
+    networks = Adversaries(
+        digits(preset.resolution, device), preset, Privacy(0, "mean", torch.cdist)
+    )
+    for step in range(steps):
+        networks.step(step, private=False)
+    return networks
+
+
+def digits(size: int, device: torch.device) -> Examples:
+    """Sklearn's digits, uint8 [N, 1, size, size]."""
+    data = load_digits()
+    small = torch.from_numpy(data.images).float()[:, None] * 255 / 16
+    images = interpolate(small, size=(size, size), mode="bilinear").round().to(torch.uint8)
+    labels = torch.from_numpy(data.target).long()
+    return Examples(images.to(device), labels.to(device), 10, "digits")
+
+
+def synchronised(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def peak(device: torch.device) -> float | None:
+    """Most MiB that tensors took on the GPU; None on the CPU."""
+    return torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
+
+
+def print_rows(folder: Path) -> None:
+    """Print what a folder holds, as results.md has it; the error of a step that failed."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    print(f"Commit {summary['commit']}; {summary['machine']}; torch {summary['torch']}.\n")
+    print_head("step", "s", "outcome")
+    for name, outcome in summary["steps"].items():
+        passing = "passed"
+        if name == "tests" and not outcome["error"]:  # pytest passes too if it skips all tests
+            passing = (folder / "tests.log").read_text().strip().splitlines()[-1]
+        print_row(name, f"{outcome['seconds']:.0f}", outcome["error"] or passing)
+    passed = {name for name, outcome in summary["steps"].items() if not outcome["error"]}
+    if "paths" in passed:
+        print()
+        print_head("path", "")
+        for name, value in json.loads((folder / "paths.json").read_text()).items():
+            print_row(name, f"{value:.3g}" if type(value) is float else value)
+    if "gan" in passed:
+        print()
+        print_head("preset", "steps", "images per s", "first steps, s", "MiB")
+        for row in json.loads((folder / "gan.json").read_text()):
+            figures = (row["images_per_second"], row["warm_up_seconds"], row["peak_mib"])
+            print_row(
+                row["preset"], row["steps"], *("–" if f is None else f"{f:,.0f}" for f in figures)
+            )
+    if "feder" in passed:
+        log = (folder / "feder.log").read_text()
+        print("\n" + "\n".join(line for line in log.splitlines() if line.startswith("|")))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""benchmarks.gpu: its pieces on the CPU, and CUDA's paths where there is a GPU."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from benchmarks import gpu
+from gan.presets import PRESETS
+
+
+def test_a_step_that_fails_or_hangs_is_recorded(tmp_path):
+    log = tmp_path / "log"
+    assert gpu.attempt([sys.executable, "-c", ""], log, 60)["error"] is None
+    failed = gpu.attempt([sys.executable, "-c", "raise SystemExit('no room')"], log, 60)
+    assert failed["error"] == "exit status 1: no room"
+    hung = gpu.attempt([sys.executable, "-c", "import time; time.sleep(60)"], log, 0.2)
+    assert hung["error"] == "took longer than 0 s"
+
+
+def test_a_gan_is_measured_and_drawn_and_failed_steps_have_rows(tmp_path, capsys):
+    cpu = torch.device("cpu")
+    row = gpu.measure("tiny", PRESETS["tiny"].fitted(8), cpu, tmp_path, 0.1)
+    assert row["steps"] > 0
+    assert row["peak_mib"] is None
+    assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")
+    (tmp_path / "gan.json").write_text(json.dumps([{**row, "images_per_second": 1234.0}]))
+    outcomes = {"paths": {"seconds": 1, "error": "no room"}, "gan": {"seconds": 2, "error": None}}
+    summary = {"commit": "c", "machine": "m", "torch": "2", "steps": outcomes}
+    (tmp_path / gpu.SUMMARY).write_text(json.dumps(summary))
+    gpu.print_rows(tmp_path)
+    printed = capsys.readouterr().out
+    assert "| paths | 1 | no room |" in printed
+    assert "| 1,234 |" in printed
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_gan_training_on_cuda_is_near_float32():
+    found = gpu.paths(torch.device("cuda"))
+    assert found["bf16"] == torch.cuda.is_bf16_supported(including_emulation=False)
+    assert found["bf16_error"] < 0.1
