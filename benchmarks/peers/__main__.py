@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from benchmarks.fifty_hospitals import peak_memory
-from benchmarks.markdown import table_head, table_row, where
+from benchmarks.markdown import print_head, print_row, where
 from benchmarks.peers.ours import settings_of
 from benchmarks.simulation import APP
 from client_app.datasets import open_data
@@ -90,7 +90,8 @@ def main() -> None:
         parser.error(f"--peers has {sorted(unknown)}; there are {'; '.join(PEERS)}")
     if given.rounds < 2:
         parser.error(f"--rounds is {given.rounds}; a round is timed from 2 on")
-    print(f"{where()}, {given.rounds} rounds\n\n{table_head(TITLES)}", flush=True)
+    print(f"{where()}, {given.rounds} rounds\n")
+    print_head(*TITLES)
     for method in BOTH:
         for hospitals in map(int, given.hospitals.split(",")):
             job = {
@@ -101,8 +102,11 @@ def main() -> None:
                 "learning_rate": LEARNING_RATE,
             }
             for name in (each for each in chosen if method in PEERS[each].methods):
-                folder = output / f"{method}-{hospitals}-{name.replace(', ', '-').replace(' ', '-')}"
-                print(table_row(row_of(name, job, figures(name, job, data, folder, given.timeout))))
+                folder = (
+                    output / f"{method}-{hospitals}-{name.replace(', ', '-').replace(' ', '-')}"
+                )
+                found = figures(name, job, data, folder, given.timeout)
+                print_row(*row_of(name, job, found))
 
 
 def figures(

@@ -1,7 +1,7 @@
 """p2pfl: as many nodes as hospitals, in one process, fully connected through memory.
 
-Training is done by Ray's actors, as p2pfl does where Ray is installed. All nodes are in the set that
-trains, and the first one's model is the result.
+Training is done by Ray's actors, as p2pfl does where Ray is installed. All nodes are in the set
+that trains, and the first one's model is the result.
 """
 
 from typing import Any

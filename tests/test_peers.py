@@ -1,0 +1,67 @@
+"""The benchmark beside other frameworks, without installing any."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers.__main__ import PeerFailed, beginnings, measured, row_of
+
+JOB = {"hospitals": 3, "rounds": 3, "batch_size": 16, "learning_rate": 0.1}
+LOOP = [sys.executable, str(peers.ADAPTERS / "run_loop.py")]
+
+
+def write_digits(file):
+    """Three hospitals of different size whose images have a bright row for their class."""
+    labels = np.arange(400) % 10
+    images = np.zeros((400, 28, 28), np.uint8)
+    images[np.arange(400), 2 * labels] = 255
+    images, arrays, ends = images.reshape(400, 784), {}, (0, 80, 160, 300)
+    for k in range(3):
+        arrays[f"train-{k}-images"] = images[ends[k] : ends[k + 1]]
+        arrays[f"train-{k}-labels"] = labels[ends[k] : ends[k + 1]]
+    np.savez(file, **arrays, **{"test-images": images[300:], "test-labels": labels[300:]})
+
+
+def test_a_round_begins_with_its_first_mark():
+    assert beginnings([(1, 12.0), (0, 10.0), (1, 11.5), (0, 10.5), (2, 14.0)], 2) == [10, 11.5, 14]
+    assert beginnings([(-1, 10.0), (-1, 12.0), (-1, 11.0), (-1, 14.0)], 2) == [10, 12]
+
+
+@pytest.mark.parametrize("method", peers.BOTH)
+def test_the_yardstick_learns_and_is_timed(tmp_path, method):
+    write_digits(tmp_path / "parts.npz")
+    found = measured(LOOP, {**JOB, "method": method}, tmp_path, 60)
+    assert found["accuracy"] > 0.9
+    assert found["seconds_per_round"] > 0
+    assert found["start_up_seconds"] > 0
+    assert len((tmp_path / "marks.jsonl").read_text().splitlines()) == JOB["rounds"] + 1
+
+
+def test_a_run_that_fails_or_hangs_is_a_row_with_the_reason(tmp_path):
+    job = {**JOB, "method": "fedavg"}
+    with pytest.raises(PeerFailed, match="no result: ZeroDivisionError"):
+        measured([sys.executable, "-c", "1 / 0"], job, tmp_path, 60)
+    with pytest.raises(PeerFailed, match=r"not done in 0 s"):
+        measured([sys.executable, "-c", "import time; time.sleep(60)"], job, tmp_path, 0.2)
+    row = row_of("pfl", job, {"error": "no result: a | b"})
+    assert row == ["fedavg", "3", "pfl", "no result: a / b", "", "", "", ""]
+    assert len(row) == len(peers.TITLES)
+
+
+def test_a_peer_that_cannot_be_installed_is_kept_as_such(tmp_path, monkeypatch):
+    def refuse(command):
+        raise PeerFailed("not installed: no such version")
+
+    monkeypatch.setattr(peers, "_ready", refuse)
+    job = {**JOB, "method": "fedavg"}
+    found = peers.figures("pfl", job, tmp_path / "mnist.npz", tmp_path / "run", 1)
+    assert found["error"] == "not installed: no such version"
+    assert json.loads((tmp_path / "run" / "figures.json").read_text()) == found
+
+
+def test_every_peer_has_its_adapter():
+    named = {peer.script for peer in peers.PEERS.values()} - {""}
+    assert named == {file.name for file in peers.ADAPTERS.glob("run_*.py")}
