@@ -2,12 +2,14 @@
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers.__main__ import PeerFailed, beginnings, measured, row_of
+from benchmarks.peers.ours import marks_of
 
 JOB = {"hospitals": 3, "rounds": 3, "batch_size": 16, "learning_rate": 0.1}
 LOOP = [sys.executable, str(peers.ADAPTERS / "run_loop.py")]
@@ -16,13 +18,25 @@ LOOP = [sys.executable, str(peers.ADAPTERS / "run_loop.py")]
 def write_digits(file):
     """Three hospitals of different size whose images have a bright row for their class."""
     labels = np.arange(400) % 10
-    images = np.zeros((400, 28, 28), np.uint8)
-    images[np.arange(400), 2 * labels] = 255
-    images, arrays, ends = images.reshape(400, 784), {}, (0, 80, 160, 300)
+    rows = np.zeros((400, 28, 28), np.uint8)
+    rows[np.arange(400), 2 * labels] = 255
+    images, ends = rows.reshape(400, 784), (0, 80, 160, 300)
+    arrays: dict[str, Any] = {"test-images": images[300:], "test-labels": labels[300:]}
     for k in range(3):
         arrays[f"train-{k}-images"] = images[ends[k] : ends[k + 1]]
         arrays[f"train-{k}-labels"] = labels[ends[k] : ends[k + 1]]
-    np.savez(file, **arrays, **{"test-images": images[300:], "test-labels": labels[300:]})
+    np.savez(file, **arrays)
+
+
+def test_our_events_become_marks_on_the_clock_of_the_others():
+    events = [
+        {"verb": "query.prepare", "round": 0, "time": 2.0},
+        {"verb": "query.prepare", "round": 0, "time": 3.0},
+        {"verb": "train", "round": 1, "time": 4.0},
+        {"verb": "train", "round": 1, "time": 5.0},
+        {"verb": "evaluate", "round": 1, "time": 6.0},
+    ]
+    assert marks_of(events, 1006.0) == [(0, 1003.0), (1, 1005.0)]
 
 
 def test_a_round_begins_with_its_first_mark():
@@ -49,6 +63,9 @@ def test_a_run_that_fails_or_hangs_is_a_row_with_the_reason(tmp_path):
     row = row_of("pfl", job, {"error": "no result: a | b"})
     assert row == ["fedavg", "3", "pfl", "no result: a / b", "", "", "", ""]
     assert len(row) == len(peers.TITLES)
+    figures = {"seconds_per_round": 1, "start_up_seconds": 2, "peak_bytes": 3e9, "accuracy": 0.5}
+    done = row_of("workers", job, {**figures, "bytes_per_visit": None})
+    assert done[3:] == ["1.00", "2.0", "3.00", "unknown", "0.500"]
 
 
 def test_a_peer_that_cannot_be_installed_is_kept_as_such(tmp_path, monkeypatch):

@@ -39,7 +39,7 @@ from strategies.protocol.settings import Settings, merged
 ADAPTERS = Path(__file__).parent / "adapters"
 TITLES = ("work", "hospitals", "who", "s a round", "start-up, s", "GB", "KB a visit", "accuracy")
 BATCH_SIZE, LEARNING_RATE = 32, 0.1
-BOTH = ("handoff", "fedavg")
+BOTH = ("fedavg", "handoff")
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,8 @@ def row_of(name: str, job: dict[str, Any], found: dict[str, Any]) -> list[str]:
     head = [job["method"], str(job["hospitals"]), name]
     if "error" in found:
         return [*head, found["error"].replace("|", "/").replace("\n", " "), *[""] * 4]
-    sent = f"{found['bytes_per_visit'] / 1e3:.0f}" if "bytes_per_visit" in found else "unknown"
+    per_visit = found.get("bytes_per_visit")
+    sent = "unknown" if per_visit is None else f"{per_visit / 1e3:.0f}"
     return [
         *head,
         f"{found['seconds_per_round']:.2f}",

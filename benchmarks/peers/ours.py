@@ -36,11 +36,17 @@ def settings_of(job: dict[str, Any], data: Path) -> dict[str, Any]:
     }
 
 
-def marks_of(events: list[dict[str, Any]]) -> list[tuple[int, float]]:
-    """When each round has begun: the end of the preparations, then the last visit of each."""
+def marks_of(events: list[dict[str, Any]], ended: float) -> list[tuple[int, float]]:
+    """When each round has begun: the end of the preparations, then the last visit of each.
+
+    Args:
+        events: With times since the start of the run.
+        ended: When the last of them was, in seconds since 1970, which the marks have, too.
+    """
+    began = ended - events[-1]["time"]
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
     trained = {e["round"]: e["time"] for e in events if e["verb"].startswith("train")}
-    return [(0, ready), *sorted(trained.items())]
+    return [(number, began + when) for number, when in [(0, ready), *sorted(trained.items())]]
 
 
 def main() -> None:
@@ -61,7 +67,8 @@ def main() -> None:
         ):
             result = run_warm(workers, folder / "runs", hospitals, settings)
     summary = json.loads((result / "summary.json").read_text("utf-8"))
-    marks = "".join(json.dumps(mark) + "\n" for mark in marks_of(events_of(result)))
+    ended = (result / "metrics.jsonl").stat().st_mtime  # a line is written when it happens
+    marks = "".join(json.dumps(mark) + "\n" for mark in marks_of(events_of(result), ended))
     (folder / "marks.jsonl").write_text(marks, encoding="utf-8")
     left = {
         "accuracy": summary["federation_accuracy"],
