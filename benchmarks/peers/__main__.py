@@ -170,8 +170,7 @@ def write_parts(job: dict[str, Any], data: Path, file: Path) -> None:
 
 def _arrays(samples: Samples) -> tuple[Any, Any]:
     every = samples[torch.arange(len(samples))]
-    images = (every.images.float() * 255).round().byte().flatten(1)
-    return images.numpy(), every.labels.numpy()
+    return every.images.flatten(1).numpy(), every.labels.numpy()
 
 
 def measured(
