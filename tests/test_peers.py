@@ -82,3 +82,21 @@ def test_a_peer_that_cannot_be_installed_is_kept_as_such(tmp_path, monkeypatch):
 def test_every_peer_has_its_adapter():
     named = {peer.script for peer in peers.PEERS.values()} - {""}
     assert named == {file.name for file in peers.ADAPTERS.glob("run_*.py")}
+
+
+def test_peers_get_the_images_that_this_app_trains_on(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (300, 28, 28)).astype(np.uint8)
+    file, labels = tmp_path / "mnist.npz", np.arange(300) % 10
+    np.savez(
+        file, x_train=images[:200], y_train=labels[:200], x_test=images[200:], y_test=labels[200:]
+    )
+    peers.write_parts({**JOB, "method": "fedavg"}, file, tmp_path / "parts.npz")
+    with np.load(tmp_path / "parts.npz") as parts:
+        seen = [parts[f"{name}-images"] for name in ("train-0", "train-1", "train-2", "test")]
+        given = {image.tobytes(): label for image, label in zip(images, labels, strict=True)}
+        for name in ("train-0", "train-1", "train-2", "test"):
+            for image, label in zip(parts[f"{name}-images"], parts[f"{name}-labels"], strict=True):
+                assert given.pop(image.tobytes()) == label
+    assert sum(map(len, seen)) == 300
+    assert not given
