@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,13 @@ from benchmarks.peers.ours import marks_of
 
 JOB = {"hospitals": 3, "rounds": 3, "batch_size": 16, "learning_rate": 0.1}
 LOOP = [sys.executable, str(peers.ADAPTERS / "run_loop.py")]
+
+
+def read(file):
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""
 
 
 def write_digits(file):
@@ -60,6 +68,12 @@ def test_a_run_that_fails_or_hangs_is_a_row_with_the_reason(tmp_path):
         measured([sys.executable, "-c", "1 / 0"], job, tmp_path, 60)
     with pytest.raises(PeerFailed, match=r"not done in 0 s"):
         measured([sys.executable, "-c", "import time; time.sleep(60)"], job, tmp_path, 0.2)
+    sleep = "[sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True"
+    inner = f"import subprocess, sys; subprocess.run({sleep})"
+    with pytest.raises(PeerFailed, match=r"not done in 2 s"):
+        measured([sys.executable, "-c", inner], job, tmp_path, 2)
+    environments = (file for file in Path("/proc").glob("[0-9]*/environ"))
+    assert not any(str(tmp_path).encode() in read(file) for file in environments)
     row = row_of("pfl", job, {"error": "no result: a | b"})
     assert row == ["fedavg", "3", "pfl", "no result: a / b", "", "", "", ""]
     assert len(row) == len(peers.TITLES)
