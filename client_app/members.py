@@ -17,9 +17,12 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from client_app.identity import Identity, Member
-from client_app.store import own_draft
+from client_app.store import Store, own_draft
 from strategies.protocol.names import check_name
+from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
@@ -112,6 +115,26 @@ def members_of(
                 "key is right: python -m client_app members add %s %s",
                 *(name, name, member),
             )
+    return members
+
+
+def announced(run: Store, order: Order) -> list[str]:
+    """The members that an order announces, which come once in a run, and again when they change.
+
+    Args:
+        run: The run's folder, which keeps the list that came last.
+        order: Has the list, or its hash.
+
+    Raises:
+        ParcelError: The list is not here.
+    """
+    if order.members:
+        run.save("members", {"announced": np.array(order.members)})
+        return order.members
+    kept = run.load("members").get("announced")
+    members = [] if kept is None or not order.members_hash else [str(each) for each in kept]
+    if order.members_hash and hash_members(members) != order.members_hash:
+        raise ParcelError("The order names a list of members that has not come to this hospital.")
     return members
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.hospital import Hospital, open_hospital, policy_of
+from client_app.members import announced
 from client_app.node_config import own_config
 from client_app.run import check_same_images, run_folder
 from client_app.sealing import Seal, seal_for
@@ -117,7 +118,7 @@ class Request(Inquiry):
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
         hospital = _at_its_task(hospital, order, joining=joining)
-        order = replace(order, hospital=hospital.name)
+        order = replace(order, hospital=hospital.name, members=announced(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 
     @property

@@ -54,7 +54,8 @@ def main() -> None:
         "--control-port",
         type=int,
         default=8000,
-        help="port for commands from this machine (default: %(default)s)",
+        help="port for commands from this machine (default: %(default)s); Flower 1.40 and newer "
+        "take them on the port of --fleet-address",
     )
     registered = command("register", "operator: let a hospital take part", server)
     registered.add_argument("public_key", type=_path, help="the hospital's .pub file")

@@ -67,7 +67,7 @@ def main() -> None:
     """Run Flower's program with the token, which follows from the secret that it is given."""
     secret = Path(given("--superexec-auth-secret-file")).read_bytes()
     OperatorOnly.token = hmac.digest(secret, b"fedhandoff commands 1", "sha256").hex()
-    address, store = f"{given('--host')}:{given('--port')}", get_credential_store()
+    address, store = os.environ["FEDHANDOFF_COMMANDS"], get_credential_store()
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())
     for key in (ACCESS_TOKEN_STORE_KEY, REFRESH_TOKEN_STORE_KEY):  # `flwr` wants both
         store.set(key % address, OperatorOnly.token.encode())

@@ -23,6 +23,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from deploy.errors import DeployError
+from deploy.transport import for_commands
 
 HOSPITALS = ("graz", "linz", "wien")
 IMAGES = 599  # per hospital: enough of each class to test on for figures to leave
@@ -69,7 +70,7 @@ def server(folder: Path) -> Iterator[str]:
     _deploy("authority", folder / "server", "--server", "127.0.0.1")
     arguments = ["--fleet-address", address, "--control-port", str(control)]
     with started(folder, "superlink", folder / "server", *arguments) as process:
-        _wait_for(control, process)
+        _wait_for(for_commands(address, control), process)
         yield address
 
 
@@ -159,11 +160,12 @@ def _free_ports(number: int) -> list[int]:
         return [open_ones.enter_context(each).getsockname()[1] for each in listeners]
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
+    host, port = address.split(":")
     deadline = time.monotonic() + START_UP
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as connection:
-            if connection.connect_ex(("127.0.0.1", port)) == 0:
+            if connection.connect_ex((host, int(port))) == 0:
                 return
         time.sleep(0.2)
     raise DeployError("The server did not start: superlink.log says why.")

@@ -20,6 +20,7 @@ from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import only_one
 from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
+from deploy.transport import ALPN
 from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, make_private
 
@@ -226,7 +227,7 @@ def check_server(server: str, authority: Path) -> None:
         raise DeployError(f"--server is '{server}': give host:port, such as fl.example.org:9092.")
     host = host.strip("[]")
     context = ssl.create_default_context(cafile=authority)
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols([ALPN])
     try:
         with (
             socket.create_connection((host, int(port)), timeout=10) as connection,

@@ -13,6 +13,7 @@ from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import only_one
 from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
+from deploy.transport import for_commands, listen
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import replacing
 
@@ -20,6 +21,7 @@ APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
 QUIET = "WARNING"  # what Flower logs of a run beside the run's own lines
+COMMANDS = "FEDHANDOFF_COMMANDS"  # environment variable: where the SuperLink takes commands
 HOSPITALS = "hospitals.json"  # in the server's folder: names of those registered, by their nodes
 
 
@@ -37,7 +39,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
     Args:
         folder: That of `make_authority`; all that the server writes goes there, too.
         fleet_address: host:port on which hospitals connect.
-        control_port: Port for commands.
+        control_port: Port for commands, where these have one of their own (deploy.transport).
 
     Raises:
         DeployError: A certificate is missing or not valid, the folder cannot be written to, a
@@ -51,13 +53,13 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
-    facts = {"fleet": fleet_address, "control": f"127.0.0.1:{control_port}"}
+    facts = {"fleet": fleet_address, "control": for_commands(fleet_address, control_port)}
     with only_one(folder, "The server's SuperLink", **facts):
         _keep_superlink_running(folder, fleet_address, control_port)
 
 
 def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int) -> None:
-    address = f"127.0.0.1:{control_port}"
+    address = for_commands(fleet_address, control_port)
     (folder / "config.toml").write_text(
         f"[superlink.{NAME}]\n"
         f'address = "{address}"\n'
@@ -66,7 +68,7 @@ def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int)
     forget_apps(folder)
     hint = f"Does another program listen on {fleet_address} or {address}?"
     work, environment = folder / "work", flower(folder)
-    environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
+    environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", COMMANDS: address}
     with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
@@ -90,13 +92,12 @@ def commands(
     superlink = [
         *("flower-superlink", *certificates, "--enable-supernode-auth"),
         *("--database", str(folder / "state.db"), "--isolation", "process"),
-        *("--host", "127.0.0.1", "--port", str(control_port)),
-        *("--fleet-api-address", fleet_address, "--disable-runtime-dependency-installation"),
+        *(*listen(fleet_address, control_port), "--disable-runtime-dependency-installation"),
         *shared,
     ]
     superexec = [
         *("flower-superexec", "--root-certificates", str(folder / "ca.crt")),
-        *("--runtime-api-address", f"127.0.0.1:{control_port}", *shared),
+        *("--runtime-api-address", for_commands(fleet_address, control_port), *shared),
     ]
     return superlink, superexec
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 
+from deploy.transport import LISTENS
+
 # Flower's colours, and what its lines begin with when they are no warnings.
 _COLOURS = re.compile(r"\x1b\[\d+m")
 _INFO = re.compile(r"^(INFO +:|\S+Z INFO \[uvicorn\.\w+\]|INFO:) +|^(INFO +:)$")
@@ -119,7 +121,7 @@ class SuperLinkVoice(Voice):
             return f"{hospital} {'is connected' if found[1] == 'A' else 'has disconnected'}"
         if found := re.match(r"(Created run|Finished task \d+ of run) (\d+)", text):
             return f"run {found[2]} {'begins' if found[1] == 'Created run' else 'has ended'}"
-        if found := re.search(r"Starting Fleet API \(gRPC-rere\) on (\S+)", text):
+        if found := LISTENS.match(text):
             return f"Hospitals can connect on {found[1]}."
         return None
 

@@ -146,7 +146,8 @@ def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
     """`Summary.headline`: the federation's balanced accuracy, or what hospitals hold."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
-    if not isfinite(last.figures[figure]):
+    sampled = isfinite(last.figures[f"{figure}_low"])  # then `tests` are not those of all pairs
+    if sampled or not isfinite(last.figures[figure]):
         figure, tests = "personalized_balanced_accuracy", [row for row in tests if row["held"]]
     if not tests or not isfinite(last.figures[figure]):
         return None

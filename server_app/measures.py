@@ -2,7 +2,8 @@
 
 With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M models, N hospitals:
 
-    federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere
+    federation     1/(M·N) ΣΣ A[m, j]               what any model is worth anywhere; estimated if
+                                                    a sample of the pairs is tested
     as printed     1/(2·N) ΣΣ A[m, j]               FedRewind's Eq. 4.11; the same if M = 2
     pooled         ΣΣ n[j]·A[m, j] / (M·Σ n[j])     the same, every image counting alike
     personalized   1/N Σ A[held by j, j]            the model that j holds after the hand-off
@@ -25,10 +26,10 @@ round their figures, with noise, and may tell none (client_app/disclosure.py).
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
-from statistics import fmean, stdev
+from math import isfinite, nan, sqrt
+from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
 from server_app.assessments import assess, headline_of, pool
@@ -43,6 +44,7 @@ from strategies.engine.events import Event
 Metrics = Mapping[str, float]
 Tests = dict[tuple[str, str], Metrics]  # by (model, hospital)
 
+Z = 1.959964  # of 95 %
 LAST_ROUNDS = 10  # over which the end of a run is judged
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
 # How the names begin of the accuracies on the images of one task: among all classes, or its own.
@@ -99,13 +101,15 @@ class Round:
         }
 
 
-def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: float = nan) -> Round:
+def measure_round(
+    number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
+) -> Round:
     """The figures of one round, from its events.
 
     Args:
         number: The round.
         events: What happened in it.
-        cross: Whether every model was tested everywhere.
+        cross: Whether every model was tested everywhere, or at a sample of hospitals; the setting.
         seconds: How long it took.
     """
     events = [event for event in events if event.outcome == "ok"]
@@ -116,12 +120,18 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
     held = {(e.lineage, e.hospital) for e in events if e.verb == "hand-off"}
     ensemble = [event.metrics for event in events if event.verb == "ensemble"]
 
-    everywhere: Tests = tests if cross else {}  # what figures over all models are taken from
+    everywhere: Tests = (
+        tests if cross is True else {}
+    )  # what figures over all models are taken from
 
     figures = {"train_loss": _mean_of("train-loss", (event.metrics for event in visits))}
     for metric in METRICS:
         name = metric.replace("-", "_")
-        figures[f"federation_{name}"] = _mean_of(metric, everywhere.values())
+        federation, low, high = _mean_of(metric, everywhere.values()), nan, nan
+        if isinstance(cross, str):
+            federation, low, high = _sampled_mean(metric, tests, held)
+        figures[f"federation_{name}"] = federation
+        figures[f"federation_{name}_low"], figures[f"federation_{name}_high"] = low, high
         figures[f"ensemble_{name}"] = _mean_of(metric, ensemble)
         figures[f"personalized_{name}"] = _mean_of(metric, (tests.get(pair, {}) for pair in held))
 
@@ -146,7 +156,9 @@ def measure_round(number: int, events: Iterable[Event], cross: bool, seconds: fl
         held=held,
         figures=figures,
         visits=[
-            _row(number, version, tested, visits) for version, tested in versions.items() if cross
+            _row(number, version, tested, visits)
+            for version, tested in versions.items()
+            if cross is True
         ],
         seconds=seconds,
     )
@@ -217,7 +229,7 @@ def summarise(
             for row in rows
             if row["kind"] == "standalone" and row["balanced_accuracy"]
         ),
-        node_convergence={hospital: _convergence(hospital, last) for hospital in hospitals},
+        node_convergence=_convergence(hospitals, last),
         accuracy_matrix=[[last.matrix.get((m, h), nan) for h in hospitals] for m in models],
         balanced_accuracy_matrix=[[balanced.get((m, h), nan) for h in hospitals] for m in models],
         history={
@@ -225,10 +237,7 @@ def summarise(
             **{name: [each.figures[name] for each in evaluated] for name in last.figures},
             "seconds": [each.seconds for each in evaluated],
             **{
-                name: {
-                    h: [each.at_holders(metric).get(h, nan) for each in evaluated]
-                    for h in hospitals
-                }
+                name: _over_rounds([each.at_holders(metric) for each in evaluated], hospitals)
                 for name, metric in (("held", "accuracy"), ("held_balanced", "balanced-accuracy"))
             },
         },
@@ -238,7 +247,7 @@ def summarise(
         best={
             name: max(filter(isfinite, (each.figures[name] for each in evaluated)), default=nan)
             for name in last.figures
-            if "accuracy" in name
+            if name.endswith("accuracy")
         },
         wall_seconds=wall_seconds,
         resumed=resumed,
@@ -246,7 +255,7 @@ def summarise(
         bytes_sent=sum(event.bytes_sent for event in events),
         bytes_received=sum(event.bytes_received for event in events),
         bytes_per_hop=mean(e.bytes_sent + e.bytes_received for e in visits if e.outcome == "ok"),
-        participation={hospital: _participation(hospital, visits) for hospital in hospitals},
+        participation=_participation(hospitals, visits),
         epsilon_spent={
             event.hospital: event.metrics["epsilon-spent"]
             for event in events
@@ -286,6 +295,41 @@ def mean(values: Iterable[float]) -> float:
 
 def _mean_of(metric: str, measured: Iterable[Metrics]) -> float:
     return mean(metrics.get(metric, nan) for metrics in measured)
+
+
+def _sampled_mean(
+    metric: str, tests: Tests, held: Iterable[tuple[str, str]]
+) -> tuple[float, float, float]:
+    """The mean of a metric over all models and hospitals, and its 95 % interval, from a sample.
+
+    Each model m is tested where it is held, H[m] pairs that stand for themselves, and at k[m] of
+    its other N[m] = N - H[m] hospitals, drawn without replacement; with a[m] and s[m] the mean and
+    the standard deviation (k - 1) of these k[m] tests (Cochran, Sampling Techniques, 1977, 5.3-4)
+
+        mean     1/(M·N) Σ (ΣH A[m, j] + N[m]·a[m])
+        its se   1/(M·N) √ Σ N[m]²·(1 - k[m]/N[m])·s[m]²/k[m]
+
+    and 1.96 se to both sides. It is about hospitals that were not drawn alone, not about images.
+    """
+    hospitals, held = {hospital for _, hospital in tests}, {*held}
+    total = pairs = spread_ = 0.0
+    known: dict[str, tuple[list[float], list[float]]] = {}
+    for (model, hospital), metrics in tests.items():
+        value = metrics.get(metric, nan)
+        if isfinite(value):
+            known.setdefault(model, ([], []))[(model, hospital) in held].append(value)
+    for drawn, own in known.values():
+        others = len(hospitals) - len(own)
+        left = others - len(drawn)
+        if left and len(drawn) < 2:
+            return nan, nan, nan
+        pairs += len(hospitals)
+        total += sum(own) + (others * fmean(drawn) if drawn else 0.0)
+        spread_ += others * left * variance(drawn) / len(drawn) if left else 0.0
+    if not pairs:
+        return nan, nan, nan
+    estimate, half = total / pairs, Z * sqrt(spread_) / pairs
+    return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
 
 
 def _by_task(tests: Tests, begins: str) -> dict[int, float]:
@@ -369,11 +413,25 @@ def _last_rounds(visits: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _convergence(hospital: str, last: Round) -> dict[str, float]:
-    here = [metrics for (_, where), metrics in last.tests.items() if where == hospital]
-    balanced = _mean_and_spread(metrics.get("balanced-accuracy", nan) for metrics in here)
+def _over_rounds(
+    rounds: Sequence[Mapping[str, float]], hospitals: Iterable[str]
+) -> dict[str, list[float]]:
+    """A figure over the rounds, by hospital."""
+    return {hospital: [each.get(hospital, nan) for each in rounds] for hospital in hospitals}
+
+
+def _convergence(hospitals: Iterable[str], last: Round) -> dict[str, dict[str, float]]:
+    at: dict[str, list[Metrics]] = {hospital: [] for hospital in hospitals}
+    for (_, hospital), metrics in last.tests.items():
+        at[hospital].append(metrics)
+    return {hospital: _agreement(tests) for hospital, tests in at.items()}
+
+
+def _agreement(tests: Sequence[Metrics]) -> dict[str, float]:
+    """Mean and spread of what models are worth at a hospital."""
+    balanced = _mean_and_spread(metrics.get("balanced-accuracy", nan) for metrics in tests)
     return {
-        **_mean_and_spread(metrics.get("accuracy", nan) for metrics in here),
+        **_mean_and_spread(metrics.get("accuracy", nan) for metrics in tests),
         **{f"balanced_{name}": figure for name, figure in balanced.items()},
     }
 
@@ -405,8 +463,17 @@ def _best_round(evaluated: Sequence[Round]) -> int | None:
     return None
 
 
-def _participation(hospital: str, visits: Sequence[Event]) -> dict[str, Any]:
-    own = [event for event in visits if event.hospital == hospital]
-    done = [event.round for event in own if event.outcome == "ok"]
-    missed = [event.round for event in own if event.outcome != "ok"]
+def _participation(
+    hospitals: Collection[str], visits: Iterable[Event]
+) -> dict[str, dict[str, Any]]:
+    """Of each hospital; visits of others, which never answered, are left out."""
+    own: dict[str, list[Event]] = {hospital: [] for hospital in hospitals}
+    for event in visits:
+        own.setdefault(event.hospital, []).append(event)
+    return {hospital: _part_taken(own[hospital]) for hospital in hospitals}
+
+
+def _part_taken(visits: Sequence[Event]) -> dict[str, Any]:
+    done = [event.round for event in visits if event.outcome == "ok"]
+    missed = [event.round for event in visits if event.outcome != "ok"]
     return {"visits": len(done), "visited": sorted(set(done)), "missed": sorted(set(missed))}

@@ -61,6 +61,7 @@ from strategies.registry import strategy_of
 # Seconds of silence after which the log says whom the server waits for; each next time twice as
 # long, up to the second.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
+TELL = 0.2  # seconds at least between two times that it is written down whom the server waits for
 # Settings that may change on resume.
 MAY_CHANGE = {
     *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
@@ -85,6 +86,8 @@ class Results:
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
+        self._told: Sequence[Awaited] = ()  # in under-way.json
+        self._told_at = -TELL
         self._spoke, self._silence = self._began, SILENCE
         self._newest_round = -1
 
@@ -223,10 +226,11 @@ class Results:
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
         """Take note of the answers that have not come yet; log them after a long silence."""
-        if awaited != self._awaited:
-            self._awaited = awaited
-            self._tell_under_way()
         now = monotonic()
+        self._awaited = awaited
+        some = awaited and self._told  # before and now: of many answers not each is worth a file
+        if awaited != self._told and not (some and now - self._told_at < TELL):
+            self._tell_under_way()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
@@ -236,6 +240,7 @@ class Results:
 
     def _tell_under_way(self) -> None:
         """Write under-way.json, for `python -m server_app watch`."""
+        self._told, self._told_at = self._awaited, monotonic()
         clock = time() - monotonic()
         waits = [{**vars(each), "since": round(clock + each.since)} for each in self._awaited]
         with replacing(self.path / "under-way.json") as draft:

@@ -12,7 +12,8 @@ class Summary:
     """The contents of summary.json, where NaN is null.
 
     Accuracies are fractions in [0, 1], of the last evaluated round, and defined at the top of this
-    file. Figures over all models exist only if `evaluate.cross` is set.
+    file. Figures over all models exist only if `evaluate.cross` is true; of
+    those, the federation's are estimated with "sample:k".
 
     Attributes:
         strategy: Its name.
@@ -35,6 +36,9 @@ class Summary:
             `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
             `own_settings`, which its node-config replaces.
         federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
+        federation_accuracy_low: With `federation_accuracy_high`, and the same of balanced accuracy
+            and AUROC, the ends of the 95 % interval of a federation figure that is estimated from a
+            sample of pairs (`evaluate.cross = "sample:k"`); NaN if all pairs are tested, or few.
         ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
         pooled_federation_accuracy: The same, every image counting alike.
         disagreement: With `balanced_disagreement`, of the balanced accuracy.
@@ -126,6 +130,12 @@ class Summary:
     federation_accuracy: float
     federation_balanced_accuracy: float
     federation_auroc: float
+    federation_accuracy_low: float
+    federation_accuracy_high: float
+    federation_balanced_accuracy_low: float
+    federation_balanced_accuracy_high: float
+    federation_auroc_low: float
+    federation_auroc_high: float
     ensemble_accuracy: float
     ensemble_balanced_accuracy: float
     ensemble_auroc: float

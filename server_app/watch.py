@@ -118,7 +118,7 @@ class Followed:
         finished = self.summary.get("rounds", under_way.get("rounds", 0))
         for number in range(len(self.done) + 1, finished + 1):
             took = self._ends.get(number, nan) - self._ends.get(number - 1, nan)
-            cross = bool(self.settings["evaluate.cross"])
+            cross = self.settings["evaluate.cross"]
             events = [event for event in self.events if event.round == number]
             self.done.append(measure_round(number, events, cross, took))
         return new

@@ -47,7 +47,10 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
         left: Seconds until the last round ends; NaN if that is not known.
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
-    parts += [f"{label} {value:.3f}" for label, value in foremost(measured.figures).items()]
+    parts += [
+        f"{label} {value:.3f}{_interval(measured.figures, label)}"
+        for label, value in foremost(measured.figures).items()
+    ]
     visits = finished(measured.visits)
     accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
     if len(accuracies) > len({row["lineage"] for row in visits}):
@@ -59,6 +62,12 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
     if isfinite(left) and measured.number < rounds:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def _interval(figures: dict[str, float], label: str) -> str:
+    """The interval of a figure that is estimated from a sample; empty for others."""
+    low, high = (figures.get(f"{FIGURES[label]}_{end}", nan) for end in ("low", "high"))
+    return f" ({low:.3f} to {high:.3f})" if isfinite(low) else ""
 
 
 def foremost(figures: dict[str, float]) -> dict[str, float]:

@@ -68,9 +68,9 @@ class FedER(HandsOn):
         home = ring = stay(state.hospitals)
         if state.round > 1:
             ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
-        visits = []
+        visits, models = [], state.models_at
         for receiver, source in ring.items():
-            model = state.at((home if self.stays else ring)[receiver])
+            model = models[(home if self.stays else ring)[receiver]]
             visits.append(self.hand_on(state, receiver, model, source))
         return visits
 

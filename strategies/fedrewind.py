@@ -124,7 +124,8 @@ class FedRewind(Strategy):
             return {model.previous: name for name, model in state.models.items()}
         places = sorted(model.place for model in state.models.values() if model.place != GLOBAL)
         drawn = derangement(places, rng_for(self.settings.seed, "rewind", state.round))
-        return {hospital: state.at(place) for hospital, place in drawn.items()}
+        models = state.models_at
+        return {hospital: models[place] for hospital, place in drawn.items()}
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """As the base does."""

@@ -1,5 +1,6 @@
 """Federations whose server cannot read what it relays: real hospitals behind a fake grid."""
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,16 @@ def test_members_of_a_file_seal_for_one_another(tmp_path):
     path.write_text("".join(member_line(each.name, each.member) for each in identities))
     _, ledger, _ = federate(tmp_path, members=[str(path)] * 3)
     assert {event.outcome for event in ledger.events} == {"ok"}
+
+
+def test_a_hospital_is_sent_the_list_of_members_once(tmp_path):
+    _, ledger, grid = federate(tmp_path)
+    assert {event.outcome for event in ledger.events} == {"ok"}
+    orders = [m.content["order"] for m in grid.sent if m.metadata.message_type != "query.enrol"]
+    assert len({order["members_hash"] for order in orders}) == 1
+    sent = Counter(order["hospital"] for order in orders if order["members"])
+    assert sent == dict.fromkeys(NAMES, 1)
+    assert len(orders) > len(NAMES)
 
 
 def failures(ledger, verb="train"):

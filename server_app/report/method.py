@@ -19,6 +19,9 @@ from server_app.measures import LAST_ROUNDS, finished
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
+PICTURED = (
+    100  # hospitals of which every model at every hospital is shown: a million cells is no page
+)
 TITLE = "How the method did"
 PANELS = 12  # hospitals whose lines over all visits are shown, each by itself
 FOLDED = 300  # cells of a picture of routes above which it is folded
@@ -52,25 +55,14 @@ def part(
 
 
 def _everywhere(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:
-    many = (
-        " There are too many hospitals to print the numbers: summary.json has them."
-        if len(summary.hospitals) > plots.NUMBERED
-        else ""
-    )
     yield heading("Every model at every hospital", 3)
-    yield figure(
-        "Balanced accuracy after the last evaluated round. Rows are models, by the hospital they "
-        "started at; columns are the hospitals whose test images they were tested on. A dash: not "
-        f"measured, or not told.{many}",
-        plots.heat(
-            "Balanced accuracy of every model (row) at every hospital (column)",
-            summary.models,
-            summary.hospitals,
-            summary.balanced_accuracy_matrix,
-            [chances[hospital] for hospital in summary.hospitals],
-            f"not above chance, which is {shown(chances[''])} on average",
-        ),
-    )
+    if len(summary.hospitals) <= PICTURED:
+        yield _matrix(summary, chances)
+    else:
+        yield paragraph(
+            "There are too many hospitals to show every model at every hospital: "
+            "accuracy_matrix.csv has the accuracies."
+        )
     if len(summary.models) > 1:
         rows = [
             Row(h, [_around(summary.node_convergence[h])], chances[h]) for h in summary.hospitals
@@ -84,9 +76,43 @@ def _everywhere(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]
         )
 
 
+def _matrix(summary: Summary, chances: Mapping[str, float]) -> str:
+    many = (
+        " There are too many hospitals to print the numbers: summary.json has them."
+        if len(summary.hospitals) > plots.NUMBERED
+        else ""
+    )
+    return figure(
+        "Balanced accuracy after the last evaluated round. Rows are models, by the hospital they "
+        "started at; columns are the hospitals whose test images they were tested on. A dash: not "
+        f"measured, or not told.{many}",
+        plots.heat(
+            "Balanced accuracy of every model (row) at every hospital (column)",
+            summary.models,
+            summary.hospitals,
+            summary.balanced_accuracy_matrix,
+            [chances[hospital] for hospital in summary.hospitals],
+            f"not above chance, which is {shown(chances[''])} on average",
+        ),
+    )
+
+
 def _around(agreement: Mapping[str, float]) -> Span:
     mean, std = agreement["balanced_mean"], agreement["balanced_std"]
     return Span(mean, mean - std, mean + std)
+
+
+def _sampled(summary: Summary) -> str:
+    """What is to be said of figures that are estimated from a sample; empty for others."""
+    for name in ("balanced_accuracy", "accuracy"):
+        low, high = (getattr(summary, f"federation_{name}_{end}") for end in ("low", "high"))
+        if isfinite(low):
+            return (
+                " What all models are worth at all hospitals is estimated from a sample of them: "
+                f"after the last round {shown(getattr(summary, f'federation_{name}'))}, 95 % "
+                f"interval {shown(low)} to {shown(high)}."
+            )
+    return ""
 
 
 def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]:
@@ -118,7 +144,7 @@ def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str
         else ""
     )
     yield figure(
-        f"Means over hospitals, on axes from 0 to 1.{best}",
+        f"Means over hospitals, on axes from 0 to 1.{_sampled(summary)}{best}",
         f'<div class="panels">{"".join(charts)}</div>\n',
     )
     rows = [[number, *values] for number, *values in zip(rounds, *columns.values(), strict=True)]

@@ -157,8 +157,10 @@ def figures_of(measured: Round, events: Sequence[Event]) -> dict[str, float]:
     """
     found = {f"run/{name}": value for name, value in measured.figures.items()}
     found["run/seconds"] = measured.seconds
-    for hospital in sorted({event.hospital for event in events}):
-        own = [event for event in events if event.hospital == hospital]
+    of_hospital: dict[str, list[Event]] = {}
+    for event in events:
+        of_hospital.setdefault(event.hospital, []).append(event)
+    for hospital, own in sorted(of_hospital.items()):
         found |= {f"{name}/{hospital}": value for name, value in _at_hospital(own)}
     return {name: value for name, value in found.items() if isfinite(value)}
 

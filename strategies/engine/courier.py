@@ -33,6 +33,9 @@ PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
 # Seconds that a hospital may take to say that it is there: one that has not said so before may
 # still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
+# Simulated hospitals are sent so many messages at once, or more up to so many bytes of arrays: far
+# more than a machine works on at a time, and not the models of a thousand.
+AT_ONCE, AT_ONCE_BYTES = 64, 256 * 1024**2
 LOOK_ROUND = 3.0  # seconds between two looks at who has come or is back
 GRACE = 5.0  # seconds after a message's time to live in which Flower itself may say that it is over
 
@@ -250,6 +253,8 @@ class Exchange(Generic[AboutT]):
         self.meanwhile = meanwhile
         self._queues: dict[int, deque[Letter[AboutT]]] = {}
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
+        self._busy: set[int] = set()  # nodes of those messages
+        self._bytes = 0  # of those messages
         self._finished: deque[Delivery[AboutT]] = deque()
         self._looked = time.monotonic()
 
@@ -282,9 +287,7 @@ class Exchange(Generic[AboutT]):
         """Wait for what becomes of the next message; there must be one."""
         last_answer = time.monotonic()
         while not self._finished:
-            busy = {each.letter.node for each in self._outstanding.values()}
-            for node in [node for node in self._queues if node not in busy]:
-                self._send(node)
+            self._send_waiting()
             if not self._finished:
                 self._finished.extend(self._collect())
             now = time.monotonic()
@@ -307,6 +310,18 @@ class Exchange(Generic[AboutT]):
         self.courier.heard(delivery)
         return delivery
 
+    @property
+    def _has_room(self) -> bool:
+        """Whether one more message may be under way; in a deployment always."""
+        few = len(self._outstanding) < AT_ONCE or self._bytes < AT_ONCE_BYTES
+        return few or not self.courier.simulates
+
+    def _send_waiting(self) -> None:
+        """Send as many messages as there is room for."""
+        for node in [*self._queues] if self._has_room else ():
+            if node not in self._busy and self._has_room:
+                self._send(node)
+
     def _send(self, node: int) -> None:
         """Send the first message for a hospital that can be sent."""
         queue = self._queues[node]
@@ -320,6 +335,8 @@ class Exchange(Generic[AboutT]):
             if message_ids:
                 self._outstanding[message_ids[0]] = sent
                 self.courier.at_work.add(node)
+                self._busy.add(node)
+                self._bytes += sent.bytes_sent
                 break
             gone = sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
             self._finished.append(gone)
@@ -331,18 +348,23 @@ class Exchange(Generic[AboutT]):
         if not self._outstanding:
             return
         for reply in self.courier.grid.pull_messages(list(self._outstanding)):
-            sent = self._outstanding.pop(reply.metadata.reply_to_message_id, None)
-            if sent is not None:
-                self.courier.at_work.discard(sent.letter.node)
+            if (sent := self._ended(reply.metadata.reply_to_message_id)) is not None:
                 seconds = time.monotonic() - sent.since
                 yield sent.delivery(reply, seconds, self.courier.simulates)
         for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
-                del self._outstanding[message_id]
-                self.courier.at_work.discard(sent.letter.node)
+                self._ended(message_id)
                 reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
+
+    def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
+        """Take note that nothing more comes of a message; what it was, None if it is not known."""
+        if (sent := self._outstanding.pop(message_id, None)) is not None:
+            self.courier.at_work.discard(sent.letter.node)
+            self._busy.discard(sent.letter.node)
+            self._bytes -= sent.bytes_sent
+        return sent
 
 
 def _failure_of(error: Error, simulates: bool) -> tuple[Failure, str]:

@@ -34,7 +34,7 @@ from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
 from strategies.engine.run import Content, Ordered, Run, RunError
 from strategies.engine.state import Model, State
-from strategies.engine.testing import Batch, begin_tests, letters, record_tests
+from strategies.engine.testing import Batch, begin_tests, letters, record_tests, to_test
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
 
@@ -144,12 +144,13 @@ class Engine:
             if not asked and (self.run.is_last_round or self.strategy.tests_now(state, hospital))
         ]
         reachable = self._reachable() if due else set()
+        chosen = to_test(self.run, due)
         for hospital in due:
             del state.owing[hospital]
             if state.nodes[hospital] not in reachable:
                 place = {"round": state.tested_round, "hop": state.hop}
                 self.run.journal.record(Event.absence("evaluate", hospital, **place))
-            elif batches := letters(self.run, hospital):
+            elif batches := letters(self.run, hospital, chosen[hospital]):
                 state.owing[hospital] = len(batches)
                 self.exchange.post(batches)
 
@@ -272,7 +273,7 @@ class Engine:
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
-        held = [*order.hash_of.values(), order.encoder]
+        held = [*order.hash_of.values(), order.encoder, order.members_hash]
         state.note_delivered(visit.hospital, held, arrived=parcels is not None)
         trained = None
         if parcels is not None:

@@ -241,6 +241,7 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
         if delivery.failure == Failure.RELEASE:
             state.withheld[hospital] = node
         return newcomer
+    state.note_delivered(hospital, [order.members_hash], arrived=True)
     if "buffer" in parcel:
         buffer = RecordDict({name: parcel[name] for name in ("buffer", "manifest")})
         state.buffers[hospital] = state.shelf.put(buffer)

@@ -11,7 +11,7 @@ from strategies.engine.events import Event, Journal
 from strategies.engine.state import AWAY, State
 from strategies.engine.strategy import Strategy
 from strategies.engine.visit import Visit
-from strategies.protocol.order import Order
+from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
 from strategies.protocol.streams import arrived
@@ -64,6 +64,12 @@ class Run:
         """Whether parcels travel sealed. A simulation has one owner, who sees everything anyway."""
         return self.settings.sealed and not self.courier.simulates
 
+    @property
+    def members(self) -> list[str]:
+        """The hospitals and their keys, as orders announce them; none unless parcels are sealed."""
+        keys = self.state.keys if self.sealed else {}
+        return [f"{name} {key}" for name, key in sorted(keys.items())]
+
     def order(self, hospital: str, at: int = 0, **changes: Any) -> Order:
         """What the server asks of a hospital, with what all orders have in common.
 
@@ -76,6 +82,8 @@ class Run:
             changes: What differs.
         """
         tested = at or changes.get("round", 0)
+        members = self.members
+        hash_ = hash_members(members) if members else ""
         common = Order(
             round=0,
             hop=0,
@@ -89,7 +97,8 @@ class Run:
             buffer_size=self.strategy.buffer_size,
             encoder=self.state.encoder_hash,
             sealed=self.sealed,
-            members=[f"{name} {key}" for name, key in sorted(self.state.keys.items())],
+            members=[] if (hospital, hash_) in self.state.delivered else members,
+            members_hash=hash_,
         )
         return replace(common, **changes)
 
@@ -130,5 +139,5 @@ class Run:
     @property
     def tests_every_visit(self) -> bool:
         """Whether the model of every visit of this round is going to be tested."""
-        chosen = self.strategy.tests_every_visit and self.settings.evaluate.cross
+        chosen = self.strategy.tests_every_visit and self.settings.evaluate.cross is True
         return chosen and self.evaluates

@@ -75,6 +75,7 @@ class State:
         finished: How many visits of this round have succeeded.
         tested: The parcels of the models that are being tested, by name.
         tested_round: The round that they are of; 0 = none.
+        sampled: Which of them each hospital tests, if a sample is drawn (`evaluate.cross`).
         owing: How many answers each hospital still owes about them; 0 = it is still to be asked.
         clock: Seconds of virtual time since the run began.
         replayed: How many turns of the run that is replayed are over.
@@ -106,6 +107,7 @@ class State:
     finished: int = 0
     tested: dict[str, str] = field(default_factory=dict)
     tested_round: int = 0
+    sampled: dict[str, list[str]] = field(default_factory=dict)
     owing: dict[str, int] = field(default_factory=dict)
     clock: float = 0.0
     replayed: int = 0
@@ -120,9 +122,10 @@ class State:
         """How many hospitals have enrolled since the run was begun or resumed."""
         return len(self.nodes) - list(self.nodes.values()).count(AWAY)
 
-    def at(self, place: str) -> str:
-        """The model that is at a place."""
-        return next(name for name, model in self.models.items() if model.place == place)
+    @property
+    def models_at(self) -> Mapping[str, str]:
+        """The model that is at each place; the first one if several are."""
+        return {model.place: name for name, model in reversed(self.models.items())}
 
     def buffer_hash(self, hospital: str) -> str:
         """The hash of a hospital's buffer."""
@@ -153,7 +156,10 @@ class State:
     def note_delivered(self, hospital: str, hashes: Iterable[str], *, arrived: bool) -> None:
         """Note that a hospital holds what it was sent; if it failed, it may have lost it."""
         held = {(hospital, hash_) for hash_ in hashes if hash_}
-        self.delivered = self.delivered | held if arrived else self.delivered - held
+        if arrived:
+            self.delivered |= held
+        else:
+            self.delivered -= held
 
     @property
     def parcels(self) -> Iterator[str]:

@@ -136,7 +136,8 @@ class Strategy(ABC):
 
     def along(self, route: Route, state: State) -> list[Visit]:
         """Every model goes from its place to the one that a route hands it to."""
-        return [self.visit(hospital, state.at(source)) for hospital, source in route.items()]
+        models = state.models_at
+        return [self.visit(hospital, models[source]) for hospital, source in route.items()]
 
 
 class HandsOn(Strategy):

@@ -1,6 +1,6 @@
 """Testing: which hospital tests which models after a round, and what it tells of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from strategies.engine.admission import admit, admit_tested
@@ -10,6 +10,7 @@ from strategies.engine.run import Content, Run
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle
+from strategies.protocol.settings import rng_for
 
 # Models are tested several at a time, but a message stays well below what Flower can carry.
 TEST_BYTES = 256 * 1024**2
@@ -38,20 +39,55 @@ def begin_tests(run: Run) -> None:
     """Note which models are to be tested, as they are now, and who uses which from now on."""
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
-    chosen = state.after_visits if run.settings.evaluate.cross else {}
+    chosen = state.after_visits if run.settings.evaluate.cross is True else {}
     state.tested, state.tested_round = {**(chosen or everything)}, state.round
     state.owing = dict.fromkeys(run.strategy.present(state), 0)
-    for hospital, model in run.strategy.holders(state).items():
+    holders = run.strategy.holders(state)
+    state.sampled = _sampled(run, holders)
+    for hospital, model in holders.items():
         lineage = state.models[model].lineage
         run.journal.record(Event("hand-off", state.round, state.hop, hospital, lineage))
 
 
-def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
-    """The messages that ask a hospital for its tests."""
+def _sampled(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
+    """With `evaluate.cross = "sample:k"` the models that each hospital tests.
+
+    That is the model that it holds; and each model is tested at k hospitals that do not hold it,
+    all sets of k being as likely.
+    """
+    state, settings = run.state, run.settings
+    if not (size := settings.evaluate.sample):
+        return {}
+    chosen = {name: [holders[name]] if name in holders else [] for name in sorted(state.owing)}
+    for model in sorted(state.models):
+        others = [hospital for hospital in chosen if holders.get(hospital) != model]
+        rng = rng_for(settings.seed, "sample", state.round, hospital=model)
+        for hospital in rng.choice(others, min(size, len(others)), replace=False):
+            chosen[str(hospital)].append(model)
+    return chosen
+
+
+def to_test(run: Run, hospitals: Collection[str]) -> dict[str, Collection[str]]:
+    """The names of the models that each of some hospitals is asked to test."""
+    state, cross = run.state, run.settings.evaluate.cross
+    if cross is True:
+        return dict.fromkeys(hospitals, state.tested)
+    if not hospitals or cross:
+        return {hospital: state.sampled.get(hospital, ()) for hospital in hospitals}
+    chosen: dict[str, set[str]] = {hospital: set() for hospital in hospitals}
+    placed = ((model.place, name) for name, model in state.models.items())
+    for hospital, name in (*placed, *run.strategy.holders(state).items()):
+        if hospital in chosen:
+            chosen[hospital].add(name)
+    return {**chosen}
+
+
+def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Batch]]:
+    """The messages that ask a hospital to test models of some names."""
     state, settings = run.state, run.settings.evaluate
     last = state.tested_round == run.settings.num_server_rounds
-    ensemble = settings.ensemble and settings.cross and last and len(state.models) > 1
-    batches = list(_batches(run, hospital, _tested_at(run, hospital)))
+    ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
+    batches = list(_batches(run, hospital, _tested_at(run, hospital, models)))
     order = run.order(
         hospital,
         at=state.tested_round,
@@ -64,22 +100,18 @@ def letters(run: Run, hospital: str) -> list[Letter[Batch]]:
     return [_letter(run, state.nodes[hospital], order, batch) for batch in batches]
 
 
-def _tested_at(run: Run, hospital: str) -> dict[str, str]:
-    """The parcels that a hospital tests, by name.
+def _tested_at(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
+    """The parcels of those models that a hospital tests, by name.
 
     Not those that it has had in a newer version since: it would refuse them.
     """
     state = run.state
-    tested = {
+    return {
         name: parcel
         for name, parcel in state.tested.items()
-        if state.shelf.label(parcel).round >= state.sent.get(f"{hospital} {name}", 0)
+        if name in models
+        and state.shelf.label(parcel).round >= state.sent.get(f"{hospital} {name}", 0)
     }
-    if run.settings.evaluate.cross:
-        return tested
-    here = {name for name, model in state.models.items() if model.place == hospital}
-    chosen = here | {run.strategy.holders(state).get(hospital, "")}
-    return {name: parcel for name, parcel in tested.items() if name in chosen}
 
 
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:

@@ -1,5 +1,7 @@
 """The order: what the server asks of a hospital, beside the parcels of a message."""
 
+import hashlib
+import json
 import re
 from dataclasses import dataclass, field
 
@@ -43,7 +45,9 @@ class Order:
             (strategies/protocol/embeddings.py); empty = none.
         final: Whether models are tested for the last time, and the hospital may keep them.
         sealed: Whether parcels travel sealed.
-        members: The hospitals of the run and the public halves of their keys, as "name key".
+        members: The hospitals of the run and the public halves of their keys, as "name key"; empty
+            if the hospital holds the list already, or parcels are not sealed.
+        members_hash: Of that list; empty if there is none.
         code: `code_hash` of the server; empty in later messages than the first.
     """
 
@@ -69,6 +73,7 @@ class Order:
     final: bool = False
     sealed: bool = False
     members: list[str] = field(default_factory=list)
+    members_hash: str = ""
     code: str = ""
 
     @classmethod
@@ -90,6 +95,7 @@ class Order:
             "images": order.images in ("own", "everyone", "public", "none"),
             "buffer_size": order.buffer_size >= 0,
             "encoder": re.fullmatch("([0-9a-f]{64})?", order.encoder),  # it names a file
+            "members_hash": re.fullmatch("([0-9a-f]{64})?", order.members_hash),  # so does this
             "embeddings": order.embeddings in ("", *PARTS),
         }
         if wrong := [name for name, holds in right.items() if not holds]:
@@ -122,6 +128,11 @@ class Order:
             ParcelError: An entry is not a hospital and a text.
         """
         return _pairs(self.members, " ")
+
+
+def hash_members(members: list[str]) -> str:
+    """SHA-256 of a list of members."""
+    return hashlib.sha256(json.dumps(members).encode()).hexdigest()
 
 
 def _pairs(entries: list[str], sign: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ A seed is a setting too, so the one source of randomness, `rng_for`, stands here
 
 import hashlib
 import math
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -100,12 +101,21 @@ class EvaluateSettings:
 
     every: int
     epochs: bool
-    cross: bool
+    cross: bool | str
     ensemble: bool
     per_class: bool
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "evaluate.every", self.every, "1 or more")
+        if isinstance(self.cross, str):
+            fits = re.fullmatch("sample:[0-9]{1,6}", self.cross) is not None and self.sample > 1
+            allowed = "true or false, or 'sample:' and a number of 2 or more"
+            require(fits, "evaluate.cross", self.cross, allowed)
+
+    @property
+    def sample(self) -> int:
+        """At how many hospitals that do not hold it a model is tested; 0 = no sample is drawn."""
+        return int(self.cross.removeprefix("sample:")) if isinstance(self.cross, str) else 0
 
 
 @dataclass(frozen=True)
@@ -477,7 +487,13 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         texts = isinstance(value, list) and all(isinstance(each, str) for each in value)
         require(texts, key, value, "a list of texts")
         return value
-    words = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    words: dict[Any, str] = {
+        bool: "true or false",
+        bool | str: "true or false, or a text",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+    }
     fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
     require(fits, key, value, words[hint])
     return value

@@ -8,6 +8,7 @@ import pytest
 from client_app.hospital import open_hospital
 from client_app.identity import Identity, Member
 from client_app.members import add_member, read_members
+from strategies.protocol.order import hash_members
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
 from tests.test_sealed_federation import NAMES, failures, federate
@@ -24,11 +25,17 @@ def pins(tmp_path, hospital="hospital-0"):
 def announcing(change, to=NAMES):
     """The server changes the keys that its orders to some hospitals announce."""
 
+    hashes: dict[str, str] = {}
+
     def changed(message):
         order = message.content.get("order", {})
         if order.get("hospital") in to:
             keys = dict(entry.split(" ") for entry in order["members"])
-            order["members"] = [f"{name} {key}" for name, key in change(keys).items()]
+            named = order["members_hash"]
+            if keys:
+                order["members"] = [f"{name} {key}" for name, key in change(keys).items()]
+                hashes[named] = hash_members(order["members"])
+            order["members_hash"] = hashes.get(named, named)  # it holds the list that came before
         return message
 
     return changed

@@ -1,6 +1,7 @@
 """Whom a hospital trusts: its file of members, and what may change it."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -9,11 +10,14 @@ from client_app.identity import Identity
 from client_app.members import (
     FIRST_USE,
     add_member,
+    announced,
     member_line,
     members_of,
     read_members,
     remove_member,
 )
+from client_app.store import Store
+from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
@@ -23,6 +27,21 @@ def identities(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     names = ("graz", "linz", "wien", "st.anna")
     return {name: Identity.of(name, folder / name) for name in names}
+
+
+def test_a_list_of_members_that_came_is_found_by_its_hash_and_no_other_is(tmp_path):
+    def asked(members, named):
+        order = Order(1, 1, "graz", [], "plain", "1", members=members)
+        return announced(Store(tmp_path), replace(order, members_hash=hash_members(named)))
+
+    first, second = ["graz a", "linz b"], ["graz a", "linz b", "wien c"]
+    with pytest.raises(ParcelError, match="a list of members that has not come"):
+        asked([], first)
+    assert asked(first, first) == asked([], first) == first
+    with pytest.raises(ParcelError, match="a list of members that has not come"):
+        asked([], second)
+    assert asked(second, second) == asked([], second) == second
+    assert announced(Store(tmp_path), Order(0, 0, "graz", [], "plain", "1")) == []
 
 
 @pytest.fixture(scope="module")

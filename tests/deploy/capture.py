@@ -20,6 +20,8 @@ from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
+from deploy.transport import ALPN, ONE_PORT
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, PADDED = 0, 8  # a type and a flag of HTTP/2's frames
 
@@ -65,7 +67,7 @@ def opened(address: str, folder: Path, sent: list[bytearray]) -> Iterator[str]:
     near.load_cert_chain(folder / "server.crt", folder / "server.key")
     far = ssl.create_default_context(cafile=folder / "ca.crt")
     for context in (near, far):
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([ALPN])
 
     async def carry(source, target, stream):
         with suppress(OSError):
@@ -122,7 +124,8 @@ def read(streams: list[bytearray]) -> Sent:
     """The answers in what connections have sent, put together from their parts."""
     contents: dict[str, bytes] = {}
     pushed, others, size = [], [], 0
-    for request in (request for stream in streams for request in _requests(stream)):
+    requests = _http_requests if ONE_PORT else _grpc_requests
+    for request in (request for stream in streams for request in requests(stream)):
         part, answer = (_parsed(kind, request) for kind in (PushObjectRequest, PushMessagesRequest))
         if part and hashlib.sha256(part.object_content).hexdigest() == part.object_id:
             contents[part.object_id] = part.object_content
@@ -146,7 +149,7 @@ def _parsed(kind, request):
     return None
 
 
-def _requests(stream: bytearray) -> Iterator[bytes]:
+def _grpc_requests(stream: bytearray) -> Iterator[bytes]:
     """The gRPC requests in what an HTTP/2 connection has sent, each in a stream of its own."""
     assert stream[: len(PREFACE)] in (
         PREFACE,
@@ -166,3 +169,16 @@ def _requests(stream: bytearray) -> Iterator[bytes]:
         assert body[0] == 0  # not compressed
         assert int.from_bytes(body[1:5], "big") == len(body) - 5
         yield bytes(body[5:])
+
+
+def _http_requests(stream: bytearray) -> Iterator[bytes]:
+    """The bodies of the requests in what an HTTP/1.1 connection has sent, one after the other."""
+    place = 0
+    while (end := stream.find(b"\r\n\r\n", place)) >= 0:
+        first, *lines = bytes(stream[place:end]).split(b"\r\n")
+        assert first.startswith(b"POST /v1/fleet/")
+        headers = dict(line.lower().split(b": ", 1) for line in lines)
+        assert b"content-encoding" not in headers
+        place = end + 4 + int(headers[b"content-length"])
+        yield bytes(stream[end + 4 : place])
+    assert place == len(stream)

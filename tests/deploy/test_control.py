@@ -15,9 +15,9 @@ from deploy.control import OperatorOnly
 def _started(tmp_path, monkeypatch):
     """As Flower's program is started with a secret, up to where it would begin."""
     (tmp_path / "secret").write_bytes(b"secret")
-    options = {"--host": "127.0.0.1", "--port": "8000"}
-    options["--superexec-auth-secret-file"] = str(tmp_path / "secret")
-    monkeypatch.setattr(sys, "argv", ["flower-superlink", *sum(options.items(), ())])
+    option = ("--superexec-auth-secret-file", str(tmp_path / "secret"))
+    monkeypatch.setattr(sys, "argv", ["flower-superlink", *option])
+    monkeypatch.setenv(server.COMMANDS, "127.0.0.1:8000")
     monkeypatch.setattr(control, "get_credential_store", Store)
     monkeypatch.setattr(control, "flower_superlink", lambda: None)
     monkeypatch.setattr(OperatorOnly, "token", "")

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
 from client_app import node_config as app
-from deploy import hospital, server, supervisor, watch
+from deploy import hospital, server, supervisor, transport, watch
 from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key
 from deploy.errors import DeployError
@@ -114,17 +114,35 @@ def test_what_no_hospital_is_called(name, tmp_path):
         make_key(tmp_path, name)
 
 
-def test_the_server_listens_for_hospitals_alone_and_knows_them_by_their_keys(folder):
-    superlink, superexec = server.commands(folder, "0.0.0.0:9092", 8000, Path("/s/secret"))
+@pytest.mark.parametrize(
+    ("one_port", "given", "listens", "commands"),
+    [
+        (
+            False,
+            "0.0.0.0:9092",
+            "--host 127.0.0.1 --port 8000 --fleet-api-address 0.0.0.0:9092",
+            "127.0.0.1:8000",
+        ),
+        (True, "0.0.0.0:9092", "--host 0.0.0.0 --port 9092", "127.0.0.1:9092"),
+        (True, "[::]:9092", "--host :: --port 9092", "127.0.0.1:9092"),
+        (True, "192.0.2.7:9092", "--host 192.0.2.7 --port 9092", "192.0.2.7:9092"),
+    ],
+)
+def test_the_server_listens_for_hospitals_alone_and_knows_them_by_their_keys(
+    one_port, given, listens, commands, folder, monkeypatch
+):
+    """With gRPC commands have a port of their own, with HTTP they come where hospitals come."""
+    monkeypatch.setattr(transport, "ONE_PORT", one_port)
+    superlink, superexec = server.commands(folder, given, 8000, Path("/s/secret"))
     assert shlex.join(superlink) == (
         f"flower-superlink --ssl-ca-certfile {folder}/ca.crt --ssl-certfile {folder}/server.crt "
         f"--ssl-keyfile {folder}/server.key --enable-supernode-auth --database {folder}/state.db "
-        "--isolation process --host 127.0.0.1 --port 8000 --fleet-api-address 0.0.0.0:9092 "
+        f"--isolation process {listens} "
         "--disable-runtime-dependency-installation --superexec-auth-secret-file /s/secret"
     )
     assert shlex.join(superexec) == (
         f"flower-superexec --root-certificates {folder}/ca.crt "
-        "--runtime-api-address 127.0.0.1:8000 --superexec-auth-secret-file /s/secret"
+        f"--runtime-api-address {commands} --superexec-auth-secret-file /s/secret"
     )
 
 

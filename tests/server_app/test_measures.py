@@ -1,5 +1,7 @@
 from dataclasses import replace
+from itertools import combinations
 from math import isnan, nan
+from statistics import fmean
 
 import pytest
 
@@ -261,6 +263,55 @@ def test_without_cross_evaluation_nothing_is_said_about_the_federation(events):
     assert isnan(summary.last_rounds["mean"])
     assert summary.visits == []
     assert summary.best_round == 2  # personalized accuracy was 0.55, then 0.65
+
+
+SAMPLED = {  # of models A and B; B holds A, and A holds B
+    "A": {"B": 0.9, "A": 0.4, "C": 0.6},
+    "B": {"A": 0.8, "B": 0.7, "D": 0.7},
+}
+
+
+def sampled(tests, pairs=("AB", "BA")):
+    """The figures of a round; `pairs` are a model and a hospital that holds it."""
+    events = [evaluated(1, model, at, a) for model in tests for at, a in tests[model].items()]
+    held = [Event("hand-off", 1, 1, hospital, model) for model, hospital in pairs]
+    return measure_round(1, [*events, *held], "sample:2").figures
+
+
+def test_the_federation_s_accuracy_is_estimated_from_a_sample():
+    """Each model has one test where it is held, and two at the three other hospitals.
+
+    A    0.9 + 3·0.5 = 2.4    squared error 3²·(1 - 2/3)·0.02/2 = 0.03
+    B    0.8 + 3·0.7 = 2.9    none, as both are alike
+    """
+    figures = sampled(SAMPLED)
+    half = 1.959964 * 0.03**0.5 / 8
+    assert figures["federation_accuracy"] == pytest.approx(5.3 / 8)
+    assert figures["federation_accuracy_low"] == pytest.approx(5.3 / 8 - half)
+    assert figures["federation_accuracy_high"] == pytest.approx(5.3 / 8 + half)
+    assert isnan(figures["disagreement"])
+    assert figures["personalized_accuracy"] == pytest.approx(0.85)
+
+
+def test_over_all_samples_the_estimate_is_right():
+    """The mean over the three pairs of hospitals that may be drawn for A, which B holds.
+
+    All others hold B, so that it is tested everywhere.
+    """
+    others, everywhere = {"A": 0.4, "C": 0.6, "D": 0.1}, {"A": 0.8, "B": 0.7, "C": 0.2, "D": 0.3}
+    estimates = [
+        sampled({"A": {"B": 0.9, **dict(drawn)}, "B": everywhere}, ("AB", "BA", "BC", "BD"))
+        for drawn in combinations(others.items(), 2)
+    ]
+    truth = fmean([0.9, *others.values(), *everywhere.values()])
+    assert fmean(each["federation_accuracy"] for each in estimates) == pytest.approx(truth)
+
+
+def test_a_sample_of_all_pairs_has_no_error():
+    """Two models at two hospitals: each is held at one, and the other is drawn for sure."""
+    figures = sampled({"A": {"A": 0.4, "B": 0.9}, "B": {"A": 0.8, "B": 0.7}})
+    names = [f"federation_accuracy{end}" for end in ("", "_low", "_high")]
+    assert [figures[name] for name in names] == pytest.approx([0.7] * 3)
 
 
 def test_means_are_over_what_was_measured():

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from server_app.report import method
 from server_app.report.operation import LISTED
 from server_app.report.privacy import TITLE as PRIVACY
 from strategies.engine.events import Event
@@ -102,6 +103,29 @@ def test_a_run_of_five_hospitals_and_a_hundred_rounds_is_below_a_megabyte():
     names = [f"hospital-{place}" for place in range(5)]
     for run in (fake_run(ring(names, 100)), fake_run(serial(names, 100), "cwt-serial"), fifty()):
         assert len(run.page().encode()) < 1e6
+
+
+def test_of_very_many_hospitals_no_picture_of_all_pairs_is_drawn(monkeypatch):
+    said = "There are too many hospitals to show every model"
+    picture = "Balanced accuracy of every model (row) at every hospital (column)"
+    assert picture in learnt().page()
+    monkeypatch.setattr(method, "PICTURED", 2)
+    page = learnt().page()
+    assert said in page
+    assert picture not in page
+
+
+def test_what_is_estimated_from_a_sample_has_its_interval():
+    run = learnt()
+    summary = replace(
+        run.summary,
+        federation_balanced_accuracy_low=0.61,
+        federation_balanced_accuracy_high=0.66,
+    )
+    page = run._replace(summary=summary).page()
+    assert "is estimated from a sample of them" in page
+    assert "interval 0.610 to 0.660" in page
+    assert "estimated from a sample" not in run.page()
 
 
 def test_too_many_numbers_for_the_cells_are_said_to_be_elsewhere():

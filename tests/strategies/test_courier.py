@@ -30,6 +30,22 @@ def test_every_message_is_answered_once_and_a_hospital_has_one_at_a_time():
     assert all(delivery.failure is None for delivery in deliveries)
 
 
+@pytest.mark.parametrize(("simulates", "most"), [(True, 3), (False, 8)])
+def test_simulated_hospitals_are_sent_a_few_messages_at_once(simulates, most, monkeypatch):
+    monkeypatch.setattr(courier, "AT_ONCE", 3)
+    monkeypatch.setattr(courier, "AT_ONCE_BYTES", 0)
+    monkeypatch.setattr(Courier, "simulates", simulates)
+    post, waiting = Courier(FakeGrid(dict.fromkeys(range(8), answer))), []
+
+    def write():
+        waiting.append(len(post.at_work) + 1)
+        return RecordDict()
+
+    posted = [Letter(node, "evaluate", None, write, 60.0, "hop-timeout") for node in range(8)]
+    assert {each.letter.node for each in post.exchange(posted)} == set(range(8))
+    assert max(waiting) == most
+
+
 def test_answers_are_yielded_as_they_come():
     worked = []
 

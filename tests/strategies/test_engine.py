@@ -1,5 +1,6 @@
 """The engine, with hospitals that count visits instead of training."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -375,6 +376,25 @@ def test_without_cross_evaluation_a_hospital_tests_the_models_it_holds():
         ("h2", "h2"),
         ("h2", "h1"),
     }
+
+
+def test_a_sample_has_each_model_tested_where_it_is_held_and_at_some_others():
+    pairs: list[set[tuple[int, str, str]]] = []
+    for seed in (1, 2):  # of the order in which answers come
+        rng = np.random.default_rng(seed)
+        _, ledger, _ = run(federation(6), rng=rng, num_server_rounds=2, evaluate__cross="sample:2")
+        tested, held = (
+            {(e.round, e.lineage, e.hospital) for e in ledger.of(verb)}
+            for verb in ("evaluate", "hand-off")
+        )
+        assert held < tested
+        drawn = Counter((round_, lineage) for round_, lineage, _ in tested - held)
+        assert set(drawn.values()) == {2}
+        assert len(drawn) == 12
+        pairs.append(tested - held)
+    assert pairs[0] == pairs[1]
+    first, second = ({each[1:] for each in pairs[0] if each[0] == n} for n in (1, 2))
+    assert first != second
 
 
 def test_evaluation_every_other_round_and_after_the_last():

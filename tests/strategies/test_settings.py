@@ -38,6 +38,7 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
         ("train.learning-rate", -1, "'train.learning-rate' is -1.0; it must be above 0"),
         ("partition", "random", "it must be one of iid, dirichlet, classes, site"),
         ("evaluate.cross", "yes", "'evaluate.cross' is 'yes'; it must be true or false"),
+        ("evaluate.cross", "sample:1", "or 'sample:' and a number of 2 or more"),
         ("test-fraction", 1.0, "it must be 0 or more, and below 1"),
         ("validation-fraction", -0.1, "it must be 0 or more, and below 1"),
         (

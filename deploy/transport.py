@@ -1,0 +1,38 @@
+"""How hospitals and commands reach a SuperLink, in which Flower's releases differ.
+
+Up to 1.39 hospitals have a port of their own, with gRPC. Since 1.40 the SuperLink has one port, to
+which hospitals, commands and the server's own runs come, with HTTP.
+"""
+
+import re
+from importlib.metadata import version
+
+ONE_PORT = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 40)
+ALPN = "http/1.1" if ONE_PORT else "h2"  # what a SuperNode offers in TLS
+# The line of a SuperLink's log that says where it listens for hospitals.
+LISTENS = re.compile(
+    r".*Starting (?:Fleet API \(gRPC-rere\)|the SuperLink Fleet HTTP API) on (\S+?)\.?$"
+)
+_EVERYWHERE = ("0.0.0.0", "[::]")
+
+
+def listen(fleet_address: str, control_port: int) -> list[str]:
+    """The options of a SuperLink that listens for hospitals at `fleet_address`.
+
+    Args:
+        fleet_address: host:port.
+        control_port: Port of 127.0.0.1 for commands, where they have one of their own.
+    """
+    if not ONE_PORT:
+        own = ["--host", "127.0.0.1", "--port", str(control_port)]
+        return [*own, "--fleet-api-address", fleet_address]
+    host, _, port = fleet_address.rpartition(":")
+    return ["--host", host.strip("[]"), "--port", port]
+
+
+def for_commands(fleet_address: str, control_port: int) -> str:
+    """host:port at which commands from the same machine reach that SuperLink."""
+    if not ONE_PORT:
+        return f"127.0.0.1:{control_port}"
+    host, _, port = fleet_address.rpartition(":")
+    return f"{'127.0.0.1' if host in _EVERYWHERE else host}:{port}"
