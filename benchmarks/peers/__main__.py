@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fifty_hospitals import peak_memory
+from benchmarks.many_hospitals import peak_memory
 from benchmarks.markdown import print_head, print_row, where
 from benchmarks.peers.ours import settings_of
 from benchmarks.simulation import APP
