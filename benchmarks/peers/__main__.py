@@ -1,0 +1,275 @@
+"""The same work in this app and in what a user would pick instead.
+
+    uv run python -m benchmarks.peers --data <folder with mnist.npz>
+
+MNIST cut evenly at random, a network of 784-256-256-10, an epoch of plain SGD at each hospital in
+every round, by serial hand-off and by FedAvg. Each peer is installed from PyPI into an environment
+of its own. All figures are wall time on one machine, one run after the other.
+
+A round lasts from its beginning to that of the next one (median); start-up is what comes before the
+first, installing excluded. Memory is the highest sum over all processes of a run (PSS, so on Linux
+only). Results are in a JSON file for each run; a run that is there already is not done again.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.many_hospitals import peak_memory
+from benchmarks.markdown import print_head, print_row, where
+from benchmarks.peers.ours import settings_of
+from benchmarks.simulation import APP
+from client_app.datasets import open_data
+from learning.samples import Samples
+from strategies.protocol.settings import Settings, merged
+
+ADAPTERS = Path(__file__).parent / "adapters"
+TITLES = ("work", "hospitals", "who", "s a round", "start-up, s", "GB", "KB a visit", "accuracy")
+BATCH_SIZE, LEARNING_RATE = 32, 0.1
+BOTH = ("fedavg", "handoff")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One that does the work.
+
+    Attributes:
+        script: What is run: in ADAPTERS, or "" = benchmarks.peers.ours.
+        requires: What its environment has, from PyPI; () = this app's own environment.
+        methods: What it can do through its public interface.
+    """
+
+    script: str
+    requires: tuple[str, ...] = ()
+    methods: tuple[str, ...] = BOTH
+
+
+# Versions of torch are left to each: p2pfl asks for one of 2024.
+PEERS = {
+    "PyTorch loop": Peer("run_loop.py"),
+    "fedhandoff, flower": Peer(""),
+    "fedhandoff, workers": Peer(""),
+    "NVFlare": Peer("run_nvflare.py", ("nvflare==2.9.0", "torch<2.13")),
+    "p2pfl": Peer("run_p2pfl.py", ("p2pfl[torch]==0.4.4",), ("fedavg",)),
+    "fluke": Peer("run_fluke.py", ("fluke-fl==0.8.1", "torch<2.13"), ("fedavg",)),
+    "pfl": Peer("run_pfl.py", ("pfl==0.6.0", "torch<2.13"), ("fedavg",)),
+}
+
+
+class PeerFailed(RuntimeError):
+    """A peer cannot be installed here, or has not done its work."""
+
+
+def main() -> None:
+    """Do what is missing, and print a Markdown table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
+    parser.add_argument("--data", type=Path, required=True, help="the folder of mnist.npz")
+    parser.add_argument("--output", type=Path, default=Path("~/fedhandoff/peers"))
+    parser.add_argument("--hospitals", default="4,10,50", help="how many, with commas")
+    parser.add_argument("--rounds", type=int, default=4, help="2 or more")
+    parser.add_argument("--peers", default=";".join(PEERS), help="which, with semicolons")
+    parser.add_argument("--timeout", type=float, default=900.0, help="seconds a run may take")
+    given = parser.parse_args()
+    output = given.output.expanduser().resolve()
+    data = (given.data.expanduser() / "mnist.npz").resolve()
+    chosen = given.peers.split(";")
+    if unknown := set(chosen) - set(PEERS):
+        parser.error(f"--peers has {sorted(unknown)}; there are {'; '.join(PEERS)}")
+    if given.rounds < 2:
+        parser.error(f"--rounds is {given.rounds}; a round is timed from 2 on")
+    print(f"{where()}, {given.rounds} rounds\n")
+    print_head(*TITLES)
+    for method in BOTH:
+        for hospitals in map(int, given.hospitals.split(",")):
+            job = {
+                "method": method,
+                "hospitals": hospitals,
+                "rounds": given.rounds,
+                "batch_size": BATCH_SIZE,
+                "learning_rate": LEARNING_RATE,
+            }
+            for name in (each for each in chosen if method in PEERS[each].methods):
+                folder = (
+                    output / f"{method}-{hospitals}-{name.replace(', ', '-').replace(' ', '-')}"
+                )
+                found = figures(name, job, data, folder, given.timeout)
+                print_row(*row_of(name, job, found))
+
+
+def figures(
+    name: str, job: dict[str, Any], data: Path, folder: Path, timeout: float
+) -> dict[str, Any]:
+    """What a run has shown, or {"error": why there is none}; kept in figures.json."""
+    file = folder / "figures.json"
+    if not file.exists():
+        folder.mkdir(parents=True)
+        try:
+            command = command_of(name, data, folder.parent / "environments")
+            if PEERS[name].script:
+                write_parts(job, data, folder / "parts.npz")
+            found = measured(command, job, folder, timeout)
+        except PeerFailed as error:
+            found = {"error": str(error)}
+        (folder / "parts.npz").unlink(missing_ok=True)
+        file.write_text(json.dumps({**job, "who": name, "where": where(), **found}), "utf-8")
+    return dict(json.loads(file.read_text("utf-8")))
+
+
+def command_of(name: str, data: Path, environments: Path) -> list[str]:
+    """What starts a peer, whose environment is made if it is not there.
+
+    Raises:
+        PeerFailed: It cannot be installed.
+    """
+    peer = PEERS[name]
+    if not peer.script:
+        return [sys.executable, "-m", "benchmarks.peers.ours", name.split(", ")[1], str(data)]
+    python = Path(sys.executable)
+    if peer.requires:
+        python = environments / name / "bin" / "python"
+        installed = environments / name / "installed"
+        if not installed.exists():
+            _ready(["uv", "venv", "--clear", "--python", "3.11", str(environments / name)])
+            _ready(["uv", "pip", "install", "--python", str(python), *peer.requires])
+            installed.touch()
+    return [str(python), str(ADAPTERS / peer.script)]
+
+
+def _ready(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise PeerFailed(f"not installed: {done.stderr.strip()[-300:]}")
+
+
+def write_parts(job: dict[str, Any], data: Path, file: Path) -> None:
+    """Write the images of all hospitals as this app cuts them, as bytes: [n, 784]."""
+    settings = Settings.parse(merged(settings_of(job, data)))
+    own = [open_data(settings, k, job["hospitals"]) for k in range(job["hospitals"])]
+    arrays = {}
+    for hospital, part in enumerate(own):
+        images, arrays[f"train-{hospital}-labels"] = _arrays(part.train)
+        arrays[f"train-{hospital}-images"] = images
+    tests = [_arrays(part.test) for part in own]
+    arrays["test-images"] = np.concatenate([images for images, _ in tests])
+    arrays["test-labels"] = np.concatenate([labels for _, labels in tests])
+    np.savez(file, **arrays)
+
+
+def _arrays(samples: Samples) -> tuple[Any, Any]:
+    every = samples[torch.arange(len(samples))]
+    return every.images.flatten(1).numpy(), every.labels.numpy()
+
+
+def measured(
+    command: list[str], job: dict[str, Any], folder: Path, timeout: float
+) -> dict[str, Any]:
+    """Run an adapter on a job, in a folder of its own.
+
+    Args:
+        command: Starts it.
+        job: As `adapters.work.Job` has it.
+        folder: For marks, results and its output.
+        timeout: Seconds that it may take.
+
+    Returns:
+        Seconds of a round and of the start-up, peak bytes, and what the adapter has left.
+
+    Raises:
+        PeerFailed: It took too long, or left no result.
+    """
+    (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "PEER_FOLDER": str(folder),
+        "PYTHONPATH": os.pathsep.join([str(ADAPTERS), str(APP)]),
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    began = time.time()
+    with (folder / "output.txt").open("wb") as log, peak_memory(str(folder)) as peak:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=folder,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise PeerFailed(f"not done in {timeout:.0f} s") from error
+        finally:
+            end_processes(folder)
+            process.wait()
+    if not (folder / "result.json").exists():
+        said = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
+        raise PeerFailed(f"no result: {(said or ['it said nothing'])[-1][:200]}")
+    lines = (folder / "marks.jsonl").read_text("utf-8").splitlines()
+    starts = beginnings(map(json.loads, lines), job["hospitals"])
+    return {
+        "seconds_per_round": median(later - sooner for sooner, later in pairwise(starts)),
+        "start_up_seconds": starts[0] - began,
+        "peak_bytes": max(peak, default=0.0),
+        **json.loads((folder / "result.json").read_text("utf-8")),
+    }
+
+
+def end_processes(folder: Path) -> None:
+    """End what a run has left, in whichever process group: all that have its folder's variable."""
+    mark = f"PEER_FOLDER={folder}".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+            if mark in (process / "environ").read_bytes().split(b"\0"):
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def beginnings(marks: Iterable[tuple[int, float]], hospitals: int) -> list[float]:
+    """When the rounds have begun, from the marks of an adapter.
+
+    Args:
+        marks: Number of a round (-1 = it does not know) and a time; the first of a round counts.
+            Without numbers every hospital has one mark in a round.
+        hospitals: Their number.
+    """
+    in_order = sorted(marks, key=lambda mark: mark[1])
+    if any(number == -1 for number, _ in in_order):
+        return [when for _, when in in_order[::hospitals]]
+    first: dict[int, float] = {}
+    for number, when in in_order:
+        first.setdefault(number, when)
+    return [first[number] for number in sorted(first)]
+
+
+def row_of(name: str, job: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """A row of the table."""
+    head = [job["method"], str(job["hospitals"]), name]
+    if "error" in found:
+        return [*head, found["error"].replace("|", "/").replace("\n", " "), *[""] * 4]
+    per_visit = found.get("bytes_per_visit")
+    sent = "unknown" if per_visit is None else f"{per_visit / 1e3:.0f}"
+    return [
+        *head,
+        f"{found['seconds_per_round']:.2f}",
+        f"{found['start_up_seconds']:.1f}",
+        f"{found['peak_bytes'] / 1e9:.2f}",
+        sent,
+        f"{found['accuracy']:.3f}",
+    ]
+
+
+if __name__ == "__main__":
+    main()
