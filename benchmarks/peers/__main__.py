@@ -58,13 +58,13 @@ class Peer:
     methods: tuple[str, ...] = BOTH
 
 
-# Versions of torch are left to each: p2pfl asks for one of 2024.
+# p2pfl 0.4.4 is not among them: with its dependencies as PyPI has them, pyarrow asks for NumPy 2,
+# and p2pfl for an older one.
 PEERS = {
     "PyTorch loop": Peer("run_loop.py"),
     "fedhandoff, flower": Peer(""),
     "fedhandoff, workers": Peer(""),
     "NVFlare": Peer("run_nvflare.py", ("nvflare==2.9.0", "torch<2.13")),
-    "p2pfl": Peer("run_p2pfl.py", ("p2pfl[torch]==0.4.4",), ("fedavg",)),
     "fluke": Peer("run_fluke.py", ("fluke-fl==0.8.1", "torch<2.13"), ("fedavg",)),
     "pfl": Peer("run_pfl.py", ("pfl==0.6.0", "torch<2.13"), ("fedavg",)),
 }
@@ -219,7 +219,7 @@ def measured(
         said = (folder / "output.txt").read_text("utf-8", "replace").strip().splitlines()
         raise PeerFailed(f"no result: {(said or ['it said nothing'])[-1][:200]}")
     lines = (folder / "marks.jsonl").read_text("utf-8").splitlines()
-    starts = beginnings(map(json.loads, lines), job["hospitals"])
+    starts = beginnings(map(json.loads, lines))
     return {
         "seconds_per_round": median(later - sooner for sooner, later in pairwise(starts)),
         "start_up_seconds": starts[0] - began,
@@ -237,19 +237,10 @@ def end_processes(folder: Path) -> None:
                 os.kill(int(process.name), signal.SIGKILL)
 
 
-def beginnings(marks: Iterable[tuple[int, float]], hospitals: int) -> list[float]:
-    """When the rounds have begun, from the marks of an adapter.
-
-    Args:
-        marks: Number of a round (-1 = it does not know) and a time; the first of a round counts.
-            Without numbers every hospital has one mark in a round.
-        hospitals: Their number.
-    """
-    in_order = sorted(marks, key=lambda mark: mark[1])
-    if any(number == -1 for number, _ in in_order):
-        return [when for _, when in in_order[::hospitals]]
+def beginnings(marks: Iterable[tuple[int, float]]) -> list[float]:
+    """When the rounds have begun, from an adapter's marks: numbers and times, the first counts."""
     first: dict[int, float] = {}
-    for number, when in in_order:
+    for number, when in sorted(marks, key=lambda mark: mark[1]):
         first.setdefault(number, when)
     return [first[number] for number in sorted(first)]
 
