@@ -53,6 +53,7 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # a run starts at once
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
         "XDG_DATA_HOME": str(folder / "data"),  # where hospitals have their stores
+        "RAY_ADDRESS": "local",  # not a cluster that Ray remembers, which may have ended
         **variables,
     }
     command = [
