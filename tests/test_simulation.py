@@ -36,7 +36,7 @@ import json, sys
 from pathlib import Path
 import ray
 from benchmarks.simulation import superlink
-address = ray.init(num_cpus=2, include_dashboard=False).address_info["address"]
+address = ray.init("local", num_cpus=2, include_dashboard=False).address_info["address"]
 with superlink(Path(sys.argv[1]), RAY_ADDRESS=address) as environment:
     print(json.dumps(environment), flush=True)
     sys.stdin.read()
