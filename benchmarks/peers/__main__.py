@@ -229,12 +229,19 @@ def measured(
 
 
 def end_processes(folder: Path) -> None:
-    """End what a run has left, in whichever process group: all that have its folder's variable."""
+    """End what a run has left, in whichever process group: all that have its folder's variable.
+
+    Returns when they are gone: a signal is not the end yet, and they may have started others.
+    """
     mark = f"PEER_FOLDER={folder}".encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is somebody else's
-            if mark in (process / "environ").read_bytes().split(b"\0"):
-                os.kill(int(process.name), signal.SIGKILL)
+    ended = False
+    while not ended:
+        ended = True
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile, or is somebody else's
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    ended = False
+                    os.kill(int(process.name), signal.SIGKILL)
 
 
 def beginnings(marks: Iterable[tuple[int, float]]) -> list[float]:
