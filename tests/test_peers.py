@@ -87,7 +87,10 @@ def test_a_peer_that_cannot_be_installed_is_kept_as_such(tmp_path, monkeypatch):
 
     monkeypatch.setattr(peers, "_ready", refuse)
     job = {**JOB, "method": "fedavg"}
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "marks.jsonl").touch()  # of a run that was interrupted
     found = peers.figures("pfl", job, tmp_path / "mnist.npz", tmp_path / "run", 1)
+    assert not (tmp_path / "run" / "marks.jsonl").exists()
     assert found["error"] == "not installed: no such version"
     assert json.loads((tmp_path / "run" / "figures.json").read_text()) == found
 

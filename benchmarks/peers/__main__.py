@@ -14,6 +14,7 @@ only). Results are in a JSON file for each run; a run that is there already is n
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,6 +117,7 @@ def figures(
     """What a run has shown, or {"error": why there is none}; kept in figures.json."""
     file = folder / "figures.json"
     if not file.exists():
+        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run has left
         folder.mkdir(parents=True)
         try:
             command = command_of(name, data, folder.parent / "environments")
