@@ -53,6 +53,7 @@ ALLOWED = {
     },
     # Not part of a run: what is done with the models of an open one.
     "server_app/export.py": {"flwr", "torch", "learning", "strategies.protocol"},
+    "server_app/environment.py": {"packaging"},
     "server_app/tables.py": {"pandas", "server_app"},
     "server_app/tracking": {"flwr", "tensorboard", "mlflow", "server_app", "strategies"},
     "server_app": {
