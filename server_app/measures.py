@@ -27,7 +27,7 @@ round their figures, with noise, and may tell none (client_app/disclosure.py).
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
@@ -75,6 +75,7 @@ class Round:
         number: The round, from 1.
         trained: Hospitals that trained a model.
         tests: What was measured of the latest version of each model, by (model, hospital).
+            `without_tests` only of models at hospitals that hold them.
         matrix: Accuracy by (model, hospital); empty if the round was not evaluated.
         by_task: Mean accuracy on each task that a hospital tells of, by its number.
         held: (model, hospital) of the model that each hospital holds after the round.
@@ -99,6 +100,10 @@ class Round:
             hospital: self.tests.get((model, hospital), {}).get(metric, nan)
             for model, hospital in self.held
         }
+
+    def without_tests(self) -> "Round":
+        """The round without what is read of the latest one alone: tests of models not held."""
+        return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held})
 
 
 def measure_round(

@@ -79,7 +79,7 @@ class Results:
         self.path = path
         self._settings = settings
         self._config = ""
-        self._events: list[Event] = []
+        self._events: list[Event] = []  # without the tests of rounds that are over
         self._rounds: list[Round] = []
         self._feed = Feed(settings)
         self._resumed = 0
@@ -119,7 +119,7 @@ class Results:
             ) from error
         results._feed.begin(state.run, results.path, settings)
         for measured in results._rounds:
-            results._track(measured)
+            results._put_away(measured)
         return results, state
 
     def _begin(self) -> State:
@@ -160,9 +160,7 @@ class Results:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
         os.truncate(metrics, notes["bytes"])
         (self.path / "summary.json").unlink(missing_ok=True)  # of its failure
-        self._events = [
-            event_of(line) for line in metrics.read_text(encoding="utf-8").split("\n")[:-1]
-        ]
+        self._events = self._recorded()
         self._newest_round = max((event.round for event in self._events), default=-1)
         for number, seconds in enumerate(notes["seconds_of_rounds"], 1):
             self._measure(number, seconds)
@@ -218,11 +216,19 @@ class Results:
         count = to_take_part(self._settings, self._events, server_round)
         self._say(INFO, wording.of_round(measured, rounds, count, left))
         self._tell_under_way()
-        self._track(measured)
+        self._put_away(measured)
 
-    def _track(self, measured: Round) -> None:
+    def _put_away(self, measured: Round) -> None:
+        """Tell trackers of a round; its tests then leave memory, since they may be a million."""
         events = [event for event in self._events if event.round == measured.number]
         self._feed.round(measured, events, took_part(self._events))
+        tests = {id(event) for event in events if event.verb == "evaluate"}
+        self._events = [event for event in self._events if id(event) not in tests]
+
+    def _recorded(self) -> list[Event]:
+        """All events of the run, from its file."""
+        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
+        return [event_of(line) for line in lines[:-1]]
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
         """Take note of the answers that have not come yet; log them after a long silence."""
@@ -255,6 +261,8 @@ class Results:
     def _measure(self, server_round: int, seconds: float) -> Round:
         events = [event for event in self._events if event.round == server_round]
         measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
+        if measured.matrix:
+            self._rounds = [each.without_tests() for each in self._rounds]
         self._rounds.append(measured)
         return measured
 
@@ -280,9 +288,10 @@ class Results:
         wall_seconds = monotonic() - self._began
         settings = self._settings
         task_at = strategy_of(settings).task_at
+        events = self._recorded()
         summary = summarise(
             self._settings.strategy,
-            self._events,
+            events,
             self._rounds,
             wall_seconds,
             error,
@@ -291,7 +300,7 @@ class Results:
             timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
             tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
             own_streams=settings.own_streams,
-            enrolment=plan_of(self._settings, self._events),
+            enrolment=plan_of(self._settings, events),
         )
         for text in texts(summary.worth, "run", "class"):
             self._say(INFO, text)
@@ -308,7 +317,7 @@ class Results:
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 shutil.copyfile(state.shelf.path(model.parcel), path)
-        page = render(self.path.name, summary, self._events, self._config)
+        page = render(self.path.name, summary, events, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
 

@@ -1,6 +1,6 @@
 import csv
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import nan
 from time import monotonic, time
 
@@ -10,6 +10,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.config import parse_config_args
 
 from server_app import results as module
+from server_app.measures import measure_round, summarise
+from server_app.nan_json import to_json
 from server_app.results import Results
 from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
@@ -260,3 +262,20 @@ def test_whom_the_server_waits_for_is_on_disk_until_the_run_ends(results, events
     assert json.loads((results.path / "under-way.json").read_text())["waits"] == []
     results.finish(at(results))
     assert not (results.path / "under-way.json").exists()
+
+
+def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(results, events):
+    later = [replace(event, round=event.round + 2) for event in events if event.round]
+    run(results, [*events, *later])
+    assert "evaluate" not in {event.verb for event in results._events}
+    assert [len(each.tests) for each in results._rounds] == [2, 2, 2, 4]
+    results.finish(at(results, "A", "B"))
+    recorded = [module.event_of(json.dumps(line)) for line in lines_of(results)]
+    rounds = [
+        measure_round(n, [event for event in recorded if event.round == n], True, each.seconds)
+        for n, each in enumerate(results._rounds, 1)
+    ]
+    expected = asdict(summarise("rwt", recorded, rounds, 0.0, ""))
+    told = summary_of(results)
+    for key in expected.keys() - {"strategy", "wall_seconds"}:
+        assert told[key] == json.loads(to_json(expected[key])), key
