@@ -45,7 +45,8 @@ def main() -> None:
     given = parser.parse_args()
     data = f"npz:{given.data.expanduser().resolve() / 'mnist.npz'}"
     print(f"{where()}\n")
-    print_head("hospitals", "workers", "cross", "first hop, s", "hop, s", "testing, s", "GB")
+    titles = ("first hop, s", "hop, s", "testing, s", "last testing, s")
+    print_head("hospitals", "workers", "cross", *titles, "GB")
     lists = (each.split(",") for each in (given.hospitals, given.workers, given.cross))
     for hospitals, workers, cross in product(*lists):
         settings = {**WORKLOAD, "dataset": data, "min-hospitals": int(hospitals)}
@@ -58,16 +59,18 @@ def main() -> None:
             print_row(hospitals, workers, cross, *seconds, f"{max(peak) / 1e9:.1f}")
 
 
-def seconds_of_phases(result: Path) -> tuple[float, float, float]:
-    """Wall time of the first hop, of the second, and of the testing after the second.
+def seconds_of_phases(result: Path) -> tuple[float, float, float, float]:
+    """Wall time of the first hop, of the second, and of the testing after the second and the third.
 
-    The third round is the last, in which hospitals tell details of models: it is not counted.
+    The third round is the last, in which hospitals tell details of models.
     """
     ends: dict[tuple[int, str], float] = {}  # the last answer of each phase
     for event in events_of(result):
         ends[event["round"], event["verb"]] = event["time"]
     first = ends[1, "train"] - ends[0, "query.prepare"]
-    return first, ends[2, "train"] - ends[1, "evaluate"], ends[2, "evaluate"] - ends[2, "train"]
+    second = ends[2, "train"] - ends[1, "evaluate"]
+    testing, last = (ends[n, "evaluate"] - ends[n, "train"] for n in (2, 3))
+    return first, second, testing, last
 
 
 @contextmanager
