@@ -3,8 +3,8 @@
     uv run python -m benchmarks.hop_latency
 
 A server and three hospitals on this machine, as in deploy/demo: TLS, keys, sealed parcels, a
-database on disk. Each of two methods runs in four ways: with a process for every message; with
-resident processes (the default); with `--warm` too; and with models in half precision as well. The
+database on disk. Each of two methods runs in three ways: with a process for every message; with
+resident processes (the default); and with models in half precision as well. The
 times are those at which lines appear in the hospitals' logs and in metrics.jsonl. The tables show
 medians over the hops after the first round.
 """
@@ -30,8 +30,7 @@ SETTINGS = (
 WAYS: dict[str, tuple[list[str], str]] = {
     "a process per message": (["--node-config", "resident=false"], ""),
     "resident": ([], ""),
-    "and --warm": (["--warm"], ""),
-    "and float16": (["--warm"], "wire-dtype='float16'"),
+    "and float16": ([], "wire-dtype='float16'"),
 }
 METHODS = {"cwt-serial": "one hospital at a time", "cwt": "three hospitals at once on two cores"}
 PHASES = (

@@ -92,11 +92,6 @@ def main() -> None:
     supernode.add_argument(
         "--node-config", default="", help="more keys, such as \"model='resnet18'\""
     )
-    supernode.add_argument(
-        "--warm",
-        action="store_true",
-        help="start the processes that answer messages a second sooner (docs/deployment.md)",
-    )
     runs = command("run", "operator: start a run and wait for its end", server)
     runs.add_argument("--run-config", help="settings, such as \"strategy='cwt' image-size=64\"")
     about = "show what runs on this machine, and for how long certificates and disks last"

@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import ssl
-import sys
 import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from deploy import forkserver
 from deploy.approved import approved_code
 from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
@@ -51,7 +49,6 @@ class Hospital:
         policy: The file of its policy; None = `policy.toml` in the folder, if there is one.
         node_config: Further keys of the node-config, as Flower writes them.
         any_code: Whether it runs the code that comes with a run, approved or not.
-        warm: Whether `deploy.forkserver` starts the ClientApp processes.
         runtime_port: On which the hospital's processes reach its SuperNode; 0 = a free one.
     """
 
@@ -64,7 +61,6 @@ class Hospital:
     policy: Path | None = None
     node_config: str = ""
     any_code: bool = False
-    warm: bool = False
     runtime_port: int = 0
 
 
@@ -122,14 +118,7 @@ def start_supernode(hospital: Hospital) -> None:
         environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: config}
         environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
         voice = SuperNodeVoice(hospital.name, hospital.server, running.note)
-        programs = [Program(program, work, environment, hint, voice=voice, watched=True)]
-        if hospital.warm:
-            environment[forkserver.ADDRESS] = f"{private}/forkserver"
-            begin = [sys.executable, "-I", forkserver.__file__]
-            if not hospital.any_code:
-                begin[2:2] = [str(HERE / "confined.py"), code]
-            programs.insert(0, Program(begin, work, environment))
-        keep_running(*programs)
+        keep_running(Program(program, work, environment, hint, voice=voice, watched=True))
 
 
 def check_writable(hospital: str, store: Path) -> None:

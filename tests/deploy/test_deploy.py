@@ -208,13 +208,13 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     monkeypatch.setattr(hospital, "check_server", lambda *_: None)
     monkeypatch.setattr(hospital, "keep_running", lambda *_: None)
     monkeypatch.setattr(hospital, "Program", lambda *given, **_: started.append(given))
-    given = of(folder, any_code=any_code, warm=True, runtime_port=9095)
+    given = of(folder, any_code=any_code, runtime_port=9095)
     if not any_code:
         with pytest.raises(DeployError, match="has no approved code"):
             start_supernode(given)
         approve(folder, ROOT)
     start_supernode(given)
-    (command, _, environment, _), (fork, *_) = started
+    ((command, _, environment, _),) = started
     secret = command[command.index("--superexec-auth-secret-file") + 1]
     assert shlex.join(command) == (
         f"flower-supernode --superlink localhost:9092 --root-certificates {folder}/ca.crt "
@@ -226,8 +226,6 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     assert json.loads(environment["FEDHANDOFF_NODE_CONFIG"])["data-dir"] == str(folder)
     found = shutil.which("flwr-clientapp", path=environment["PATH"])
     assert found == str(PROGRAMS / "flwr-clientapp")
-    assert environment["FEDHANDOFF_FORKSERVER"] == f"{Path(secret).parent}/forkserver"
-    assert (place in fork) != any_code
 
 
 def test_a_secret_is_new_and_private(tmp_path):

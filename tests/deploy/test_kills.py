@@ -197,7 +197,7 @@ def consortium(tmp_path_factory):
     """The folder of a server and its hospitals, which wait for runs."""
     folder = tmp_path_factory.mktemp("consortium")
     write_images(folder / "images")
-    with server(folder) as address, hospitals(folder, address, more=["--warm"]):
+    with server(folder) as address, hospitals(folder, address):
         yield folder
     assert not processes(folder)
 

@@ -212,7 +212,7 @@ class Dishonest(Watched):
     @contextmanager
     def start_hospitals(self, folder, address, own):
         """In the place of `deploy.demo.hospitals`."""
-        more = {"graz": ["--warm"], "linz": ["--any-code"], "wien": []}
+        more = {"graz": [], "linz": ["--any-code"], "wien": []}
         with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
             for name in HOSPITALS:
                 patch.setattr(demo, "HOSPITALS", (name,))
@@ -356,7 +356,7 @@ def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(
     monkeypatch.setattr(demo, "HOSPITALS", HOSPITALS[:1])
     watched = Watched(HOSPITALS[:1], OPEN)
     write_images(tmp_path / "images")
-    with watched.server(tmp_path) as address, hospitals(tmp_path, address, False, ["--warm"]):
+    with watched.server(tmp_path) as address, hospitals(tmp_path, address, False):
         run(tmp_path, OPEN)
     assert len(watched.models) == 2
     assert watched.found == {
