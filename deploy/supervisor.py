@@ -121,8 +121,8 @@ class Program:
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
         elif self._watched and self._watch and self._watch.wedged():
             say(
-                f"{self.name} waits for an answer that no process works on, or would send the "
-                "answer to an ignored message; it is restarted."
+                f"{self.name} waits for an answer that no process works on, would send the answer "
+                "to an ignored message, or has not received one whole; it is restarted."
             )
             self.end()
             self.wait()
