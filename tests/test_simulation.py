@@ -63,9 +63,10 @@ def flower_on(ray, folder):
 
     Both end with the input of their process, and so with this process, however that ends.
     """
-    # Ray's sockets need a short path; there it also writes down which cluster is the current one.
+    # Ray's sockets need a short path. There it also says which cluster is the current one, and its
+    # last processes may still be ending, and write there, when the folder is removed.
     with (
-        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as short,
+        tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True) as short,
         subprocess.Popen(
             [sys.executable, "-c", FLOWER.format(ray=ray), folder],
             cwd=ROOT,
