@@ -74,14 +74,14 @@ def seconds_of_phases(result: Path) -> tuple[float, float, float, float]:
 
 
 @contextmanager
-def peak_memory(mark: str) -> Iterator[list[float]]:
-    """Bytes, once a second, of all processes that have `mark` in their environment."""
+def peak_memory(mark: str, seconds: float = 1.0) -> Iterator[list[float]]:
+    """Bytes, every few `seconds`, of all processes that have `mark` in their environment."""
     samples: list[float] = []
 
     def sample() -> None:
         samples.append(sum(_bytes(process, mark) for process in Path("/proc").glob("[0-9]*")))
 
-    with repeated(sample, seconds=1.0):
+    with repeated(sample, seconds):
         yield samples
 
 

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.gpu import digits, trained
 from benchmarks.markdown import print_head, print_row, where
-from benchmarks.overhead import opened
+from benchmarks.overhead import HOSPITALS, opened
 from client_app.datasets import open_data
 from gan.adversaries import Adversaries, Examples
 from gan.presets import PRESETS
@@ -69,7 +69,7 @@ def speeds(jobs: list[Job], images: int) -> list[float]:
 
 def visits(settings: Settings) -> tuple[list[Job], int]:
     """An epoch as a visit, as a bare loop, and on one batch; and how many images it has."""
-    stored = open_data(settings, 0, 2).train.to(DEVICE)
+    stored = open_data(settings, 0, HOSPITALS).train.to(DEVICE)
     (copied,), architecture = opened(settings, [0])
     own = copied.train.to(DEVICE)
     learner = LEARNERS["plain"](architecture.build().to(DEVICE), stored, settings, Received())

@@ -81,6 +81,7 @@ def hospitals(
     sealed: bool = True,
     more: Sequence[str] = (),
     own: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    names: Sequence[str] = HOSPITALS,
 ) -> Iterator[None]:
     """Run the hospitals of the server in `folder`, each with its files in `folder`/<name>.
 
@@ -90,12 +91,13 @@ def hospitals(
         sealed: Whether they take part in sealed runs, or in open ones.
         more: Further arguments of `python -m deploy supernode`,
         own: and those of one hospital, by its name.
+        names: The hospitals, each with its images in `folder`/images/<name>.
     """
-    lines = [_identity(name, folder / name / "store") for name in HOSPITALS]
+    lines = [_identity(name, folder / name / "store") for name in names]
     (folder / "members").write_text("".join(lines), encoding="utf-8")
     members = folder / "members" if sealed else "none"
     with ExitStack() as running:
-        for name in HOSPITALS:
+        for name in names:
             hospital = folder / name
             _deploy("key", hospital, name)
             _deploy("approve", hospital)

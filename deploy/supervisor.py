@@ -48,13 +48,13 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
     """
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
     }
 
 
@@ -121,8 +121,8 @@ class Program:
             self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
         elif self._watched and self._watch and self._watch.wedged():
             say(
-                f"{self.name} waits for an answer that no process works on, or would send the "
-                "answer to an ignored message; it is restarted."
+                f"{self.name} waits for an answer that no process works on, would send the answer "
+                "to an ignored message, or has not received one whole; it is restarted."
             )
             self.end()
             self.wait()

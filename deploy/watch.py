@@ -7,6 +7,9 @@ owes an answer. The processes of its group show whether one works on it.
 
 A SuperNode ignores a message whose run has ended, but may still have it answered. It then sends
 that answer in place of the next one, and every later answer one message late.
+
+A SuperNode gives up a message whose content it fails to fetch, and does not tell the server, which
+would wait for the answer as long as it waits for any. The server learns it from the restart.
 """
 
 import subprocess
@@ -22,6 +25,7 @@ PATIENCE = {
     b"Received successfully": 90.0,  # it notices a killed process by itself after 60
     b"Sending: ": 900.0,  # its process has ended; a large answer takes long on a slow line
     b"Ignoring message": 0.0,  # before it receives another one
+    b"Failed to receive message": 0.0,
     b"Sent successfully": inf,
     b"Failed to send": inf,
     b"Ignoring reply": inf,

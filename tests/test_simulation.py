@@ -6,9 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 from benchmarks.simulation import RunFailed, run
 from strategies.protocol.parcel import load
-from tests.fakes import context, metrics_of, run_config, run_here, write_archive
+from tests.fakes import context, metrics_of, models_of, run_config, run_here, write_archive
 
 pytestmark = pytest.mark.slow
 
@@ -34,30 +35,55 @@ RUNS = [line for line in COMMANDS if "flwr run" in line]
 FLOWER = """
 import json, sys
 from pathlib import Path
-import ray
 from benchmarks.simulation import superlink
-address = ray.init("local", num_cpus=2, include_dashboard=False).address_info["address"]
-with superlink(Path(sys.argv[1]), RAY_ADDRESS=address) as environment:
+folder = Path(sys.argv[1])
+{ray}
+with superlink(folder / "superlink", RAY_ADDRESS=address) as environment:
     print(json.dumps(environment), flush=True)
     sys.stdin.read()
 """
+ONE_NODE = """
+import ray
+address = ray.init("local", num_cpus=2, include_dashboard=False).address_info["address"]
+"""
+# As `ray start` does it on two machines, each with its own environment.
+TWO_NODES = """
+from ray.cluster_utils import Cluster
+cluster = Cluster()
+for node in ("first", "second"):
+    variables = {"XDG_DATA_HOME": str(folder / node)}
+    cluster.add_node(num_cpus=1, env_vars=variables, include_dashboard=False)
+address = cluster.address
+"""
+
+
+@contextmanager
+def flower_on(ray, folder):
+    """A SuperLink, and a Ray for all its runs: else each run starts a Ray of its own.
+
+    Both end with the input of their process, and so with this process, however that ends.
+    """
+    # Ray's sockets need a short path. There it also says which cluster is the current one, and its
+    # last processes may still be ending, and write there, when the folder is removed.
+    with (
+        tempfile.TemporaryDirectory("", "ray-", "/tmp", ignore_cleanup_errors=True) as short,
+        subprocess.Popen(
+            [sys.executable, "-c", FLOWER.format(ray=ray), folder],
+            cwd=ROOT,
+            env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": short},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as process,
+    ):
+        assert process.stdout
+        yield json.loads(process.stdout.readline())
 
 
 @pytest.fixture(scope="module")
 def flower(tmp_path_factory):
-    """A SuperLink, and a Ray of two cores for all its runs: else each run starts a Ray of its own.
-
-    Both end with the input of their process, and so with this process, however that ends.
-    """
-    with subprocess.Popen(
-        [sys.executable, "-c", FLOWER, tmp_path_factory.mktemp("superlink")],
-        cwd=ROOT,
-        env={**os.environ, "RAY_USAGE_STATS_ENABLED": "0"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout
-        yield json.loads(process.stdout.readline())
+    """A SuperLink with a Ray of two cores."""
+    with flower_on(ONE_NODE, tmp_path_factory.mktemp("flower")) as environment:
+        yield environment
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +198,19 @@ def test_a_run_that_cannot_start_says_why_and_is_marked_as_failed(flower, tmp_pa
     summary = json.loads((result / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert "didgits" in summary["error"]
+
+
+def test_hospitals_on_two_nodes_of_a_ray_cluster_come_to_the_models_of_one_process(tmp_path):
+    """Of docs/several-machines.md: nodes of a core each, with hospitals' stores apart.
+
+    So figures beside a hospital's own model may be missing: it is in the store of one node.
+    """
+    settings: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "num_server_rounds": 2}
+    config = run_config(output_dir=str(tmp_path / "one"), **settings)
+    store = {"store-dir": str(tmp_path / "store")}
+    one, _ = run_here([context(index, 2, config, **store) for index in range(2)])
+    with flower_on(TWO_NODES, tmp_path / "flower") as environment:
+        two = run(environment, tmp_path / "two", hospitals=2, cpus=1, **settings)
+    for node in ("first", "second"):
+        assert any((tmp_path / "flower" / node).glob("fedhandoff/hospital-*")), f"no work on {node}"
+    assert models_of(two) == models_of(one)

@@ -242,6 +242,14 @@ def test_flower_is_told_to_keep_to_itself(tmp_path):
     assert environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
 
 
+def test_how_often_messages_are_looked_for_may_be_said_by_a_user_s_shell(tmp_path, monkeypatch):
+    name = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+    monkeypatch.delenv(name, raising=False)
+    assert supervisor.flower(tmp_path)[name] == "0.2"
+    monkeypatch.setenv(name, "1")
+    assert supervisor.flower(tmp_path)[name] == "1"
+
+
 @pytest.mark.parametrize(
     ("given", "level", "told"),
     [("ERROR", "INFO", "INFO"), ("", "WARNING", "WARNING"), ("debug", "WARNING", "DEBUG")],

@@ -213,12 +213,11 @@ class Dishonest(Watched):
     def start_hospitals(self, folder, address, own):
         """In the place of `deploy.demo.hospitals`."""
         more = {"graz": [], "linz": ["--any-code"], "wien": []}
-        with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
+        with ExitStack() as running:
             for name in HOSPITALS:
-                patch.setattr(demo, "HOSPITALS", (name,))
                 given = ("--members", "first-use", *more[name])
-                running.enter_context(hospitals(folder, address, more=given, own=own))
-            patch.undo()
+                one = hospitals(folder, address, more=given, own=own, names=[name])
+                running.enter_context(one)
             yield
 
     def do_runs(self, folder, settings):
@@ -349,14 +348,14 @@ def test_a_server_that_relays_sealed_parcels_has_no_model(demonstration):
 
 
 @pytest.mark.slow
-def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(
-    tmp_path, monkeypatch
-):
+def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(tmp_path):
     """One hospital is enough."""
-    monkeypatch.setattr(demo, "HOSPITALS", HOSPITALS[:1])
     watched = Watched(HOSPITALS[:1], OPEN)
     write_images(tmp_path / "images")
-    with watched.server(tmp_path) as address, hospitals(tmp_path, address, False):
+    with (
+        watched.server(tmp_path) as address,
+        hospitals(tmp_path, address, False, names=HOSPITALS[:1]),
+    ):
         run(tmp_path, OPEN)
     assert len(watched.models) == 2
     assert watched.found == {

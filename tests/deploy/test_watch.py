@@ -126,6 +126,12 @@ def test_an_ignored_message_is_not_left_to_be_answered(supernode):
     assert supernode.seconds_until_wedged() < 1
 
 
+def test_a_message_that_has_not_come_whole_is_not_waited_for(supernode):
+    """As with a SuperLink whose database was locked for five seconds."""
+    supernode.write(SENT, b"Failed to receive message 8: <_InactiveRpcError of RPC that")
+    assert supernode.seconds_until_wedged() < 1
+
+
 def test_the_work_of_another_supernode_does_not_count(supernode, clientapp):
     other = SuperNode()
     clientapp(other)
@@ -189,7 +195,6 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
     settings += f" evaluate.every=2 output-dir='{tmp_path}/runs'"
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(demo, "DEPLOY", [sys.executable, "-c", code])
-    monkeypatch.setattr(demo, "HOSPITALS", ("graz",))
     log = tmp_path / "graz.log"
 
     def end_clientapps():
@@ -200,7 +205,7 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
     run = ["run", str(tmp_path / "server"), "--run-config", settings]
     with (
         demo.server(tmp_path) as address,
-        demo.hospitals(tmp_path, address),
+        demo.hospitals(tmp_path, address, names=["graz"]),
         demo.started(tmp_path, *run, log="run") as process,
     ):
         wait_until(lambda: b"train: at work" in log.read_bytes(), seconds=180)
