@@ -53,7 +53,7 @@ def main() -> None:
         Workers(PROCESSES, {"XDG_DATA_HOME": str(Path(folder) / "data")}, log) as workers,
     ):
         for name, workload in WORKLOADS.items():
-            workload = {"partition": "iid", **workload}
+            workload = {"strategy": "rwt", "partition": "iid", **workload}
             result = run(flower, Path(folder) / "runs", HOSPITALS, **workload)
             named = {key.replace("__", ".").replace("_", "-"): v for key, v in workload.items()}
             warm = run_warm(workers, Path(folder) / "warm", HOSPITALS, named)
