@@ -10,6 +10,7 @@ medians over the hops after the first round.
 """
 
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -45,6 +46,7 @@ PHASES = (
 
 def main() -> None:
     """Measure both methods in all ways, and print a table for each."""
+    os.environ["FLWR_LOG_LEVEL"] = "DEBUG"  # hospitals then pass on Flower's lines as they are
     for strategy, text in METHODS.items():
         columns = {}
         for way, (options, settings) in WAYS.items():
