@@ -234,14 +234,17 @@ def _areas(outcome: Outcome, weights: Floats) -> Floats:
     """The AUROC of each of the P classes that there are, of weighted images [n, b]; [b, P]."""
     areas = []
     for k in np.unique(outcome.labels):
-        values = outcome.scores[:, k]
-        order = np.argsort(values, kind="stable")
-        own = (outcome.labels[order] == k)[:, None]
-        starts = np.flatnonzero(np.diff(values[order], prepend=-inf))  # of equal scores
-        ordered = weights[order]
-        inside, outside = (np.add.reduceat(ordered * mask, starts, axis=0) for mask in (own, ~own))
-        below = outside.cumsum(axis=0) - outside / 2  # ties count half
-        areas.append((inside * below).sum(axis=0) / (inside.sum(axis=0) * outside.sum(axis=0)))
+        own, others = (np.flatnonzero((outcome.labels == k) == is_own) for is_own in (True, False))
+        others = others[np.argsort(outcome.scores[others, k], kind="stable")]
+        sums = np.zeros((len(others) + 1, weights.shape[1]))  # of the lowest scores
+        np.cumsum(weights[others], axis=0, out=sums[1:])
+        scores, inside = outcome.scores[own, k], weights[own]
+        below, up_to = (
+            sums[np.searchsorted(outcome.scores[others, k], scores, side)]
+            for side in ("left", "right")
+        )
+        wins = (inside * (below + up_to)).sum(axis=0) / 2  # ties count half
+        areas.append(wins / (inside.sum(axis=0) * sums[-1]))
     return np.stack(areas, axis=1)
 
 
