@@ -249,9 +249,12 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
         UndeclaredError: Names the record, array, card field or metric.
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
+    metrics = content.metric_records.get("metrics", MetricRecord())
+    abouts = {name.rpartition("/")[0] for name in (*content, *metrics)}
+    asked = {about for about in abouts if sent is None or _is_asked(about, sent)}
     for name, record in content.items():
-        asked = "/" not in name or sent is None or _is_asked(name.rpartition("/")[0], sent)
-        if type(record) is not declared.get(_pattern_of(name)) or not asked:
+        fits = type(record) is declared.get(_pattern_of(name))
+        if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
             raise UndeclaredError(
                 f"The record '{_shown(name)}' may not leave a hospital in answer to {verb}."
             )
@@ -260,11 +263,9 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
     for field, value in content.config_records.get("card", {}).items():
         if field not in CARD or not CARD[field](value):
             raise UndeclaredError(f"The card field '{_shown(field)}' may not leave a hospital so.")
-    for key, figure in content.metric_records.get("metrics", {}).items():
+    for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
-        named = not slash or (
-            verb == "evaluate" and is_name(about) and (sent is None or _is_asked(about, sent))
-        )
+        named = not slash or (verb == "evaluate" and is_name(about) and about in asked)
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
             raise UndeclaredError(f"The metric '{_shown(key)}' may not leave a hospital so.")
