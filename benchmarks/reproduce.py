@@ -13,10 +13,12 @@ A table is a TOML file; only `rows` must be there, and `name` in each:
                                            # training images, with the settings num-folds and fold
     columns = ["federation_accuracy"]      # see `known_columns`
     [settings]                             # for all rows, as in pyproject.toml; {data} stands for
-    dataset = "npz:{data}/x.npz"           # the folder that --data names
+    dataset = "npz:{data}/x.npz"           # the folder that --data names, and {images} for several
     [[rows]]
     name = "FedER"                         # without a comma, for --rows
     settings.strategy = "feder"            # what differs
+    lost = 0.2                             # share of visits that do not take place, and rounds
+    leaves_after = 4                       # after which one hospital leaves (benchmarks/losses.py)
     paper.federation_accuracy = 0.83       # or [mean, std]; in the unit of summary.json; `beside`
                                            # at the top says whose it is, if not the paper's
 
@@ -46,8 +48,10 @@ from typing import Any
 
 from flwr.common.config import flatten_dict
 
+from benchmarks.losses import AWAY, NONE, Losses
 from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
 from benchmarks.simulation import RunFailed, run, run_warm, superlink
+from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
 from server_app.workers import Workers
@@ -58,7 +62,7 @@ Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}
 # What a table, and a row of it, may say; the first must be there.
 TABLE_KEYS = ("rows", "title", "beside", "hospitals", "seeds", "folds", "columns", "settings")
-ROW_KEYS = ("name", "hospitals", "settings", "paper")
+ROW_KEYS = ("name", "hospitals", "settings", "paper", "lost", "leaves_after")
 COLUMNS = [
     *("federation_balanced_accuracy", "federation_accuracy"),
     *("personalized_balanced_accuracy", "personalized_accuracy", "wall_seconds"),
@@ -112,6 +116,7 @@ class Row:
     hospitals: int
     settings: dict[str, Any]
     paper: dict[str, list[float]]
+    losses: Losses = NONE
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,13 @@ def main() -> None:
     parser.add_argument(
         "table", nargs="?", help="name of a table in benchmarks/, or a TOML file like these"
     )
-    parser.add_argument("--data", type=Path, help="what {data} stands for in the table's settings")
+    parser.add_argument(
+        *("--data",),
+        type=_folders,
+        default=[],
+        help="folder that {data} stands for in the table's settings; where they have {images}, the "
+        "hospitals' folders or manifests, with commas",
+    )
     parser.add_argument("--output", type=Path, help="default: ~/fedhandoff/benchmarks/<name>")
     parser.add_argument("--rows", help="names of the rows to run, with commas; default: all")
     parser.add_argument("--seeds", type=_numbers, help="in place of the table's, such as 0,1,2")
@@ -168,6 +179,8 @@ def main() -> None:
         output = output.expanduser().resolve()
         for row in rows:
             _check_here(row, table.repeats[0], output)
+            if row.losses != NONE and not arguments.workers:
+                raise TableError(f"Row '{row.name}' loses visits, which needs --workers.")
     except (TableError, SettingsError) as error:
         parser.error(str(error))
 
@@ -187,11 +200,11 @@ def main() -> None:
             log = running.enter_context((output / "log.txt").open("a", encoding="utf-8"))
             return running.enter_context(Workers(arguments.workers, store, log))
 
-        def start(output_dir: Path, hospitals: int, settings: dict[str, Any]) -> Path:
+        def start(output_dir: Path, row: Row, settings: dict[str, Any]) -> Path:
             if arguments.workers:
-                return run_warm(warm(), output_dir, hospitals, settings)
-            gpus = min(1.0, len(gpu_names()) / hospitals)
-            return run(flower(), output_dir, hospitals, gpus=gpus, **settings)
+                return run_warm(warm(), output_dir, row.hospitals, settings, row.losses)
+            gpus = min(1.0, len(gpu_names()) / row.hospitals)
+            return run(flower(), output_dir, row.hospitals, gpus=gpus, **settings)
 
         complete = run_missing(table, rows, output, start)
     command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
@@ -199,6 +212,10 @@ def main() -> None:
     (output / "table.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\nHow sure are the differences? uv run python -m server_app compare {output}")
     sys.exit(not complete)
+
+
+def _folders(text: str) -> list[Path]:
+    return [Path(each).expanduser().resolve() for each in text.split(",")]
 
 
 def _numbers(text: str) -> list[int]:
@@ -272,13 +289,17 @@ def _value(default: Any, text: str) -> Any:
         return text  # which is refused later, with what is allowed
 
 
-def checked(described: Mapping[str, Any], data: Path | None) -> Table:
+def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
     """Check everything that can be checked without the images.
+
+    Args:
+        described: Of `described_by`.
+        data: What --data names.
 
     Raises:
         TableError: It does not fit together, or a setting has a value that cannot be used.
     """
-    hospitals, seeds = described.get("hospitals", 2), described.get("seeds", [0])
+    hospitals, seeds = described.get("hospitals", max(2, len(data))), described.get("seeds", [0])
     chosen = described.get("columns", COLUMNS)
     known = known_columns(min(row.get("hospitals", hospitals) for row in described["rows"]))
     if unknown := set(chosen) - known.keys():
@@ -298,7 +319,10 @@ def checked(described: Mapping[str, Any], data: Path | None) -> Table:
         }
         if unknown := paper.keys() - set(chosen):
             raise TableError(f"The table has no column {_list(unknown)} (row {row['name']}).")
-        rows.append(Row(row["name"], row.get("hospitals", hospitals), settings, paper))
+        losses = Losses(row.get("lost", 0.0), row.get("leaves_after", 0))
+        if not 0 <= losses.share < 1:
+            raise TableError(f"Row '{row['name']}': 'lost' is a share, from 0 to below 1.")
+        rows.append(Row(row["name"], row.get("hospitals", hospitals), settings, paper, losses))
     if len({_dashed(row.name) for row in rows}) < len(rows):
         raise TableError("Two rows have one name, or names that differ only in signs like +.")
     columns = {name: known[name] for name in chosen}
@@ -464,12 +488,23 @@ def _is_75(visit: Mapping[str, Any]) -> bool:
     return accuracy is not None and accuracy >= 0.75
 
 
-def _filled_in(value: Any, data: Path | None) -> Any:
-    if not isinstance(value, str) or "{data}" not in value:
+def _filled_in(value: Any, data: Sequence[Path]) -> Any:
+    """A setting, with what --data names in the place of {data}, or of {images}."""
+    if not isinstance(value, str) or not re.search("{(data|images)}", value):
         return value
-    if data is None:
-        raise TableError(f"'{value}' needs a folder of data: name it with --data.")
-    return value.replace("{data}", str(data.expanduser().resolve()))
+    if "{images}" in value:
+        if len(data) < 2:
+            raise TableError("Name the folders of two hospitals or more: --data A,B.")
+        kinds, paths = zip(*(own_data(str(each)).split(":", 1) for each in data), strict=True)
+        if len({*kinds}) > 1:
+            raise TableError(
+                "All hospitals need a manifest.csv (docs/data.md), or none of them: "
+                + ", ".join(f"{path} is a {kind}" for kind, path in zip(kinds, paths, strict=True))
+            )
+        return value.replace("{images}", f"{kinds[0]}:{','.join(paths)}")
+    if len(data) != 1:
+        raise TableError(f"'{value}' needs one folder of data: name it with --data.")
+    return value.replace("{data}", str(data[0]))
 
 
 def _list(names: Iterable[str]) -> str:
@@ -493,7 +528,7 @@ def run_missing(
     table: Table,
     rows: Sequence[Row],
     output: Path,
-    start: Callable[[Path, int, dict[str, Any]], Path],
+    start: Callable[[Path, Row, dict[str, Any]], Path],
 ) -> bool:
     """Do those runs of some rows that are not completed yet.
 
@@ -501,8 +536,7 @@ def run_missing(
         table: The table.
         rows: Which of its rows to run.
         output: The table's folder.
-        start: Does a run, by its output-dir, number of hospitals and other settings, and returns
-            the result folder.
+        start: Does a run, by its output-dir, row and settings, and returns the result folder.
 
     Returns:
         Whether all of them are completed now.
@@ -516,7 +550,7 @@ def run_missing(
         began = time.monotonic()
         try:
             folder = _folder(row, repeat, output)
-            result = start(folder, row.hospitals, {**row.settings, **repeat.settings})
+            result = start(folder, row, {**row.settings, **repeat.settings})
             (result / "commit").write_text(commit(), encoding="utf-8")
             summary = _read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
@@ -534,7 +568,8 @@ def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
         summary = _read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
         same = wanted.items() <= config.items() and len(summary["hospitals"]) == row.hospitals
-        if same and summary["status"] == "completed":
+        meant = "completed with failures" if _reasons(summary) == [AWAY] else "completed"
+        if same and summary["status"] == (meant if row.losses != NONE else "completed"):
             return path.parent
     return None
 
@@ -587,7 +622,7 @@ def cell(figures: Sequence[float], scale: float) -> str:
 
 
 def _folder(row: Row, repeat: Repeat, output: Path) -> Path:
-    return output / _dashed(row.name) / _dashed(str(repeat))
+    return output / _dashed(row.name) / _dashed(f"{repeat} {row.losses}")
 
 
 def _dashed(name: str) -> str:

@@ -19,8 +19,9 @@ from urllib.request import urlopen
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from benchmarks.losses import NONE, Losses, UnreliableGrid
 from server_app.app import app
-from server_app.workers import Workers, WorkersGrid
+from server_app.workers import Workers
 from strategies.protocol.settings import merged
 
 APP = Path(__file__).parents[1]
@@ -127,7 +128,11 @@ def run(
 
 
 def run_warm(
-    workers: Workers, output_dir: Path, hospitals: int, settings: Mapping[str, object]
+    workers: Workers,
+    output_dir: Path,
+    hospitals: int,
+    settings: Mapping[str, object],
+    losses: Losses = NONE,
 ) -> Path:
     """Do one run in this process and in warm ones, without Flower's engine; the figures are equal.
 
@@ -136,6 +141,7 @@ def run_warm(
         output_dir: Where the result folder will be; nothing else may be put there meanwhile.
         hospitals: How many are simulated.
         settings: As in pyproject.toml.
+        losses: Visits that do not take place.
 
     Returns:
         The result folder.
@@ -149,7 +155,7 @@ def run_warm(
         setattr(TaskIdentity, identity, 0)
     try:
         with redirect_stdout(workers.log):
-            grid = WorkersGrid(workers, hospitals, config)
+            grid = UnreliableGrid(losses, workers, hospitals, config)
             app(grid, Context(0, 0, {}, RecordDict(), {**config}))
     except Exception as error:
         raise RunFailed(f"{type(error).__name__}: {error}") from error

@@ -1,10 +1,11 @@
-"""What rare classes count: the setting `train.class-balance`.
+"""What an image counts in the loss: the settings `train.class-balance` and `train.focal-gamma`.
 
 At a hospital with one melanoma among ten photographs a network soon learns to say no. Here every
 class counts as much as any other: by the loss, or by how often its images are drawn.
 """
 
 from torch import Tensor
+from torch.nn import functional
 
 
 def class_weights(labels: Tensor) -> Tensor:
@@ -20,3 +21,21 @@ def class_weights(labels: Tensor) -> Tensor:
     counts = labels.bincount()
     occurring = (counts > 0).sum()
     return (len(labels) / (occurring * counts)).nan_to_num(posinf=0.0)
+
+
+def focal_losses(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
+    """The focal loss of each image, by which those that are already right count little.
+
+    Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, eq. 4, without its weights of
+    classes: -(1 - p)^γ log p, with p the probability of the label.
+
+    Args:
+        logits: [N, K].
+        labels: int64 [N].
+        gamma: γ, 0 or more; 0 = cross-entropy.
+
+    Returns:
+        [N].
+    """
+    losses = functional.cross_entropy(logits, labels, reduction="none")
+    return (1 - (-losses).exp()) ** gamma * losses if gamma else losses

@@ -11,6 +11,7 @@ import tomli_w
 from flwr.common.config import flatten_dict
 
 from benchmarks import markdown, membership, reproduce, simulation
+from benchmarks.losses import AWAY, Losses
 from benchmarks.reproduce import (
     TABLES,
     Repeat,
@@ -23,6 +24,7 @@ from benchmarks.reproduce import (
     run_missing,
 )
 from benchmarks.simulation import RunFailed
+from server_app.workers import Workers
 from tests.fakes import run_config, write_archive
 
 TABLE = """
@@ -50,7 +52,7 @@ def load(path, data, vary=()):
 @pytest.fixture
 def table(tmp_path):
     (tmp_path / "two.toml").write_text(TABLE)
-    return load(tmp_path / "two.toml", Path("/data"))
+    return load(tmp_path / "two.toml", [Path("/data")])
 
 
 class Runs:
@@ -60,7 +62,7 @@ class Runs:
         self.done = []
         self.changes = changes
 
-    def __call__(self, output_dir, hospitals, settings):
+    def __call__(self, output_dir, row, settings):
         self.done.append((settings["strategy"], settings["seed"]))
         result = output_dir / f"time-{len(self.done)}"
         result.mkdir(parents=True)
@@ -95,7 +97,8 @@ def nested(flat):
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_can_be_run_as_far_as_its_settings_go(name):
     """`load` checks settings, strategies, columns and the paper's figures."""
-    table = load(TABLES[name], Path("/data"))
+    folders = 2 if "{images}" in TABLES[name].read_text() else 1
+    table = load(TABLES[name], [Path(f"/data/{index}") for index in range(folders)])
     names = [row.name for row in table.rows]
     assert len({reproduce._folder(row, Repeat(0), Path()) for row in table.rows}) == len(names)
     assert not any("," in name for name in names)
@@ -111,10 +114,10 @@ def test_the_table_and_the_lists_in_comparing_md_can_be_run(tmp_path):
     page = (Path(__file__).parents[1] / "docs" / "comparing.md").read_text("utf-8")
     (own,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     (tmp_path / "skin.toml").write_text(own, encoding="utf-8")
-    table = load(tmp_path / "skin.toml", Path("/data"))
+    table = load(tmp_path / "skin.toml", [Path("/data")])
     assert [row.name for row in table.rows] == ["alone", "FedER", "FedER without buffers"]
     vary = re.findall(r"--vary ([a-z]\S*=\S+)", page)
-    assert len(checked(described_by(None, vary), None).rows) == 6
+    assert len(checked(described_by(None, vary), []).rows) == 6
 
 
 def test_methods_md_says_what_each_table_repeats():
@@ -142,13 +145,13 @@ def test_a_table_that_does_not_fit_together_is_refused_at_once(tmp_path, old, ne
     assert old in TABLE
     (tmp_path / "two.toml").write_text(TABLE.replace(old, new))
     with pytest.raises(ValueError, match=words):
-        load(tmp_path / "two.toml", Path("/data"))
+        load(tmp_path / "two.toml", [Path("/data")])
 
 
 def test_the_folder_of_data_is_named_on_the_command_line(table, tmp_path):
     assert table.rows[0].settings["dataset"] == "npz:/data/x.npz"
     with pytest.raises(TableError, match="--data"):
-        load(tmp_path / "two.toml", None)
+        load(tmp_path / "two.toml", [])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_a_table_that_is_not_there_is_named(name, words):
 
 def test_only_the_rows_of_a_table_must_be_there(tmp_path):
     (tmp_path / "own.toml").write_text('[[rows]]\nname = "defaults"')
-    table = load(tmp_path / "own.toml", None)
+    table = load(tmp_path / "own.toml", [])
     assert [(row.name, row.hospitals, row.settings) for row in table.rows] == [("defaults", 2, {})]
     assert [str(repeat) for repeat in table.repeats] == ["seed 0"]
     assert list(table.columns)[:2] == ["federation_balanced_accuracy", "federation_accuracy"]
@@ -175,13 +178,13 @@ def test_only_the_rows_of_a_table_must_be_there(tmp_path):
 
 def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
     vary = ["strategy=cwt,rwt", "train.learning-rate=0.1,1", "mlp.hidden='8,8','16'", "seed=3"]
-    rows = checked(described_by(None, vary), None).rows
+    rows = checked(described_by(None, vary), []).rows
     assert len(rows) == 8
     assert rows[0].name == "strategy=cwt train.learning-rate=0.1 mlp.hidden=8 8"
     wanted = {"strategy": "rwt", "train.learning-rate": 1, "mlp.hidden": "16", "seed": 3}
     assert rows[-1].settings == wanted
     (tmp_path / "two.toml").write_text(TABLE)
-    rows = load(tmp_path / "two.toml", Path("/data"), ["evaluate.cross=true,false"]).rows
+    rows = load(tmp_path / "two.toml", [Path("/data")], ["evaluate.cross=true,false"]).rows
     assert [row.name for row in rows] == [
         f"{name} evaluate.cross={cross}" for name in ("alone", "FedER") for cross in (True, False)
     ]
@@ -200,7 +203,7 @@ def test_settings_that_vary_make_rows_of_all_their_values(tmp_path):
 )
 def test_values_that_cannot_be_used_are_refused_at_once(vary, words):
     with pytest.raises(ValueError, match=words):
-        checked(described_by(None, [vary]), None)
+        checked(described_by(None, [vary]), [])
 
 
 def test_a_row_that_does_not_exist_is_refused(table):
@@ -324,12 +327,12 @@ def test_what_the_gans_of_all_hospitals_measured_whatever_measured_it():
 
 def test_a_table_with_folds_has_a_run_for_each_seed_and_fold(tmp_path):
     (tmp_path / "two.toml").write_text(TABLE.replace("columns", "folds = 2\ncolumns", 1))
-    table, runs = load(tmp_path / "two.toml", Path("/data")), Runs()
+    table, runs = load(tmp_path / "two.toml", [Path("/data")]), Runs()
     started = []
 
-    def start(output_dir, hospitals, settings):
+    def start(output_dir, row, settings):
         started.append((output_dir.name, settings["seed"], settings["num-folds"], settings["fold"]))
-        return runs(output_dir, hospitals, settings)
+        return runs(output_dir, row, settings)
 
     assert run_missing(table, table.rows[:1], tmp_path, start)
     assert started == [
@@ -345,10 +348,93 @@ def test_a_table_with_folds_has_a_run_for_each_seed_and_fold(tmp_path):
     assert len(started) == 4
 
 
+def test_images_stands_for_the_folders_of_as_many_hospitals(tmp_path):
+    text = TABLE.replace("npz:{data}/x.npz", "{images}").replace("hospitals = 2\n", "")
+    (tmp_path / "own.toml").write_text(text)
+    folders = [tmp_path / name for name in "abc"]
+    table = load(tmp_path / "own.toml", folders)
+    paths = ",".join(map(str, folders))
+    assert table.rows[0].settings["dataset"] == f"folder:{paths}"
+    assert table.rows[0].hospitals == 3
+    for folder in folders:
+        folder.mkdir()
+        (folder / "manifest.csv").touch()
+    table = load(tmp_path / "own.toml", folders)
+    assert table.rows[0].settings["dataset"] == f"manifest:{paths}"
+    (folders[1] / "manifest.csv").unlink()
+    with pytest.raises(TableError, match=r"or none of them: .*/b is a folder"):
+        load(tmp_path / "own.toml", folders)
+    with pytest.raises(TableError, match="two hospitals or more: --data A,B"):
+        load(tmp_path / "own.toml", folders[:1])
+
+
+def test_a_row_may_lose_visits(tmp_path, command, capsys):
+    (tmp_path / "two.toml").write_text(TABLE.replace('"alone"\n', '"alone"\nlost = 0.2\n'))
+    (row, other), repeat = load(tmp_path / "two.toml", [tmp_path]).rows, Repeat(0)
+    assert (row.losses, other.losses) == (Losses(0.2), Losses())
+    assert reproduce._folder(row, repeat, tmp_path).name == "seed-0-lost-0-2"
+    assert reproduce._folder(other, repeat, tmp_path).name == "seed-0"
+    write_archive(tmp_path / "x.npz", 4)
+    assert command(tmp_path / "two.toml", "--data", tmp_path) == (2, [])
+    assert "'alone' loses visits, which needs --workers" in capsys.readouterr().err
+    (tmp_path / "two.toml").write_text(TABLE.replace('"alone"\n', '"alone"\nlost = 20\n'))
+    with pytest.raises(TableError, match="'lost' is a share, from 0 to below 1"):
+        load(tmp_path / "two.toml", [tmp_path])
+
+
+def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
+    (tmp_path / "two.toml").write_text(TABLE.replace('"alone"\n', '"alone"\nlost = 0.2\n'))
+    table = load(tmp_path / "two.toml", [tmp_path])
+    for row in table.rows:
+        for reason in ("boom", AWAY):
+            status = "completed with failures"
+            runs = Runs(status=status, failures=[{"reason": reason}])
+            run_missing(table, [row], tmp_path / reason, runs)
+            lost = row.name == "alone" and reason == AWAY
+            assert (completed(row, Repeat(0), tmp_path / reason) is not None) == lost
+
+
+def test_losses_are_the_same_for_all_methods_and_as_many_as_they_say():
+    losses, rounds = Losses(0.4), range(1, 501)
+    lost = [[losses.lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
+    assert lost == [[losses.lost(3, r, hospital, 4) for r in rounds] for hospital in range(4)]
+    assert all(sum(each) == pytest.approx(200, abs=50) for each in lost)  # 4.5 deviations
+    assert len(set(map(tuple, lost))) == 4
+    assert [losses.lost(4, r, 0, 4) for r in rounds] != lost[0]
+
+
+def test_one_hospital_leaves_for_good():
+    losses = Losses(leaves_after=2)
+    left = [{h for h in range(4) if losses.lost(0, r, h, 4)} for r in range(1, 7)]
+    assert left[:2] == [set(), set()]
+    assert len(left[2]) == 1
+    assert left[2:] == [left[2]] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["rwt", "cwt-serial", "fedavg"])
+def test_a_lost_visit_is_an_absence_and_the_run_goes_on(tmp_path, strategy):
+    losses = Losses(0.4)
+    settings = {"strategy": strategy, "num-server-rounds": 3, "evaluate.every": 3}
+    with (tmp_path / "log").open("w") as log, Workers(1, {}, log) as workers:
+        result = simulation.run_warm(workers, tmp_path / "runs", 3, settings, losses)
+    events = [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    visits = [each for each in events if each["verb"] == "train"]
+    for visit in visits:
+        hospital = int(visit["hospital"].removeprefix("hospital-"))
+        away = losses.lost(run_config()["seed"], visit["round"], hospital, 3)
+        assert visit["outcome"] == ("gone" if away else "ok")
+    assert {visit["outcome"] for visit in visits} == {"gone", "ok"}
+    tested = {each["hospital"] for each in events if each["verb"] == "evaluate"}
+    assert len(tested) == 3
+    summary = json.loads((result / "summary.json").read_text())
+    assert {each["reason"] for each in summary["failures"]} == {AWAY}
+
+
 def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compare_with(tmp_path):
     text = 'beside = "the others"\n' + TABLE.replace('"alone"\n', '"alone"\nhospitals = 3\n')
     (tmp_path / "two.toml").write_text(text)
-    table = load(tmp_path / "two.toml", Path("/data"))
+    table = load(tmp_path / "two.toml", [Path("/data")])
     assert [row.hospitals for row in table.rows] == [3, 2]
     assert "| federation accuracy, % | the others |" in render(table, tmp_path, "")
 
@@ -385,7 +471,7 @@ def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, out
 def test_a_result_with_other_settings_does_not_count(table, tmp_path):
     run_missing(table, table.rows, tmp_path, Runs())
     (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
-    changed = load(tmp_path / "two.toml", Path("/data"))
+    changed = load(tmp_path / "two.toml", [Path("/data")])
     assert completed(changed.rows[0], Repeat(0), tmp_path)
     assert completed(changed.rows[1], Repeat(0), tmp_path) is None
 
@@ -393,10 +479,10 @@ def test_a_result_with_other_settings_does_not_count(table, tmp_path):
 def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
     runs = Runs()
 
-    def start(output_dir, hospitals, settings):
+    def start(output_dir, row, settings):
         if settings["seed"] == 0 and settings["strategy"] == "standalone":
             raise RunFailed("boom")
-        return runs(output_dir, hospitals, settings)
+        return runs(output_dir, row, settings)
 
     assert not run_missing(table, table.rows, tmp_path, start)
     assert len(runs.done) == 3
@@ -412,7 +498,7 @@ def command(tmp_path, monkeypatch):
         runs = Runs()
         monkeypatch.setattr(reproduce, "superlink", Superlink)
         monkeypatch.setattr(
-            reproduce, "run", lambda _, folder, count, gpus, **s: runs(folder, count, s)
+            reproduce, "run", lambda _, folder, row, gpus, **s: runs(folder, row, s)
         )
         output = ["--output", str(tmp_path / "output")]
         monkeypatch.setattr("sys.argv", ["reproduce", *map(str, arguments), *output])

@@ -109,13 +109,13 @@ def do_the_runs_of_the_notebooks(output):
     [seeds] = [value for key, value in told if key == "--seeds"]
     [hospitals] = [int(value) for key, value in told if key == "--hospitals"]
     changes = {"seeds": [int(seed) for seed in seeds.split(",")], "hospitals": hospitals}
-    table = checked({**described_by(None, vary), **changes}, None)
+    table = checked({**described_by(None, vary), **changes}, [])
 
-    def start(output_dir, hospitals, settings):
+    def start(output_dir, row, settings):
         config = defaults() | {"output-dir": str(output_dir)} | settings
         store = {"store-dir": str(output / "store")}
-        result, _ = run_here([context(k, hospitals, config, **store) for k in range(hospitals)])
-        return result
+        places = [context(k, row.hospitals, config, **store) for k in range(row.hospitals)]
+        return run_here(places)[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Courier, "simulates", True)  # as the command does

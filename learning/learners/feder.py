@@ -10,7 +10,6 @@ about the first term alone: a buffer has as many images of each class.
 """
 
 from torch import Tensor
-from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
@@ -47,5 +46,5 @@ class FedER(Learner):
         logits = self.model(draws.view(both.images))
         (own, replayed), labels = logits.chunk(2), both.labels.chunk(2)
         weight = self.own.replay_weight
-        replay = functional.cross_entropy(replayed, labels[1])
+        replay = self.losses(replayed, labels[1]).mean()
         return (1 - weight) * self.cross_entropy(own, labels[0]) + weight * replay

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
-from torch.nn import functional
 
 from learning.augmentation import Draws
-from learning.balance import class_weights
+from learning.balance import class_weights, focal_losses
 from learning.samples import Samples
 from strategies.protocol.settings import Settings
 
@@ -93,11 +92,15 @@ class Learner:
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """The mean over own images by `train.class-balance`: logits [N, K], labels [N]."""
+        losses = self.losses(logits, labels)
         if self.class_weights is None:
-            return functional.cross_entropy(logits, labels)
+            return losses.mean()
         weights = self.class_weights[labels]
-        losses = functional.cross_entropy(logits, labels, reduction="none")
         return (weights * losses).sum() / weights.sum()
+
+    def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """That of each image, by `train.focal-gamma`: logits [N, K], labels [N] -> [N]."""
+        return focal_losses(logits, labels, self.settings.train.focal_gamma)
 
     def before_step(self) -> None:
         """Change the gradient before the optimizer's step; here nothing."""

@@ -55,6 +55,7 @@ class TrainSettings:
     batch_size: int
     batch_sizes: str
     class_balance: Literal["none", "sampler", "loss"]
+    focal_gamma: float
     optimizer: Literal["adam", "sgd"]
     learning_rate: float
     weight_decay: float
@@ -68,6 +69,7 @@ class TrainSettings:
         _require_numbers("train.batch-sizes", self.batch_sizes, 2)
         require(self.learning_rate > 0, "train.learning-rate", self.learning_rate, "above 0")
         require(self.weight_decay >= 0, "train.weight-decay", self.weight_decay, "0 or more")
+        require(0 <= self.focal_gamma <= 10, "train.focal-gamma", self.focal_gamma, "0 to 10")
         require(self.halve_every >= 0, "train.halve-every", self.halve_every, "0 or more")
         # A class's weights follow from all images.
         apart = not self.dp.noise_multiplier or self.class_balance == "none"

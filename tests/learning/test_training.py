@@ -1,3 +1,4 @@
+import math
 import time
 from typing import get_args, get_type_hints
 
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from learning.augmentation import AUGMENTATIONS, Draws
-from learning.balance import class_weights
+from learning.balance import class_weights, focal_losses
 from learning.errors import DeadlineError
 from learning.learners import LEARNERS
 from learning.learners.centralized import Centralized
@@ -179,6 +180,22 @@ def test_a_balanced_loss_leaves_the_buffer_as_it_is():
     replayed = nn.functional.cross_entropy(model(buffer.images), buffer.labels)
     expected = plain.observe(rare, draws()) / 2 + replayed / 2
     torch.testing.assert_close(learner.observe(rare, draws()), expected)
+
+
+def test_the_focal_loss_by_hand():
+    """A label of probability 1/2 counts a quarter of its cross-entropy, with γ = 2."""
+    logits, labels = torch.tensor([[0.0, 0.0], [3.0, 0.0]]), torch.tensor([0, 1])
+    wrong = 1 / (1 + math.exp(-3.0))  # what the second image's label does not have
+    expected = [0.25 * math.log(2), wrong**2 * -math.log(1 - wrong)]
+    torch.testing.assert_close(focal_losses(logits, labels, 2.0), torch.tensor(expected))
+
+
+def test_the_focal_loss_is_of_own_images_and_of_a_buffer():
+    model, own = network(), data(6)
+    buffer = Samples(data(6).images, torch.tensor([2] * 6))
+    learner = learner_of(FedER, model, own, Received([buffer]), train__focal_gamma=2.0)
+    terms = [focal_losses(model(each.images), each.labels, 2.0).mean() for each in (own, buffer)]
+    torch.testing.assert_close(learner.observe(own, draws()), sum(terms) / 2)
 
 
 def test_the_sampler_draws_all_classes_equally_often():

@@ -1,0 +1,78 @@
+"""Visits that do not take place: hospitals of a simulation that are away, or leave for good.
+
+A hospital is away for a whole round, so that methods that visit it once in a round and methods that
+visit it more often lose the same. Models are tested at all hospitals all the same: what counts is
+whether a model still knows what a hospital that is away, or has left, had to teach.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Error, Message
+
+from server_app.workers import Workers, WorkersGrid
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.settings import rng_for
+
+AWAY = "The hospital is away in this round."
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Which visits are lost; the same ones for all methods, by the seed of the run.
+
+    Attributes:
+        share: Probability that a hospital is away in a round.
+        leaves_after: Rounds after which one of the hospitals leaves for good; 0 = none does.
+    """
+
+    share: float = 0.0
+    leaves_after: int = 0
+
+    def __str__(self) -> str:
+        lost = f"lost {self.share:g} " if self.share else ""
+        return lost + (f"leaves after {self.leaves_after}" if self.leaves_after else "")
+
+    def lost(self, seed: int, server_round: int, hospital: int, hospitals: int) -> bool:
+        """Whether a hospital, from 0, is away in a round, from 1."""
+        away = rng_for(seed, "away", server_round, hospital).random() < self.share
+        if self.leaves_after and server_round > self.leaves_after:
+            away |= hospital == rng_for(seed, "leaves").integers(hospitals)
+        return away
+
+
+NONE = Losses()
+
+
+class UnreliableGrid(WorkersGrid):
+    """The hospitals of one run, some of which are not there to train.
+
+    Args:
+        losses: Which.
+        workers: As of `WorkersGrid`.
+        hospitals: How many are simulated.
+        run_config: The settings of the run.
+    """
+
+    def __init__(
+        self, losses: Losses, workers: Workers, hospitals: int, run_config: dict[str, Any]
+    ) -> None:
+        super().__init__(workers, hospitals, run_config)
+        self.losses = losses
+
+    def _hand_out(self) -> None:
+        """Answer for those who are away, and give the other messages to processes."""
+        for message in [message for message in self._queue if self._is_lost(message)]:
+            self._queue.remove(message)
+            error = Error(Failure.GONE, AWAY)
+            self._answers[message.metadata.message_id] = Message(error, reply_to=message)
+        super()._hand_out()
+
+    def _is_lost(self, message: Message) -> bool:
+        asked = message.metadata
+        if not asked.message_type.startswith("train"):
+            return False
+        server_round = Order.of(message.content).round
+        hospital, hospitals = asked.dst_node_id - 1, len(self.nodes)
+        return self.losses.lost(self.run_config["seed"], server_round, hospital, hospitals)
