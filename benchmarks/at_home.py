@@ -1,0 +1,209 @@
+"""What a hospital should use at home, of all the models that it has there after a run.
+
+    uv run python -m benchmarks.at_home <output folder of benchmarks.reproduce>
+
+For a table with a row "standalone", in which each hospital trains alone as long as in other rows. A
+choice is made on one half of a hospital's test images, drawn by patients, and tested on the other
+half, and the other way round, in `SPLITS` random splits. Balanced accuracy at home in percent: the
+mean over hospitals and runs, and the difference from standing alone with its 95 % interval
+(Student's t over the runs, each a seed).
+"""
+
+import json
+import math
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+import torch
+from flwr.common.config import flatten_dict
+from numpy.typing import NDArray
+from scipy import stats
+
+from benchmarks.markdown import commit, machine, table_head, table_row
+from benchmarks.membership import newest
+from client_app.datasets import LocalData, open_data
+from learning.evaluation import probabilities
+from learning.packing import unpack_network
+from strategies.protocol.parcel import check_parcel, load
+from strategies.protocol.settings import Settings, rng_for
+
+SPLITS, STEPS = 20, 300
+Scores = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Models:
+    """Probabilities that the models at a hospital give to some of its test images.
+
+    Attributes:
+        alone: By its own model, which trained alone as long, [N, K].
+        held: By the model that it trained last, [N, K].
+        handed: By all models of the run, [M, N, K].
+    """
+
+    alone: Scores
+    held: Scores
+    handed: Scores
+
+    def of(self, images: NDArray[np.bool_]) -> "Models":
+        """For some of the images, [N]."""
+        return Models(self.alone[images], self.held[images], self.handed[:, images])
+
+    @property
+    def every(self) -> Scores:
+        """Those of the run and its own, [M + 1, N, K]."""
+        return np.concatenate([self.handed, self.alone[None]])
+
+
+def best(seen: Scores, labels: Labels, new: Scores) -> Scores:
+    """What the one of [M, N, K] that is best on images with labels [N] says of new ones."""
+    return new[np.argmax([balanced_accuracy(each, labels) for each in seen])]  # type: ignore[no-any-return]
+
+
+def mixture(seen: Scores, labels: Labels, new: Scores) -> Scores:
+    """The mean of [M, N, K] with the weights that make the labels [N] most probable.
+
+    Every class counts as much. Expectation maximisation, from equal weights.
+    """
+    given = seen[:, np.arange(len(labels)), labels].clip(1e-6)  # [M, N]
+    count = 1 / np.bincount(labels)[labels]
+    weights = np.full(len(given), 1 / len(given))
+    for _ in range(STEPS):
+        shares = weights[:, None] * given
+        weights = (shares / shares.sum(0) * count).sum(1) / count.sum()
+    return np.tensordot(weights, new, 1)
+
+
+# What the hospital uses, from what its models say of labelled images and of new ones.
+RULES: dict[str, Callable[[Models, Labels, Models], Scores]] = {
+    "its own, alone": lambda seen, labels, new: new.alone,
+    "the one it trained last": lambda seen, labels, new: new.held,
+    "the mean of all": lambda seen, labels, new: new.handed.mean(0),
+    "the best of all": lambda seen, labels, new: best(seen.handed, labels, new.handed),
+    "a mixture of all": lambda seen, labels, new: mixture(seen.handed, labels, new.handed),
+    "the mean of all and its own": lambda seen, labels, new: new.every.mean(0),
+    "the best of all and its own": lambda seen, labels, new: best(seen.every, labels, new.every),
+    "a mixture of all and its own": lambda seen, labels, new: mixture(
+        seen.every, labels, new.every
+    ),
+    "half its own, half the mean": lambda seen, labels, new: (new.alone + new.handed.mean(0)) / 2,
+}
+
+
+def main() -> None:
+    """Print a row for each row of the table, a column for each rule."""
+    output = Path(sys.argv[1]).expanduser()
+    runs: dict[str, dict[int, Path]] = {}
+    for row, run in newest(output):
+        settings = settings_of(run)
+        if settings.strategy not in ("fedbn", "centralized"):  # layers at hospitals; one place
+            runs.setdefault(row, {})[settings.seed] = run
+    alone = runs.pop("standalone")
+    print(f"Commit {commit()}; {machine()}.\n")
+    print(table_head(["", "seeds", *RULES]), flush=True)
+    for row, by_seed in runs.items():
+        seeds = sorted(by_seed.keys() & alone.keys())
+        figures = [at_home(alone[seed], by_seed[seed]) for seed in seeds]
+        own = [each["its own, alone"] for each in figures]
+        cells = []
+        for rule in RULES:
+            ours = [each[rule] for each in figures]
+            gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
+            cells.append(f"{100 * fmean(ours):.1f}" + interval(gains) * (rule != "its own, alone"))
+        print(table_row([row, len(seeds), *cells]), flush=True)
+
+
+def interval(gains: list[float]) -> str:
+    """The mean gain in points, with its interval if there are several."""
+    mean = fmean(gains)
+    if len(gains) < 2:
+        return f" ({100 * mean:+.1f})"
+    half = float(stats.t.ppf(0.975, len(gains) - 1) * stats.sem(gains))
+    return f" ({100 * mean:+.1f}; {100 * (mean - half):.1f} to {100 * (mean + half):.1f})"
+
+
+def at_home(alone: Path, run: Path) -> dict[str, float]:
+    """The mean over hospitals of what each rule is worth there, after a run."""
+    figures: dict[str, list[float]] = {rule: [] for rule in RULES}
+    own, handed = said_by(alone), said_by(run)
+    for index, data in enumerate(images_of(run)):
+        name = hospitals_of(run)[index]
+        by = {lineage: said[index] for lineage, (_, said) in handed.items()}
+        last = [lineage for lineage, (visited, _) in handed.items() if visited[-1] == name]
+        scores = np.stack([*by.values()])
+        mine = own[name][1][index]
+        models = Models(mine, by[last[0]] if last else scores.mean(0), scores)
+        labels = data.test.labels.numpy()
+        for rule, figure in judged(models, labels, data.test_patients, settings_of(run).seed):
+            figures[rule].append(figure)
+    return {rule: fmean(each) for rule, each in figures.items()}
+
+
+def judged(
+    models: Models, labels: Labels, patients: Labels, seed: int
+) -> Iterator[tuple[str, float]]:
+    """What each rule is worth on images that it was not chosen on."""
+    worth: dict[str, list[float]] = {rule: [] for rule in RULES}
+    for split in range(SPLITS):
+        rng = rng_for(seed, "halves", split)
+        everyone = np.unique(patients)
+        first = np.isin(patients, rng.permutation(everyone)[: len(everyone) // 2])
+        for half in (first, ~first):
+            if len(np.unique(labels[half])) < 2 or len(np.unique(labels[~half])) < 2:
+                continue  # no balanced accuracy there
+            seen, new = models.of(half), models.of(~half)
+            for rule, use in RULES.items():
+                scores = use(seen, labels[half], new)
+                worth[rule].append(balanced_accuracy(scores, labels[~half]))
+    for rule, figures in worth.items():
+        yield rule, fmean(figures)
+
+
+def balanced_accuracy(scores: Scores, labels: Labels) -> float:
+    """The mean over the classes that occur of the share that is right."""
+    right = scores.argmax(1) == labels
+    return fmean(float(right[labels == k].mean()) for k in np.unique(labels))
+
+
+def settings_of(run: Path) -> Settings:
+    """The settings of a run, from its result folder."""
+    return Settings.parse(flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8"))))
+
+
+def hospitals_of(run: Path) -> list[str]:
+    """The names of a run's hospitals, in their order."""
+    return list(json.loads((run / "summary.json").read_text("utf-8"))["hospitals"])
+
+
+@cache
+def images_of(run: Path) -> list[LocalData]:
+    """The images of each hospital of a run."""
+    settings, count = settings_of(run), len(hospitals_of(run))
+    classes = tuple(json.loads((run / "summary.json").read_text("utf-8"))["classes"])
+    return [open_data(settings, index, count, classes) for index in range(count)]
+
+
+def said_by(run: Path) -> dict[str, tuple[list[str], list[Scores]]]:
+    """By lineage: which hospitals trained a model, and its probabilities of each one's images."""
+    found = {}
+    for path in sorted((run / "parcels").glob("*.npz")):
+        parcel = load(path)
+        label = check_parcel(parcel)
+        network = unpack_network(parcel, label, {}, torch.device("cpu"))
+        said = [
+            probabilities(network, data.test.images, math.inf).double().numpy()
+            for data in images_of(run)
+        ]
+        found[label.lineage] = (list(label.visited), said)
+    return found
+
+
+if __name__ == "__main__":
+    main()
