@@ -29,11 +29,12 @@ from benchmarks.markdown import commit, machine, table_head, table_row
 from benchmarks.membership import newest
 from client_app.datasets import LocalData, open_data
 from learning.evaluation import probabilities
+from learning.mixture import mixture_weights
 from learning.packing import unpack_network
 from strategies.protocol.parcel import check_parcel, load
 from strategies.protocol.settings import Settings, rng_for
 
-SPLITS, STEPS = 20, 300
+SPLITS = 20
 Scores = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
@@ -68,17 +69,9 @@ def best(seen: Scores, labels: Labels, new: Scores) -> Scores:
 
 
 def mixture(seen: Scores, labels: Labels, new: Scores) -> Scores:
-    """The mean of [M, N, K] with the weights that make the labels [N] most probable.
-
-    Every class counts as much. Expectation maximisation, from equal weights.
-    """
-    given = seen[:, np.arange(len(labels)), labels].clip(1e-6)  # [M, N]
-    count = 1 / np.bincount(labels)[labels]
-    weights = np.full(len(given), 1 / len(given))
-    for _ in range(STEPS):
-        shares = weights[:, None] * given
-        weights = (shares / shares.sum(0) * count).sum(1) / count.sum()
-    return np.tensordot(weights, new, 1)
+    """What a mixture of [M, N, K] that suits images with labels [N] says of new ones."""
+    weights = mixture_weights(torch.from_numpy(seen), torch.from_numpy(labels))
+    return np.tensordot(weights.numpy(), new, 1)
 
 
 # What the hospital uses, from what its models say of labelled images and of new ones.

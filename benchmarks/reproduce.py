@@ -323,7 +323,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         if not 0 <= losses.share < 1:
             raise TableError(f"Row '{row['name']}': 'lost' is a share, from 0 to below 1.")
         rows.append(Row(row["name"], row.get("hospitals", hospitals), settings, paper, losses))
-    if len({_dashed(row.name) for row in rows}) < len(rows):
+    if len({dashed(row.name) for row in rows}) < len(rows):
         raise TableError("Two rows have one name, or names that differ only in signs like +.")
     columns = {name: known[name] for name in chosen}
     title, beside = described.get("title", "Own table"), described.get("beside", "paper")
@@ -552,7 +552,7 @@ def run_missing(
             folder = _folder(row, repeat, output)
             result = start(folder, row, {**row.settings, **repeat.settings})
             (result / "commit").write_text(commit(), encoding="utf-8")
-            summary = _read_summary(result)
+            summary = read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
         except RunFailed as error:
             outcome = f"failed: {error}"
@@ -565,7 +565,7 @@ def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
     wanted = {**defaults(), **row.settings, **repeat.settings}
     del wanted["output-dir"], wanted["resume"]
     for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
-        summary = _read_summary(path.parent)
+        summary = read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
         same = wanted.items() <= config.items() and len(summary["hospitals"]) == row.hospitals
         meant = "completed with failures" if _reasons(summary) == [AWAY] else "completed"
@@ -588,7 +588,7 @@ def render(table: Table, output: Path, command: str) -> str:
         found = [completed(row, repeat, output) for repeat in table.repeats]
         results = [result for result in found if result is not None]
         commits |= {(result / "commit").read_text("utf-8") for result in results}
-        summaries = [_read_summary(result) for result in results]
+        summaries = [read_summary(result) for result in results]
         missing = f" ({len(results)} of {len(found)} runs)" if None in found else ""
         line = [row.name + missing]
         for name, column in table.columns.items():
@@ -622,10 +622,11 @@ def cell(figures: Sequence[float], scale: float) -> str:
 
 
 def _folder(row: Row, repeat: Repeat, output: Path) -> Path:
-    return output / _dashed(row.name) / _dashed(f"{repeat} {row.losses}")
+    return output / dashed(row.name) / dashed(f"{repeat} {row.losses}")
 
 
-def _dashed(name: str) -> str:
+def dashed(name: str) -> str:
+    """The name of a folder, for one of a row or a repeat."""
     return re.sub(r"\W+", "-", name.lower()).strip("-")
 
 
@@ -634,7 +635,8 @@ def _reasons(summary: Mapping[str, Any]) -> list[str]:
     return sorted({failure["reason"] for failure in summary["failures"]})
 
 
-def _read_summary(result: Path) -> dict[str, Any]:
+def read_summary(result: Path) -> dict[str, Any]:
+    """summary.json of a result folder."""
     summary: dict[str, Any] = json.loads((result / "summary.json").read_text("utf-8"))
     return summary
 

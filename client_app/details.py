@@ -146,24 +146,29 @@ class Details:
         named = {name: np.array(text) for name, text in about.items()}
         self.disclosure.request.run.save(ALONE, {**arrays, **named})
 
+    def alone_says(self) -> Said | None:
+        """What the hospital's own model said, if that is kept, and of the images as they are."""
+        kept = self.disclosure.request.run.load(ALONE)
+        if str(kept.get("images")) != self.images:
+            return None
+        return Said(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
+
     def of_alone(self) -> dict[str, float]:
         """The figures and details of the hospital's own model, if one is kept.
 
         None is told if the images are no longer the same: of other tasks, or by another seed.
         """
         disclosure = self.disclosure
-        kept = disclosure.request.run.load(ALONE)
-        if str(kept.get("images")) != self.images:
+        if (said := self.alone_says()) is None:
             return {}
-        model, test, seen = str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"]))
         try:
-            disclosure.admit(model)
-            figures = disclosure.of_test(model, test)
+            disclosure.admit(said.model)
+            figures = disclosure.of_test(said.model, said.test)
         except (PolicyError, DivergedError) as error:
             reason = error.explain() if isinstance(error, PolicyError) else error
             log_once(f"Nothing is told of the hospital's own model. {reason}")
             return {}
-        self._alone = self._judge(Said(model, test, seen), figures)
+        self._alone = self._judge(said, figures)
         return figures | (self._alone.told if self._alone else {})
 
     @property

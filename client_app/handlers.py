@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import nn
+from torch import Tensor, nn
 
-from client_app.afterwards.home import counted, keep_ensemble, keep_tested
+from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
 from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint, secret_of
@@ -137,6 +137,7 @@ def test(message: Message, context: Context) -> Message:
     images = hospital.data.test.images  # once: it may be a copy
     if request.order.task and not disclosure.num_test:
         raise DataError("The hospital has too few test images of the tasks so far.")
+    scores: dict[str, Tensor] = {}  # by lineage, of the models as they are now
     total = torch.zeros((), device=hospital.device)
     seen = torch.zeros((), device=hospital.device)
     # Operating points are chosen on training images, of which a task may have none here.
@@ -157,7 +158,7 @@ def test(message: Message, context: Context) -> Message:
             if details and name in latest:
                 said = details.says(model, network, each)
                 told |= details.of(said, told)
-                seen = seen + said.seen
+                seen, scores[label.lineage] = seen + said.seen, each
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _refused(name, error)}
         else:
@@ -176,6 +177,9 @@ def test(message: Message, context: Context) -> Message:
             keep_ensemble(request, told)
         except REFUSED as error:
             _refused("ensemble", error)
+    if details and not request.order.task:
+        own = details.alone_says()
+        keep_mixture(request, scores, own.test if own else None)
     return request.answer(metrics)
 
 

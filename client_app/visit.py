@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
-from client_app.afterwards.home import keep_visit
+from client_app.afterwards.home import keep_own, keep_visit
 from client_app.details import Details
 from client_app.disclosure import Disclosure, in_large_classes
 from client_app.embeddings.sample import embeddings_of
@@ -88,7 +88,8 @@ def train_here(message: Message, context: Context) -> Message:
         memory = disclosure.of_prototypes(memory)
     spent = {name: metrics[name] for name in metrics.keys() & {"epsilon-spent"}}
     metrics = {**_figures(disclosure, network, label, metrics), **spent}
-    if before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own":
+    alone = before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own"
+    if alone:
         Details(disclosure).keep_alone(network, label)
     beside = {"memory": pack_memory(memory)} if memory else {}
     if order.embeddings:
@@ -96,6 +97,8 @@ def train_here(message: Message, context: Context) -> Message:
         beside, metrics = {**beside, **sent}, {**metrics, **told}
     parcel = pack(request, network, label, beside)
     keep_local(request, network)
+    if alone:
+        keep_own(disclosure, network, Manifest.of(parcel))
     keep_visit(disclosure, network, Manifest.of(parcel), metrics)
     if rehearsal := learner.rehearsal():
         arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}

@@ -48,7 +48,11 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
     )
     add.set_defaults(command=predict)
     add.add_argument(
-        "--model", nargs="+", required=True, help="files, or names of models; several: their mean"
+        *("--model",),
+        nargs="+",
+        default=[],
+        help="files, or names of models; several: their mean; default: the mixture of those of the "
+        "newest run that suits the hospital's own test images",
     )
     add.add_argument(
         "--ensemble", action="store_true", help="the mean of all models beside this one"
@@ -131,7 +135,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 def predict(arguments: argparse.Namespace) -> int:
     """Write a table of what models say of images; name the images that cannot be used."""
-    from client_app.afterwards.home import SUFFIX, find_model
+    from client_app.afterwards.home import SUFFIX, find_model, newest_run, read_mixture
     from client_app.afterwards.predicting import Predictor, write_predictions
     from client_app.datasets.unlabelled import list_images
 
@@ -140,10 +144,12 @@ def predict(arguments: argparse.Namespace) -> int:
             print(f"\r{done} of {total} images", end="", file=sys.stderr, flush=True)
 
     folder = arguments.store_dir.expanduser()
-    files = [find_model(folder / arguments.site, name) for name in arguments.model]
+    home = folder / arguments.site
+    files = [find_model(home, name) for name in arguments.model]
     if arguments.ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
-    predictor = Predictor.of(files)
+    weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest_run(home))
+    predictor = Predictor.of(weights)
     listing = list_images(arguments.data.expanduser())
     if arguments.calibrate:
         predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), folder)
@@ -151,7 +157,10 @@ def predict(arguments: argparse.Namespace) -> int:
     done, unusable = write_predictions(predictor, listing, arguments.output.expanduser(), show)
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
-    models = ", ".join(f"{each.lineage} (round {each.round})" for each in predictor.manifests)
+    models = ", ".join(
+        f"{each.lineage} (round {each.round}{'' if files else f', weight {weight:.2f}'})"
+        for each, weight in zip(predictor.manifests, predictor.weights, strict=True)
+    )
     print(f"{done} images predicted, {len(unusable)} skipped, by {models}: {arguments.output}")
     return int(bool(unusable))
 

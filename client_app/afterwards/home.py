@@ -1,7 +1,9 @@
 """The models that a hospital has at home, in its store, each with its manifest.
 
     models/<run>/<lineage>.safetensors             after the last round
+    models/<run>/own/<site>.safetensors            the hospital's own, before the first hand-off
     models/<run>/ensemble.json                     what they were worth together
+    models/<run>/mixture.json                      how much to make of each of them at home
     models/<run>/visits/<lineage>-<round>-<hop>.safetensors    after a visit of its own
 
 The node-config `keep` says which: `final`, `visits` (both), or `none`. A run is never disturbed: a
@@ -15,7 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
@@ -27,12 +30,14 @@ from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
+from learning.mixture import mixture_weights
 from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
-SUFFIX = ".safetensors"
+SUFFIX, MIXTURE = ".safetensors", "mixture.json"
+LEAST = 0.01  # models of a smaller weight in a mixture are not asked
 
 
 def keep_tested(
@@ -66,6 +71,42 @@ def keep_visit(
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
             path = _folder(request, "visits") / file
             _save(request.hospital, path, network, _manifest(disclosure, label, figures))
+
+
+def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> None:
+    """Keep the hospital's own model, before the first hand-off."""
+    request = disclosure.request
+    if request.hospital.keep != "none":
+        with _undisturbed(request):
+            path = _folder(request, "own") / file_name(request.hospital.name)
+            _save(request.hospital, path, network, _manifest(disclosure, label, {}))
+
+
+def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | None) -> None:
+    """Note how much to make of each model at home, by what they say of the test images.
+
+    It is not noted if not all that are kept are known, as where models are too large to be tested
+    in one message.
+
+    Args:
+        request: Tests models for the last time.
+        scores: Probabilities [N, K] of the hospital's test images by each model, by lineage.
+        own: The same by its own model, before the first hand-off; None if that is not known.
+    """
+    if not _keeps_final(request):
+        return
+    with _undisturbed(request):
+        folder = _folder(request)
+        place = Path("own", request.hospital.name)
+        if own is not None and (folder / place).with_name(file_name(place.name)).exists():
+            scores = {**scores, str(place): own}
+        kept = {path.stem for path in folder.glob(f"*{SUFFIX}")}
+        if kept and kept <= scores.keys():
+            said = torch.stack([each.cpu() for each in scores.values()])
+            weights = mixture_weights(said, request.hospital.data.test.labels.cpu())
+            with replacing(folder / MIXTURE) as draft:
+                draft.touch(mode=0o600)
+                draft.write_text(json.dumps(dict(zip(scores, weights.tolist(), strict=True))))
 
 
 def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:
@@ -127,6 +168,43 @@ def find_model(store: Path, name: str) -> Path:
             f"those that are there ({', '.join(there) or 'none'})."
         )
     return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def read_mixture(folder: Path) -> dict[Path, float]:
+    """How much to make of each model of a run at home: weights of at least `LEAST`, by file.
+
+    Args:
+        folder: Of the run, below `models`.
+
+    Raises:
+        SettingsError: There is no such note, or a damaged one.
+    """
+    path = folder / MIXTURE
+    try:
+        weights = {name: float(each) for name, each in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError as error:
+        raise SettingsError(
+            f"There is no mixture of models in {folder}, which a hospital makes when it tests all "
+            "models of a run for the last time: name models with --model."
+        ) from error
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SettingsError(f"{path} is damaged: move it away.") from error
+    return {folder / (name + SUFFIX): each for name, each in weights.items() if each >= LEAST}
+
+
+def newest_run(store: Path) -> Path:
+    """The folder of the newest run whose models are at home.
+
+    Args:
+        store: The hospital's own folder.
+
+    Raises:
+        SettingsError: There is none.
+    """
+    runs = [path for path in (store / "models").glob("*") if any(path.glob(f"*{SUFFIX}"))]
+    if not runs:
+        raise SettingsError(f"There is no model in {store / 'models'}: name a file with --model.")
+    return max(runs, key=lambda path: path.stat().st_mtime)
 
 
 def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from client_app.afterwards.home import SUFFIX
+from client_app.afterwards.home import MIXTURE, SUFFIX, read_mixture
 from client_app.ledger import BrokenLedger, Line, path_of, read
 from client_app.ledger_view import printable
 from client_app.model_attack import FILE
@@ -109,6 +109,19 @@ class PastRun:
     def visits(self) -> list[str]:
         """The models that are at home as visits of the hospital left them."""
         return sorted(path.stem for path in self._home.glob(f"visits/*{SUFFIX}"))
+
+    @property
+    def mixture(self) -> dict[str, float]:
+        """How much to make of each model at home, by its place there; empty if it is not known.
+
+        Raises:
+            SettingsError: The file is damaged.
+        """
+        if not (self._home / MIXTURE).exists():
+            return {}
+        weights = read_mixture(self._home)
+        places = {file: file.relative_to(self._home).with_suffix("") for file in weights}
+        return {str(places[file]): weight for file, weight in weights.items()}
 
     @property
     def together(self) -> dict[str, float]:

@@ -6,7 +6,7 @@ Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes.
 import csv
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,21 +31,26 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spr
 
 @dataclass(frozen=True)
 class Predictor:
-    """One model, or the mean of several that agree on classes and images.
+    """One model, or a mixture of several that agree on classes and images.
 
     Attributes:
         networks: uint8 [N, C, H, W] -> logits [N, K] each.
         manifests: One for each network.
+        weights: How much is made of each; only their proportions count.
         temperature: Above 1 it is less sure than its networks, below 1 surer.
     """
 
     networks: Sequence[nn.Module]
     manifests: Sequence[ModelManifest]
+    weights: Sequence[float]
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, files: Sequence[Path]) -> "Predictor":
+    def of(cls, files: Mapping[Path, float]) -> "Predictor":
         """Load models from their files.
+
+        Args:
+            files: With how much to make of each.
 
         Raises:
             ModelError: One cannot be loaded, or they are for other classes or images.
@@ -55,7 +60,8 @@ class Predictor:
         manifests = [manifest for _, manifest in loaded]
         for manifest in manifests:
             _check_alike(manifests[0], manifest)
-        return cls([network.to(device) for network, _ in loaded], manifests)
+        networks = [network.to(device) for network, _ in loaded]
+        return cls(networks, manifests, [*files.values()])
 
     @property
     def classes(self) -> list[str]:
@@ -81,7 +87,8 @@ class Predictor:
         """Probabilities [N, K] of prepared images uint8 [N, C, H, W], on the CPU."""
         device = next(self.networks[0].parameters()).device
         each = [probabilities(network, images.to(device), math.inf) for network in self.networks]
-        mean = torch.stack(each).mean(dim=0).cpu()
+        weights = torch.tensor(self.weights)[:, None, None]
+        mean = (weights * torch.stack(each).cpu()).sum(dim=0) / sum(self.weights)
         return mean if self.temperature == 1.0 else tempered(mean, self.temperature)
 
     def calibrated(self, folder: Path, store: Path) -> tuple["Predictor", int]:

@@ -16,14 +16,16 @@ from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import Form, formed, stacked
 from client_app.errors import DataError
 
+SITE = ("site", "center")  # columns that name sites; the second is Flower's copy of FLamby's data
+
 
 def load_hub(source: str, form: Form) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
     The images of the split `test`, if there is one, are the data set's own test images.
     Images are in the first image column. Labels are in the first class column, or else as whole
-    numbers in the column `label`. Sites are in the column `site`, if there is one. Images are
-    brought to `form` as they are decoded, so that memory holds only small ones.
+    numbers in the column `label`. Sites are in the column `site` or `center`, if there is one.
+    Images are brought to `form` as they are decoded, so that memory holds only small ones.
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.
@@ -31,7 +33,8 @@ def load_hub(source: str, form: Form) -> Pool:
     import datasets  # takes seconds
 
     table, held_out = _read(source)
-    columns = {name: kind for name, kind in table.features.items() if name != "site"}
+    columns = {name: kind for name, kind in table.features.items() if name not in SITE}
+    site = next((name for name in SITE if name in table.features), None)
     image = _first(columns, datasets.Image)
     label = _first(columns, datasets.ClassLabel) or "label"
     if image is None or label not in columns:
@@ -46,7 +49,7 @@ def load_hub(source: str, form: Form) -> Pool:
         images=_images(source, table.cast_column(image, datasets.Image(decode=False))[image], form),
         labels=labels,
         classes=tuple(getattr(columns[label], "names", numbered_classes(labels))),
-        sites=_sites(source, table["site"][:]) if "site" in table.features else None,
+        sites=_sites(source, site, table[site][:]) if site else None,
         held_out=held_out,
     )
 
@@ -97,8 +100,10 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
     return stacked(source, images)
 
 
-def _sites(source: str, names: list[Any]) -> NDArray[np.int64]:
+def _sites(source: str, column: str, names: list[Any]) -> NDArray[np.int64]:
     """Number the sites of all images [N] in the order of their names."""
     if None in names:
-        raise DataError(f"The column 'site' of '{source}' is empty for some images: fill it in.")
+        raise DataError(
+            f"The column '{column}' of '{source}' is empty for some images: fill it in."
+        )
     return np.unique(names, return_inverse=True)[1]

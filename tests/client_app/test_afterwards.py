@@ -39,6 +39,7 @@ from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature
 from learning.evaluation import probabilities
 from learning.export import load_model, read_manifest, save_model
+from learning.mixture import mixture_weights
 from server_app import __main__ as server_commands
 from strategies.protocol.parcel import check_parcel, save
 from strategies.protocol.settings import Settings, SettingsError
@@ -172,8 +173,8 @@ def test_a_hospital_takes_home_what_it_says(run):
     own = [event for event in run.ledger.of("train") if event.hospital == "graz"]
     visits = [f"visits/{e.lineage}-{e.round}-{e.hop}.safetensors" for e in own]
     assert len(visits) == 2
-    assert files(run.home("graz")) == sorted([*finals, *visits])
-    assert files(run.home("linz")) == finals
+    assert files(run.home("graz")) == sorted([*finals, *visits, "own/graz.safetensors"])
+    assert files(run.home("linz")) == sorted([*finals, "own/linz.safetensors"])
     assert not run.home("wien").exists()
     assert run.home("graz").parent.stat().st_mode & 0o777 == 0o700
     for path in run.home("graz").rglob("*.*"):
@@ -335,6 +336,52 @@ def test_nobody_else_opens_them(run, call, tmp_path):
 def table(path):
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.reader(file))
+
+
+def test_without_a_name_the_mixture_that_suits_the_test_images_predicts(run, call, tmp_path):
+    """Also of the hospital's own model, before the first hand-off."""
+    home = run.home("graz")
+    weights = json.loads((home / "mixture.json").read_text())
+    assert set(weights) == {*NAMES, "own/graz"}
+    loaded = {name: load_model(home / f"{name}.safetensors")[0] for name in weights}
+    assert read_manifest(home / "own" / "graz.safetensors").visited == ["graz"]
+    data = run.data("graz")
+    said = {name: probabilities(each, data.test.images, 1e12) for name, each in loaded.items()}
+    fitted = mixture_weights(torch.stack([*said.values()]), data.test.labels)
+    assert list(weights.values()) == pytest.approx(fitted.tolist())
+
+    output = tmp_path / "out.csv"
+    asked = ("predict", *run.hospital("graz"), "--output", output)
+    status, printed = call(*asked, "--data", run.place / "images" / "graz")
+    assert status == 0
+    large = {name: weight for name, weight in weights.items() if weight >= 0.01}
+    first = min(large, key=list(large).index)
+    assert f"{first.split('/')[-1]} (round" in printed.out
+    assert f"weight {large[first]:.2f})" in printed.out
+    images = torch.cat([data.train.images, data.test.images])
+    mean = sum(
+        weight * probabilities(loaded[name], images, 1e12) for name, weight in large.items()
+    ) / sum(large.values())
+    expected = sorted(float(row[0]) for row in mean.tolist())
+    assert sorted(float(row[2]) for row in table(output)[1:]) == pytest.approx(expected, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [(None, "There is no mixture of models in .*: name models with --model"), ("{", "is damaged")],
+)
+def test_a_mixture_that_is_not_there_is_said(run, call, tmp_path, text, words):
+    shutil.copytree(run.store("graz") / "graz" / "models", tmp_path / "graz" / "models")
+    (mixture,) = tmp_path.rglob("mixture.json")
+    mixture.unlink()
+    if text:
+        mixture.write_text(text)
+    status, printed = call(
+        *("predict", "--site", "graz", "--store-dir", tmp_path, "--output", tmp_path / "out.csv"),
+        *("--data", run.place / "images" / "graz"),
+    )
+    assert status
+    assert re.search(words, printed.err)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -570,7 +617,7 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     (parcels / "graz.npz").rename(parcels / "hospital-0.npz")
     monkeypatch.chdir(tmp_path)
     lines = [line for line in commands_of("using-a-model.md") if "--onnx" not in line]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
         given = [path for word in words[5:] for path in sorted(glob(word)) or [word]]

@@ -79,6 +79,21 @@ def test_columns_are_found_by_their_kind_and_sites_by_their_name(folder):
     assert pool.sites.tolist() == [1, 0]
 
 
+def test_centres_are_sites_too_and_no_classes(folder):
+    """As in flwrlabs/fed-isic2019."""
+    kinds = {
+        "image": datasets.Image(),
+        "center": datasets.ClassLabel(num_classes=6),
+        "label": datasets.ClassLabel(names=["MEL", "NV"]),
+    }
+    save(folder, kinds=kinds, image=[picture()] * 3, center=[4, 0, 4], label=[0, 1, 1])
+    pool = load_hub(str(folder), Form())
+    assert pool.sites is not None
+    assert pool.sites.tolist() == [1, 0, 1]
+    assert pool.classes == ("MEL", "NV")
+    assert pool.labels.tolist() == [0, 1, 1]
+
+
 def test_sites_may_be_words(folder):
     save(folder, image=[picture()] * 3, label=[0, 0, 0], site=["Rome", "Bonn", "Rome"])
     pool = load_hub(str(folder), Form())

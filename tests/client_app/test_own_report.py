@@ -123,6 +123,8 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert "rounds | 2 of 2 |" in text
     assert "mlp.hidden = '4'" in text
     assert f"predict --model {finished.run}/" in text
+    assert "Or a mixture, which makes as much of each model as suits" in text
+    assert " of 'own/graz'" in text
     assert "No synthetic images left the hospital in this run." in text
     assert "runs.sealed-only | an open run" not in text
     assert "runs.sealed-only | sealed runs | an open run |" in text
@@ -335,7 +337,11 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
     texts = [text for _, text in sentences(PAST, [useless])]
     assert "It is not shown that 'a' knows more than a constant answer." in texts
     past: Any = SimpleNamespace(
-        site="graz", models={"a": SimpleNamespace(visited=["wien"])}, run="r", folder=Path("x/graz")
+        site="graz",
+        models={"a": SimpleNamespace(visited=["wien"])},
+        mixture={},
+        run="r",
+        folder=Path("x/graz"),
     )
     assert "None is advised" in "".join(use(past, [worse]))
     assert "highest balanced accuracy here" in "".join(use(past, [good]))

@@ -110,7 +110,14 @@ def use(past: PastRun, rows: Sequence[Row]) -> Iterator[str]:
     model = f"{past.run}/{chosen}"
     here = _here(past)
     mean = " --ensemble" if together else ""
-    yield paragraph("To apply it to images, and write a table of probabilities:")
+    if mixture := past.mixture:
+        parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in mixture.items())
+        yield paragraph(
+            "Or a mixture, which makes as much of each model as suits the hospital's own test "
+            f"images: {parts}. If this is the newest run, it is what is used without --model:"
+        )
+        yield verbatim(f"{COMMAND} predict {here} --data IMAGES --output predictions.csv")
+    yield paragraph("To apply the one model to images, and write a table of probabilities:")
     yield verbatim(
         f"{COMMAND} predict --model {shlex.quote(model)}{mean} {here} --data IMAGES "
         "--output predictions.csv"

@@ -1,0 +1,117 @@
+"""The images of the axes along which methods degrade, their plots, and what is best at home."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import tomli_w
+from matplotlib.figure import Figure
+
+from benchmarks import at_home, axes
+from benchmarks.at_home import RULES, Models, judged
+from benchmarks.reproduce import dashed, described_by
+
+
+@pytest.fixture(scope="module")
+def mnist(tmp_path_factory):
+    """As many images of each digit as the axes need; an image's number is in its pixels."""
+    file = tmp_path_factory.mktemp("data") / "mnist.npz"
+    labels = np.tile(np.arange(10), 2100)
+    numbers = np.arange(len(labels))
+    images = np.zeros((len(labels), 28, 28), np.uint8)
+    images[:, 0, 0], images[:, 0, 1] = numbers % 256, numbers // 256
+    np.savez(file, x_train=images, y_train=labels, x_test=images[:11000], y_test=labels[:11000])
+    return file
+
+
+def numbers(images):
+    return set((images[:, 0, 0] + 256 * images[:, 0, 1].astype(int)).tolist())
+
+
+@pytest.mark.parametrize("classes", axes.STEPS["classes"])
+def test_hospitals_have_so_many_digits_and_test_on_their_own(mnist, classes):
+    hospitals = axes.digits(mnist, axes.OF_CLASS, classes)
+    own = [set(train[1].tolist()) for train, _ in hospitals]
+    assert [set(test[1].tolist()) for _, test in hospitals] == own
+    assert all(len(each) == classes for each in own)
+    assert set().union(*own) == set(range(axes.CLASSES))
+    assert all(len(train[1]) > axes.OF_CLASS - classes for train, _ in hospitals)
+    trained = [numbers(train[0]) for train, _ in hospitals]
+    assert sum(map(len, trained)) == len(set().union(*trained))
+
+
+def test_few_images_are_a_part_of_more(mnist):
+    few, more = (axes.digits(mnist, count, axes.CLASSES) for count in (25, 100))
+    for (less, tested), (train, same) in zip(few, more, strict=True):
+        assert len(less[1]) == 25
+        assert numbers(less[0]) < numbers(train[0])
+        assert np.array_equal(tested[0], same[0])
+
+
+def test_a_device_changes_images_the_more_the_stronger_it_is():
+    images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
+    assert np.array_equal(axes.as_of_device(images, 0, 0.0), images)
+    change = [np.abs(axes.as_of_device(images, 0, s) - images.astype(int)).mean() for s in (0.3, 1)]
+    assert 0 < change[0] < change[1]
+    ours, theirs = (axes.as_of_device(images, hospital, 1.0) for hospital in (0, 1))
+    assert not np.array_equal(ours, theirs)
+
+
+def leave_run(output, row, step, seed, everywhere, at_home):
+    folder = output / dashed(f"{row} dataset=npz:classes-{step}") / f"seed-{seed}" / "run"
+    folder.mkdir(parents=True)
+    (folder / "commit").touch()
+    (folder / "config.toml").write_text(tomli_w.dumps({"dataset": f"npz:/x/classes-{step}.npz"}))
+    figures = {
+        "federation_balanced_accuracy": everywhere,
+        "personalized_balanced_accuracy": at_home,
+        "history": {
+            "round": [1, 2],
+            "federation_balanced_accuracy": [None, everywhere],
+            "personalized_balanced_accuracy": [0.2, at_home],
+        },
+    }
+    (folder / "summary.json").write_text(json.dumps(figures))
+
+
+def test_a_plot_has_a_line_for_each_row_and_a_place_for_each_step(tmp_path, monkeypatch):
+    rows = [row["name"] for row in described_by("axes")["rows"]]
+    for place, row in enumerate(rows):
+        for step in (1, 10, 5):
+            for seed in (0, 1):
+                leave_run(tmp_path / "sweep", row, step, seed, 0.1 * place, 0.5 + step / 100)
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    for key in ("dataset", "round"):
+        words = ["axes", "plot", str(tmp_path / "sweep"), key, "--to", "x.svg"]
+        monkeypatch.setattr(sys, "argv", words)
+        axes.main()
+    over_rounds, _ = drawn[1].axes
+    assert [text.get_text() for text in over_rounds.get_xticklabels()] == ["2"]  # was tested
+    everywhere, own = drawn[0].axes
+    assert [line.get_label() for line in everywhere.get_lines()] == rows
+    assert [text.get_text() for text in own.get_xticklabels()] == ["1", "5", "10"]
+    assert everywhere.get_lines()[2].get_ydata().tolist() == pytest.approx([20, 20, 20])
+    assert own.get_lines()[0].get_ydata().tolist() == pytest.approx([51, 55, 60])
+
+
+def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
+    """Of three models one is right; the hospital's own is wrong, and so is what it trained last."""
+    labels = np.arange(40) % 2
+    right, wrong = np.eye(2)[labels], np.eye(2)[1 - labels]
+    patients = np.repeat(np.arange(20), 2)
+    models = Models(wrong, wrong, np.stack([wrong, wrong, right]))
+    asked = []
+
+    def noted(seen, labels, new):
+        asked.append((seen.alone.shape, new.alone.shape))
+        return RULES["the best of all"](seen, labels, new)
+
+    monkeypatch.setattr(at_home, "RULES", {**RULES, "noted": noted})
+    figures = dict(judged(models, labels, patients, 0))
+    assert figures["its own, alone"] == figures["the one it trained last"] == 0
+    assert figures["the mean of all"] == 0
+    for rule in ("the best of all", "a mixture of all", "a mixture of all and its own", "noted"):
+        assert figures[rule] == 1
+    assert asked == [((20, 2), (20, 2))] * (2 * at_home.SPLITS)
