@@ -45,7 +45,7 @@ class Models:
 
     Attributes:
         alone: By its own model, which trained alone as long, [N, K].
-        held: By the model that it trained last, [N, K].
+        held: By the model that it trained last, or the one that there is, [N, K].
         handed: By all models of the run, [M, N, K].
     """
 
@@ -129,7 +129,7 @@ def at_home(alone: Path, run: Path) -> dict[str, float]:
     for index, data in enumerate(images_of(run)):
         name = hospitals_of(run)[index]
         by = {lineage: said[index] for lineage, (_, said) in handed.items()}
-        last = [lineage for lineage, (visited, _) in handed.items() if visited[-1] == name]
+        last = [lineage for lineage, (visited, _) in handed.items() if visited[-1:] == [name]]
         scores = np.stack([*by.values()])
         mine = own[name][1][index]
         models = Models(mine, by[last[0]] if last else scores.mean(0), scores)
