@@ -102,8 +102,8 @@ PRESETS: dict[str, Preset] = {
         pretrained=False,
         perceptual_net="squeeze",
     ),
-    # 64 x 64: photographs of skin in ten minutes on one CPU core. There are few channels where the
-    # images are large, which is where the time goes, and a small latent, as for `tiny`.
+    # 64 x 64: photographs of skin in a quarter of an hour on one CPU core. There are few channels
+    # where images are large, which is where the time goes, and a small latent, as for `tiny`.
     "small": replace(
         _XRAY,
         channels=(64, 64, 32, 16, 8),
