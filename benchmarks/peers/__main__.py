@@ -59,14 +59,18 @@ class Peer:
     methods: tuple[str, ...] = BOTH
 
 
-# p2pfl 0.4.4 is not among them: with its dependencies as PyPI has them, pyarrow asks for NumPy 2,
-# and p2pfl for an older one.
 PEERS = {
     "PyTorch loop": Peer("run_loop.py"),
     "fedhandoff, flower": Peer(""),
     "fedhandoff, workers": Peer(""),
     "NVFlare": Peer("run_nvflare.py", ("nvflare==2.9.0", "torch<2.13")),
     "fluke": Peer("run_fluke.py", ("fluke-fl==0.8.1", "torch<2.13"), ("fedavg",)),
+    # With the newest of what p2pfl asks for, it cannot be imported.
+    "p2pfl": Peer(
+        "run_p2pfl.py",
+        ("p2pfl[dp,torch]==0.4.4", "pyarrow<19", "huggingface-hub<0.26"),
+        ("fedavg",),
+    ),
     "pfl": Peer("run_pfl.py", ("pfl==0.6.0", "torch<2.13"), ("fedavg",)),
 }
 
