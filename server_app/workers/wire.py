@@ -5,10 +5,14 @@ for, however many messages it is in. The rest goes through a socket. Nothing is 
 (strategies/protocol/handover.py).
 """
 
+import fcntl
+import os
+import shutil
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import socket
 from typing import Any, BinaryIO
@@ -20,14 +24,45 @@ from strategies.protocol import handover
 SMALL = 2**14  # bytes of a record that goes through the socket
 KEPT = 2**28  # bytes of records that a side remembers
 MEMORY = Path("/dev/shm")  # files that are memory, where there is such a folder
+PREFIX = "fedhandoff-workers-"
+NEW = 60.0  # seconds in which the process that made a folder has locked it
 
 
 @contextmanager
 def shared_folder() -> Iterator[Path]:
-    """A new folder for records, in memory if this machine has such; removed afterwards."""
-    place = MEMORY if MEMORY.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="fedhandoff-", dir=place) as folder:
-        yield Path(folder)
+    """A new folder for records, in memory if this machine has such; removed afterwards.
+
+    A process that was killed leaves its folder, and with it memory: the next one removes it.
+    """
+    place = MEMORY if MEMORY.is_dir() else Path(tempfile.gettempdir())
+    for folder in place.glob(f"{PREFIX}*"):
+        if _is_left(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=place) as name:
+        lock = os.open(name, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)  # which ends with this process, however that ends
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
+def _is_left(folder: Path) -> bool:
+    """Whether the process that made a folder has ended."""
+    try:
+        if time.time() - folder.stat().st_mtime < NEW:
+            return False
+        lock = os.open(folder, os.O_RDONLY)
+    except OSError:  # removed meanwhile, or another user's
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it lives, or the file system has no locks
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def size_of(record: ArrayRecord) -> int:

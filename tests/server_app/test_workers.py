@@ -56,6 +56,23 @@ def test_old_records_go_and_those_under_way_stay(tmp_path, monkeypatch):
     assert [name for name in names if name in inbox._read] == names[2:]
 
 
+def test_the_memory_of_a_process_that_was_killed_is_given_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "MEMORY", tmp_path)
+    left, new, of_others = (tmp_path / name for name in (f"{wire.PREFIX}a", f"{wire.PREFIX}b", "c"))
+    for folder in (left, new, of_others):
+        folder.mkdir()
+        (folder / "record").write_bytes(b"x")
+    with wire.shared_folder() as in_use:
+        for folder in (left, of_others, in_use):
+            os.utime(folder, (0, 0))
+        with wire.shared_folder():
+            assert not left.exists()
+            assert new.exists()  # the process that made it may not have locked it yet
+            assert of_others.exists()
+            assert in_use.exists()
+    assert not in_use.exists()
+
+
 @pytest.fixture(scope="module")
 def workers(tmp_path_factory):
     """Two processes."""
