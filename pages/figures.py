@@ -12,7 +12,6 @@ Row = dict[str, Any]
 BINS = 10
 WIDE = 0.1  # half an interval above which test images are called few
 RARELY = 0.5  # of the images of a class, below which a model finds it rarely
-LISTED = 8  # names in a sentence
 ESTIMATES = {
     "balanced_accuracy": "balanced-accuracy",
     "accuracy": "accuracy",

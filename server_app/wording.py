@@ -14,6 +14,7 @@ from statistics import fmean
 from server_app.measures import Round, finished
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
+from strategies.protocol.names import some
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # rounds by which the time left is estimated
@@ -114,8 +115,9 @@ def of_wait(waits: Sequence[tuple[str, str, float]]) -> str:
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]
         named = [hospital for hospital in hospitals if hospital]
+        whom = [some(named)] if named else []
         if unnamed := len(hospitals) - len(named):
-            named.append(f"{unnamed} hospital{'s' * (unnamed > 1)}")
+            whom.append(f"{unnamed} hospital{'s' * (unnamed > 1)}")
         longest = max(seconds for _, each, seconds in waits if each == verb)
-        told.append(f"{', '.join(named)} to {VERBS.get(verb, verb)} ({duration(longest)})")
+        told.append(f"{', '.join(whom)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(told)}"

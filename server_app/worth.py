@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from pages.figures import LISTED, RARELY, WIDE, Row, compared, number, size
+from pages.figures import RARELY, WIDE, Row, compared, number, size
 from server_app.assessments import mean_over_hospitals
+from strategies.protocol.names import some
 
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
 
@@ -188,7 +189,7 @@ def _hospitals(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
             for each in row["classes"]
             if each["right"] == 0 and each["recall"] and (each["recall"]["high"] or 1.0) < RARELY
         ]:
-            text += f" It finds no image of {', '.join(missed[:LISTED])}."
+            text += f" It finds no image of {some(missed)}."
             judgement = "bad"
         yield _said("hospital", judgement, text, hospital=hospital, model=row["model"])
 

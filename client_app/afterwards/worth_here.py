@@ -25,7 +25,8 @@ from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import DivergedError
-from pages.figures import LISTED, RARELY, WIDE, Row, number, row_of, size
+from pages.figures import RARELY, WIDE, Row, number, row_of, size
+from strategies.protocol.names import some
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, defaults
 
@@ -115,7 +116,7 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     yield from _classes(best)
     for row in rows:
         if row["kind"] == "model" and row is not best and (lost := _lost(row)):
-            yield "bad", f"{_upper(name_of(row))} finds no image of {_listed(lost)}."
+            yield "bad", f"{_upper(name_of(row))} finds no image of {some(lost)}."
 
 
 def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
@@ -145,7 +146,7 @@ def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
         )
         return "open", f"{none} shown to be better or worse {where}."
     parts = [
-        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({_listed(names)})"
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({some(names)})"
         for names, word in ((better, "better"), (worse, "worse"), (open_, "not shown to be either"))
         if names
     ]
@@ -250,11 +251,6 @@ def same_answer(row: Row) -> float:
 def _lost(row: Row) -> list[str]:
     found = [each for each in row["classes"] if each["recall"]]
     return [f"'{each['name']}'" for each in found if each["recall"]["value"] == 0]
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    return ", ".join(names[:LISTED]) + more
 
 
 def _upper(text: str) -> str:

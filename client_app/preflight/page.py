@@ -24,6 +24,7 @@ from pages.page import (
     table,
     verbatim,
 )
+from strategies.protocol.names import some
 
 LISTED = 100  # of each list on the page; card.json has all
 NAMED = 20  # unusable images in the terminal
@@ -151,8 +152,7 @@ def _equal(names: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _few(counts: dict[str, int]) -> str:
-    shown = [f"{name} ({count})" for name, count in list(counts.items())[:5]]
-    return ", ".join(shown) + (f" and {len(counts) - 5} more" if len(counts) > 5 else "")
+    return some([f"{name} ({count})" for name, count in counts.items()])
 
 
 def _first(most: int, lines: Sequence[str]) -> list[str]:

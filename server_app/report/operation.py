@@ -11,6 +11,7 @@ from server_app.report.over_tasks import TITLE as OVER_TASKS
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
+from strategies.protocol.names import some
 from strategies.protocol.settings import defaults
 
 TITLE = "How the run went"
@@ -73,7 +74,7 @@ def _participation(summary: Summary) -> Iterator[str]:
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
     yield paragraph(
         f"Hospitals that were asked to train: {len(asked)}; "
-        + (f"{_some(missed)} missed at least one visit." if missed else "none missed a visit.")
+        + (f"{some(missed)} missed at least one visit." if missed else "none missed a visit.")
     )
     yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn
 
@@ -104,8 +105,8 @@ def _failures(summary: Summary) -> Iterator[str]:
             outcome,
             SAID.get(verb, verb),
             len(same),
-            _some(list(dict.fromkeys(each["hospital"] for each in same))),
-            _some(list(dict.fromkeys(str(each["round"]) for each in same))),
+            some(list(dict.fromkeys(each["hospital"] for each in same))),
+            some(list(dict.fromkeys(str(each["round"]) for each in same))),
             reason,
         ]
         for (outcome, verb, reason), same in alike.items()
@@ -205,8 +206,3 @@ def _size(num_bytes: float) -> str:
     if not isfinite(num_bytes):
         return "–"
     return f"{num_bytes / 1e6:,.1f} MB" if num_bytes >= 1e5 else f"{num_bytes / 1e3:,.1f} kB"
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    more = f" and {len(names) - most} others" if len(names) > most else ""
-    return ", ".join(names[:most]) + more

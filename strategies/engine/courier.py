@@ -25,6 +25,7 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid import InMemoryGrid
 
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
+from strategies.protocol.names import some
 from strategies.protocol.parcel import count_bytes
 
 # Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
@@ -205,7 +206,7 @@ class Courier:
         names = self.connected() if asked else {}
         list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
-            named = ", ".join(names.get(node, f"node {node}") for node in sorted(silent))
+            named = some([names.get(node, f"node {node}") for node in sorted(silent)])
             log(WARNING, "Connected, but busy or stuck, and passed over: %s", named)
         return connected & self.answering
 

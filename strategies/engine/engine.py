@@ -36,6 +36,7 @@ from strategies.engine.run import Content, Ordered, Run, RunError
 from strategies.engine.state import Model, State
 from strategies.engine.testing import Batch, begin_tests, letters, record_tests, to_test
 from strategies.engine.visit import Visit
+from strategies.protocol.names import some
 from strategies.protocol.order import Order
 
 
@@ -77,7 +78,7 @@ class Engine:
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
         check_ready(self.run, enrol(self.run, self.exchange.later))
-        log(INFO, "%d rounds at %s", rounds, ", ".join(state.hospitals))
+        log(INFO, "%d rounds at %s", rounds, some(state.hospitals))
         state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
         self._ask_for_tests()
         while state.round <= rounds:

@@ -20,6 +20,7 @@ from strategies.engine.state import AWAY, Model
 from strategies.protocol.classes import ordered, outputs
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.names import some
 from strategies.protocol.order import Order
 from strategies.protocol.settings import SettingsError
 
@@ -83,7 +84,7 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     if cards and not state.classes:
         classes = run.settings.class_names or agreed(_classes(card) for _, card in cards.values())
         state.outputs, state.classes = outputs(classes, run.settings), classes
-        log(INFO, "The classes are %s", ", ".join(state.outputs))
+        log(INFO, "The classes are %s", some(state.outputs))
     coming = {}
     for hospital, (node, _) in cards.items():
         if hospital in state.withheld:

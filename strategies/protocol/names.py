@@ -1,6 +1,7 @@
 """The one rule for hospitals' names: they name lineages, folders and files."""
 
 import re
+from collections.abc import Sequence
 
 # Lineages that belong to no hospital, and folders of a hospital's store that are not its own.
 RESERVED = ("global", "ensemble", "standalone", "images", "resident")
@@ -24,6 +25,12 @@ def check_name(name: str) -> str:
             f"{', '.join(map(repr, RESERVED))}."
         )
     return name
+
+
+def some(names: Sequence[str], most: int = 8) -> str:
+    """The first names and how many more there are, for a sentence."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def is_array_name(text: str) -> bool:

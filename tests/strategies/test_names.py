@@ -1,6 +1,7 @@
 import pytest
 
-from strategies.protocol.names import RESERVED, check_name
+from server_app.wording import of_wait
+from strategies.protocol.names import RESERVED, check_name, some
 
 
 @pytest.mark.parametrize("name", ["graz", "Graz-2", "hospital-07", "a.b_c", "7", "x" * 64])
@@ -14,3 +15,20 @@ def test_names_that_can_be_used(name):
 def test_names_that_lead_elsewhere_or_mean_something_else(name):
     with pytest.raises(ValueError, match=r"A hospital cannot be called .* ASCII letters"):
         check_name(name)
+
+
+def test_a_sentence_names_the_first_few():
+    names = [f"h{number}" for number in range(100)]
+    assert some([]) == ""
+    assert some(names[:2]) == "h0, h1"
+    assert some(names[:8]).endswith("h7")
+    assert some(names, 3) == "h0, h1, h2 and 97 more"
+
+
+def test_a_line_about_waiting_has_a_thousand_hospitals_in_a_sentence():
+    waits = [(f"h{number}", "train", float(number)) for number in range(1000)]
+    assert (
+        of_wait(waits) == "waits for h0, h1, h2, h3, h4, h5, h6, h7 and 992 more to train (17 min)"
+    )
+    new = [("graz", "query.enrol", 3.0), ("", "query.enrol", 4.0), ("", "query.enrol", 5.0)]
+    assert of_wait(new) == "waits for graz, 2 hospitals to enrol (5 s)"
