@@ -7,11 +7,15 @@ choice is made on one half of a hospital's test images, drawn by patients, and t
 half, and the other way round, in `SPLITS` random splits. Balanced accuracy at home in percent: the
 mean over hospitals and runs, and the difference from standing alone with its 95 % interval
 (Student's t over the runs, each a seed).
+
+`--own <output folder>` takes the hospitals' own models that are asked together with others from
+another table, of one row: made with `--rows standalone --vary num-server-rounds=1` they are such as
+`predict` has, from before the first hand-off.
 """
 
+import argparse
 import json
 import math
-import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -45,22 +49,25 @@ class Models:
 
     Attributes:
         alone: By its own model, which trained alone as long, [N, K].
+        own: By its own model that is asked together with others, [N, K].
         held: By the model that it trained last, or the one that there is, [N, K].
         handed: By all models of the run, [M, N, K].
     """
 
     alone: Scores
+    own: Scores
     held: Scores
     handed: Scores
 
     def of(self, images: NDArray[np.bool_]) -> "Models":
         """For some of the images, [N]."""
-        return Models(self.alone[images], self.held[images], self.handed[:, images])
+        alone, own, held = (each[images] for each in (self.alone, self.own, self.held))
+        return Models(alone, own, held, self.handed[:, images])
 
     @property
     def every(self) -> Scores:
         """Those of the run and its own, [M + 1, N, K]."""
-        return np.concatenate([self.handed, self.alone[None]])
+        return np.concatenate([self.handed, self.own[None]])
 
 
 def best(seen: Scores, labels: Labels, new: Scores) -> Scores:
@@ -86,24 +93,26 @@ RULES: dict[str, Callable[[Models, Labels, Models], Scores]] = {
     "a mixture of all and its own": lambda seen, labels, new: mixture(
         seen.every, labels, new.every
     ),
-    "half its own, half the mean": lambda seen, labels, new: (new.alone + new.handed.mean(0)) / 2,
+    "half its own, half the mean": lambda seen, labels, new: (new.own + new.handed.mean(0)) / 2,
 }
 
 
 def main() -> None:
     """Print a row for each row of the table, a column for each rule."""
-    output = Path(sys.argv[1]).expanduser()
-    runs: dict[str, dict[int, Path]] = {}
-    for row, run in newest(output):
-        settings = settings_of(run)
-        if settings.strategy not in ("fedbn", "centralized"):  # layers at hospitals; one place
-            runs.setdefault(row, {})[settings.seed] = run
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.at_home")
+    parser.add_argument("output", type=Path, help="of benchmarks.reproduce")
+    parser.add_argument(
+        "--own", type=Path, help="another one, of one row: the hospitals' own models"
+    )
+    given = parser.parse_args()
+    runs = runs_of(given.output)
     alone = runs.pop("standalone")
+    own_of = runs_of(given.own).popitem()[1] if given.own else alone
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "seeds", *RULES]), flush=True)
     for row, by_seed in runs.items():
-        seeds = sorted(by_seed.keys() & alone.keys())
-        figures = [at_home(alone[seed], by_seed[seed]) for seed in seeds]
+        seeds = sorted(by_seed.keys() & alone.keys() & own_of.keys())
+        figures = [at_home(alone[seed], own_of[seed], by_seed[seed]) for seed in seeds]
         own = [each["its own, alone"] for each in figures]
         cells = []
         for rule in RULES:
@@ -111,6 +120,16 @@ def main() -> None:
             gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
             cells.append(f"{100 * fmean(ours):.1f}" + interval(gains) * (rule != "its own, alone"))
         print(table_row([row, len(seeds), *cells]), flush=True)
+
+
+def runs_of(output: Path) -> dict[str, dict[int, Path]]:
+    """The runs of a table's rows, by their seeds; not those without a model that has all layers."""
+    runs: dict[str, dict[int, Path]] = {}
+    for row, run in newest(output.expanduser()):
+        settings = settings_of(run)
+        if settings.strategy not in ("fedbn", "centralized"):  # layers at hospitals; one place
+            runs.setdefault(row, {})[settings.seed] = run
+    return runs
 
 
 def interval(gains: list[float]) -> str:
@@ -122,17 +141,23 @@ def interval(gains: list[float]) -> str:
     return f" ({100 * mean:+.1f}; {100 * (mean - half):.1f} to {100 * (mean + half):.1f})"
 
 
-def at_home(alone: Path, run: Path) -> dict[str, float]:
-    """The mean over hospitals of what each rule is worth there, after a run."""
+def at_home(alone: Path, own: Path, run: Path) -> dict[str, float]:
+    """The mean over hospitals of what each rule is worth there, after a run.
+
+    Args:
+        alone: The run in which each hospital trained alone as long.
+        own: The run with the models of their own that are asked together with others.
+        run: The run.
+    """
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
-    own, handed = said_by(alone), said_by(run)
+    handed = said_by(run)
     for index, data in enumerate(images_of(run)):
         name = hospitals_of(run)[index]
         by = {lineage: said[index] for lineage, (_, said) in handed.items()}
         last = [lineage for lineage, (visited, _) in handed.items() if visited[-1:] == [name]]
         scores = np.stack([*by.values()])
-        mine = own[name][1][index]
-        models = Models(mine, by[last[0]] if last else scores.mean(0), scores)
+        mine, ours = (said_by(each)[name][1][index] for each in (alone, own))
+        models = Models(mine, ours, by[last[0]] if last else scores.mean(0), scores)
         labels = data.test.labels.numpy()
         for rule, figure in judged(models, labels, data.test_patients, settings_of(run).seed):
             figures[rule].append(figure)
@@ -183,6 +208,7 @@ def images_of(run: Path) -> list[LocalData]:
     return [open_data(settings, index, count, classes) for index in range(count)]
 
 
+@cache
 def said_by(run: Path) -> dict[str, tuple[list[str], list[Scores]]]:
     """By lineage: which hospitals trained a model, and its probabilities of each one's images."""
     found = {}

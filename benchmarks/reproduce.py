@@ -110,9 +110,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row: the settings that differ from pyproject.toml, and the paper's figures by column."""
+    """A row: the settings that differ from pyproject.toml, and the paper's figures by column.
+
+    Its name has those settings that vary; `of` is its name in the file.
+    """
 
     name: str
+    of: str
     hospitals: int
     settings: dict[str, Any]
     paper: dict[str, list[float]]
@@ -245,7 +249,7 @@ def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
         names = [f"{key}={chosen[key]}".replace(",", " ") for key in named]
         name = " ".join(filter(None, [row["name"], *names]))
         own = {**flatten_dict(row.get("settings")), **chosen}
-        rows.append({**row, "name": name, "settings": own})
+        rows.append({**row, "name": name, "of": row["name"], "settings": own})
     return {**described, "rows": rows}
 
 
@@ -322,7 +326,8 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         losses = Losses(row.get("lost", 0.0), row.get("leaves_after", 0))
         if not 0 <= losses.share < 1:
             raise TableError(f"Row '{row['name']}': 'lost' is a share, from 0 to below 1.")
-        rows.append(Row(row["name"], row.get("hospitals", hospitals), settings, paper, losses))
+        name, of = row["name"], row.get("of", row["name"])
+        rows.append(Row(name, of, row.get("hospitals", hospitals), settings, paper, losses))
     if len({dashed(row.name) for row in rows}) < len(rows):
         raise TableError("Two rows have one name, or names that differ only in signs like +.")
     columns = {name: known[name] for name in chosen}
@@ -514,14 +519,18 @@ def _list(names: Iterable[str]) -> str:
 def choose(table: Table, names: str | None) -> list[Row]:
     """The rows of these names, separated by commas; all rows if it is None.
 
+    A row of the file stands for all those that a setting makes of it.
+
     Raises:
         TableError: There is no row of a name.
     """
-    every = [row.name for row in table.rows]
-    wanted = every if names is None else [name.strip() for name in names.split(",")]
-    if unknown := set(wanted) - set(every):
+    if names is None:
+        return table.rows
+    wanted = {name.strip() for name in names.split(",")}
+    if unknown := wanted - {name for row in table.rows for name in (row.name, row.of)}:
+        every = dict.fromkeys(row.of or row.name for row in table.rows)
         raise TableError(f"No row is called {_list(unknown)}. There are: {', '.join(every)}.")
-    return [row for row in table.rows if row.name in wanted]
+    return [row for row in table.rows if {row.name, row.of} & wanted]
 
 
 def run_missing(

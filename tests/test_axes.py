@@ -101,7 +101,7 @@ def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
     labels = np.arange(40) % 2
     right, wrong = np.eye(2)[labels], np.eye(2)[1 - labels]
     patients = np.repeat(np.arange(20), 2)
-    models = Models(wrong, wrong, np.stack([wrong, wrong, right]))
+    models = Models(wrong, wrong, wrong, np.stack([wrong, wrong, right]))
     asked = []
 
     def noted(seen, labels, new):
@@ -115,3 +115,6 @@ def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
     for rule in ("the best of all", "a mixture of all", "a mixture of all and its own", "noted"):
         assert figures[rule] == 1
     assert asked == [((20, 2), (20, 2))] * (2 * at_home.SPLITS)
+    with_its_own = dict(judged(Models(wrong, right, wrong, np.stack([wrong])), labels, patients, 0))
+    assert with_its_own["its own, alone"] == with_its_own["the best of all"] == 0
+    assert with_its_own["the best of all and its own"] == 1

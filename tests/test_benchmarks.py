@@ -211,6 +211,13 @@ def test_a_row_that_does_not_exist_is_refused(table):
         choose(table, "alone,FedRE")
 
 
+def test_a_row_of_the_file_stands_for_all_that_a_setting_makes_of_it():
+    table = load(TABLES["two_hospitals"], [Path("/a"), Path("/b")], ["num-server-rounds=3,6"])
+    names = ["FedER num-server-rounds=3", "FedER num-server-rounds=6"]
+    assert [row.name for row in choose(table, "FedER")] == names
+    assert [row.name for row in choose(table, names[1])] == names[1:]
+
+
 def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
     """By hand, in percent.
 
