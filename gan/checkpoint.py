@@ -1,8 +1,11 @@
 """The files of a training: checkpoints to go on from after a kill, and the progress as text."""
 
 import json
+import shutil
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,11 +22,31 @@ class Checkpoints:
     Args:
         folder: Made if it is missing.
         made_with: What the training depends on, as text; that of another one is refused.
+        first_phase: What its phase 1 depends on.
     """
 
-    def __init__(self, folder: Path, made_with: str) -> None:
+    def __init__(self, folder: Path, made_with: str, first_phase: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.made_with = folder, f"version {VERSION}, {made_with}"
+        self.first_phase = f"version {VERSION}, {first_phase}"
+
+    def borrow(self, others: Iterable[Path]) -> None:
+        """Take phase 1 over from a training that differs in its privacy term alone, if one has it.
+
+        Args:
+            others: Folders of trainings.
+        """
+        for folder in sorted(others):
+            if (folder / "checkpoint.pt").exists():
+                content = _read(folder / "checkpoint.pt")
+                standing = _standing(content)
+                if content.get("first-phase") == self.first_phase and standing.phase > 1:
+                    shutil.copy(folder / "plain.pt", self.folder / "plain.pt")
+                    first = [each for each in standing.progress if each.phase == 1]
+                    begun = Standing(2, 0, first[-1].seconds, first)
+                    plain = {**_read(self.folder / "plain.pt"), "made-with": self.made_with}
+                    self._write("checkpoint", {**plain, "standing": asdict(begun)})
+                    return
 
     def has(self, name: str) -> bool:
         """Whether `save` has written this name."""
@@ -39,13 +62,13 @@ class Checkpoints:
             draft.write_text("".join(lines))
         content = {
             "made-with": self.made_with,
+            "first-phase": self.first_phase,
             "networks": networks.state_dict(),
             "standing": asdict(standing),
             "random": torch.get_rng_state(),
             "random-cuda": torch.cuda.get_rng_state_all(),
         }
-        with replacing(self.folder / f"{name}.pt") as draft:
-            torch.save(content, draft)
+        self._write(name, content)
 
     def load(self, name: str, networks: Adversaries) -> Standing:
         """Bring networks and torch's global generators back to where they were at `save`.
@@ -56,9 +79,9 @@ class Checkpoints:
         Raises:
             ValueError: Another training wrote the file.
         """
-        path = self.folder / f"{name}.pt"
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        if content["made-with"] != self.made_with:
+        content = _read(self.folder / f"{name}.pt")
+        borrowed = name == "plain" and content.get("first-phase") == self.first_phase
+        if content["made-with"] != self.made_with and not borrowed:
             raise ValueError(
                 f"{self.folder} holds another training: {content['made-with']}. Choose another "
                 f"folder for this one: {self.made_with}."
@@ -66,5 +89,18 @@ class Checkpoints:
         networks.load_state_dict(content["networks"])
         torch.set_rng_state(content["random"])
         torch.cuda.set_rng_state_all(content["random-cuda"])
-        progress = [Progress(**each) for each in content["standing"].pop("progress")]
-        return Standing(**content["standing"], progress=progress)
+        return _standing(content)
+
+    def _write(self, name: str, content: dict[str, Any]) -> None:
+        with replacing(self.folder / f"{name}.pt") as draft:
+            torch.save(content, draft)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return content
+
+
+def _standing(content: dict[str, Any]) -> Standing:
+    progress = [Progress(**each) for each in content["standing"]["progress"]]
+    return Standing(**{**content["standing"], "progress": progress})

@@ -49,6 +49,7 @@ def train_gan(
     seed: int,
     deadline: float,
     report: Callable[[Standing, int], None],
+    judged_by: str = "",
 ) -> Trained:
     """Train a generative model, or go on with or return what the folder holds.
 
@@ -62,6 +63,8 @@ def train_gan(
         deadline: When to give up, in the time of `time.monotonic`.
         report: Called before every step with where the training stands, and with the most steps
             that its phase can have.
+        judged_by: Name of `frechet`. If there is one, phase 1 is not made again but taken over from
+            a folder beside this one that holds the same training with another privacy term.
 
     Raises:
         TimeoutError: The deadline has passed; a later call goes on from here.
@@ -72,8 +75,12 @@ def train_gan(
     size = tuple(examples.images.shape[2:])
     if size != (preset.resolution, preset.resolution):
         raise ValueError(f"Images of {size} pixels for a GAN of {preset.resolution}: resize them.")
+    images = f"images {examples.fingerprint}"
     made_with = (examples.classes, preset, privacy.weight, privacy.reduction, seed)
-    files = Checkpoints(folder, f"{made_with}, images {examples.fingerprint}")
+    first_phase = (examples.classes, preset, judged_by, seed)
+    files = Checkpoints(folder, f"{made_with}, {images}", f"{first_phase}, {images}")
+    if judged_by and not files.has("checkpoint"):
+        files.borrow(folder.parent.iterdir())
     checks = Checks(examples.labels.cpu(), preset, frechet, seed)
     last_phase = 2 if privacy.weight > 0 else 1
     with torch.random.fork_rng(range(torch.cuda.device_count())):

@@ -126,6 +126,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
         seed=job.seed,
         deadline=job.deadline,
         report=report,
+        judged_by=f"inception {gan.inception_weights}",
     )
 
 
@@ -140,7 +141,8 @@ def _unprotected(job: Job, trained: Trained) -> None:
     if not job.hospital.settings.release.without_privacy:
         raise job.refusal(
             why,
-            "Lower gan.privacy-weight, or allow it with release.without-privacy (and the policy).",
+            "Lower gan.privacy-weight (phase 1 is not trained again), or allow it with "
+            "release.without-privacy (and the policy).",
         )
     logging.getLogger("flwr").warning("%s: %s", job.hospital.name, why)
 

@@ -54,6 +54,7 @@ def train(micro, tmp_path):
         seed=3,
         deadline=None,
         report=lambda standing, limit: None,
+        judged_by="",
     ):
         if images is None:
             drawn = torch.Generator().manual_seed(0)
@@ -68,6 +69,7 @@ def train(micro, tmp_path):
             seed=seed,
             deadline=deadline,
             report=report,
+            judged_by=judged_by,
         )
 
     return trained
@@ -258,6 +260,43 @@ def test_a_finished_training_is_returned_at_once(train):
     assert torch.equal(weights(first.plain), weights(again.plain))
     assert torch.equal(weights(first.private), weights(again.private))
     assert first.progress == again.progress
+
+
+@pytest.mark.parametrize("weight", [0.0, 5.0])
+def test_another_privacy_term_begins_where_phase_one_has_ended(train, tmp_path, weight):
+    """Bit for bit as from the beginning, which it is where phase 1 is not the same."""
+    phases = []
+
+    def report(standing, limit):
+        phases.append(standing.phase)
+
+    scores = (1.0, 3.0, 2.0, 1.0)
+    train(frechet=Scores(*scores), judged_by="scores")
+    whole = train(privacy_weight=weight, frechet=Scores(*scores), folder=tmp_path / "whole")
+    again = train(
+        privacy_weight=weight,
+        frechet=Scores(1.0),
+        folder=tmp_path / "again",
+        judged_by="scores",
+        report=report,
+    )
+    assert phases == ([2] * 4 if weight else [])
+    assert torch.equal(weights(again.plain), weights(whole.plain))
+    assert [*map(told, again.progress)] == [*map(told, whole.progress)]
+    if weight:
+        assert torch.equal(weights(again.private), weights(whole.private))
+    for other in ({"judged_by": "others"}, {"seed": 4}, {"fingerprint": "other images"}):
+        phases.clear()
+        given = {"judged_by": "scores", "folder": tmp_path / str(other), "report": report, **other}
+        train(privacy_weight=weight, **given)
+        assert phases[0] == 1
+
+
+def test_phase_one_is_not_taken_from_a_training_that_is_still_in_it(train, tmp_path):
+    with pytest.raises(TimeoutError):
+        train(judged_by="scores", deadline=0.0)
+    trained = train(privacy_weight=5.0, folder=tmp_path / "again", judged_by="scores")
+    assert {each.phase for each in trained.progress} == {1, 2}
 
 
 def test_the_folder_of_another_training_is_refused(train):
