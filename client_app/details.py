@@ -153,13 +153,16 @@ class Details:
             return None
         return Said(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
-    def of_alone(self) -> dict[str, float]:
-        """The figures and details of the hospital's own model, if one is kept.
+    def of_alone(self, said: Said | None = None) -> dict[str, float]:
+        """The figures and details of the hospital's own model, with which others are compared.
+
+        Args:
+            said: What it says; None = that before the first hand-off, if that is kept.
 
         None is told if the images are no longer the same: of other tasks, or by another seed.
         """
         disclosure = self.disclosure
-        if (said := self.alone_says()) is None:
+        if (said := said or self.alone_says()) is None:
             return {}
         try:
             disclosure.admit(said.model)

@@ -7,15 +7,13 @@ from dataclasses import replace
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 
 from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
 from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint, secret_of
 from client_app.errors import DataError, failure_of
-from client_app.hospital import Hospital
-from client_app.limits import check_model
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.policy import PolicyError
 from client_app.presets import fitted_preset
@@ -25,11 +23,9 @@ from learning.dp_training import check_network
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
 from learning.packing import pack_buffer
-from learning.randomness import seeded
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import rng_for
 
 # What a card says of a buffer that no attack could test.
 UNTESTED = {
@@ -48,7 +44,7 @@ def enrol(message: Message, context: Context) -> Message:
         data, settings = request.hospital.data, request.hospital.settings
         request.learner.check(settings)
         settings.train.check_learner(request.order.learner)
-        _check_first_model(request.hospital)
+        request.hospital.check_first_model()
         check_augmentation(settings.train.augment, data.train.shape)
         if request.order.buffer_size:
             fitted_preset(settings.gan, data.train.shape)
@@ -79,7 +75,7 @@ def prepare(message: Message, context: Context) -> Message:
         order, hospital = request.order, request.hospital
         if order.images == "everyone":
             hospital.everyone()  # refuses here, before the first hop
-        network = _first_model(hospital, order.own_start)
+        network = hospital.first_model(order.own_start)
         if hospital.settings.train.dp.noise_multiplier:
             check_network(network)
         # Numbers and hashes are about all images, whatever task the order is for.
@@ -204,30 +200,6 @@ def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
             place = (label.round, label.hop, label.epochs)
             newest[label.lineage] = max(newest.get(label.lineage, ((), "")), (place, name))
     return {name for _, name in newest.values()}
-
-
-def _first_model(hospital: Hospital, own_start: bool) -> nn.Module:
-    """A network with random weights or, with the setting `pretrained`, with trained ones.
-
-    Args:
-        hospital: Decides on the architecture.
-        own_start: Whether the random weights are the hospital's own, or the same at all hospitals.
-    """
-    architecture, settings = hospital.architecture, hospital.settings
-    _check_first_model(hospital)  # again: nothing says that the hospital was asked to enrol
-    architecture.check()
-    with seeded(rng_for(settings.seed, "model", hospital=hospital.name if own_start else "")):
-        network = architecture.build()
-    if settings.pretrained:
-        from learning.models.pretrained import load_pretrained  # and with it torchvision
-
-        load_pretrained(network, architecture, settings.pretrained, hospital.data.classes)
-    return network
-
-
-def _check_first_model(hospital: Hospital) -> None:
-    """Refuse a network that is larger than the hospital allows, before it is built."""
-    check_model(hospital.policy, hospital.architecture.to_json(), RecordDict(), *hospital.batches)
 
 
 def _refused(name: str, error: Exception) -> Failure:

@@ -7,18 +7,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
+from torch import nn
 
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
+from client_app.limits import check_model
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
+from learning.randomness import seeded
 from learning.samples import Samples, joined
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name
-from strategies.protocol.settings import PUBLIC, Settings, SettingsError, in_turn, require
+from strategies.protocol.settings import (
+    PUBLIC,
+    Settings,
+    SettingsError,
+    in_turn,
+    require,
+    rng_for,
+)
 
 KEPT = ("final", "visits", "none")  # which models it takes home: the node-config `keep`
 
@@ -71,6 +81,37 @@ class Hospital:
     def batches(self) -> tuple[int, int]:
         """How many images it trains on at a time, and how many it has to test on."""
         return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
+
+    def check_first_model(self) -> None:
+        """Refuse a network that is larger than the hospital allows, before it is built.
+
+        Raises:
+            PolicyError: It is.
+            ModelError: There is no such network.
+        """
+        check_model(self.policy, self.architecture.to_json(), RecordDict(), *self.batches)
+
+    def first_model(self, own_start: bool = False) -> nn.Module:
+        """A network with random weights or, with the setting `pretrained`, with trained ones.
+
+        Args:
+            own_start: Whether the random weights are the hospital's own; else they are the same at
+                all hospitals.
+
+        Raises:
+            PolicyError: It is larger than the hospital allows.
+            ModelError: It cannot be built, or the trained weights are not for it.
+        """
+        architecture, settings = self.architecture, self.settings
+        self.check_first_model()  # again: nothing says that the hospital was asked to enrol
+        architecture.check()
+        with seeded(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
+            network = architecture.build()
+        if settings.pretrained:
+            from learning.models.pretrained import load_pretrained  # and with it torchvision
+
+            load_pretrained(network, architecture, settings.pretrained, self.data.classes)
+        return network
 
     def at(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":
         """The hospital with the images that are there at a task (`LocalData.at`).

@@ -1,4 +1,4 @@
-"""The commands `open`, `export`, `predict`, `report`, `dossier` of `python -m client_app`."""
+"""The commands of `python -m client_app` for the time after a run."""
 
 import argparse
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 from client_app.errors import DataError
 from client_app.identity import Identity
 from client_app.members import read_members
-from client_app.policy import Policy
+from client_app.policy import Policy, PolicyError
 from client_app.store import Store
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.files import replacing
@@ -67,6 +67,19 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
         metavar="DATA_DIR",
         help="the hospital's own labelled images, as in the run, to fit a temperature on",
     )
+
+    add = commands.add_parser(
+        "alone",
+        parents=[hospital],
+        help="train a model on the hospital's images alone, as long as the run's, and mix it in",
+    )
+    add.set_defaults(command=alone, parse=run_config)
+    add.add_argument("--run", help="its identity; default: the newest one")
+    add.add_argument(
+        "--data-dir", type=Path, required=True, help="its labelled images, as in the run"
+    )
+    add.add_argument("--run-config", help="settings of the run; default: those in the ledger")
+    add.add_argument("--policy", type=Path, help="its policy in the run; default: the defaults")
 
     add = commands.add_parser(
         "report", parents=[hospital], help="write a page on a run, for the hospital's own eyes"
@@ -163,6 +176,27 @@ def predict(arguments: argparse.Namespace) -> int:
     )
     print(f"{done} images predicted, {len(unusable)} skipped, by {models}: {arguments.output}")
     return int(bool(unusable))
+
+
+def alone(arguments: argparse.Namespace) -> int:
+    """Train a model alone, and say how much is made of it."""
+    from client_app.afterwards.alone import settings_of, train_alone
+    from client_app.afterwards.past_run import PastRun
+
+    past = PastRun.find(arguments.site, arguments.store_dir.expanduser(), arguments.run)
+    config = arguments.run_config
+    settings = Settings.parse(arguments.parse(config)) if config else settings_of(past)
+    file = past.policy_file(arguments.policy and arguments.policy.expanduser())
+    if past.policies and file is None:
+        raise SettingsError("Give the policy of the run (--policy): it chose among the images.")
+    rules = Policy.read(file) if file else None
+    try:
+        weights = train_alone(past, settings, arguments.data_dir.expanduser(), rules)
+    except PolicyError as error:
+        raise SettingsError(error.explain()) from error
+    parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
+    print(f"{past.alone}\nWithout --model, predict now makes {parts}.")
+    return 0
 
 
 def report(arguments: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
     models/<run>/<lineage>.safetensors             after the last round
     models/<run>/own/<site>.safetensors            the hospital's own, before the first hand-off
+    models/<run>/alone/<site>.safetensors          trained alone as long (command `alone`)
     models/<run>/ensemble.json                     what they were worth together
     models/<run>/mixture.json                      how much to make of each of them at home
     models/<run>/visits/<lineage>-<round>-<hop>.safetensors    after a visit of its own
@@ -102,11 +103,29 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
             scores = {**scores, str(place): own}
         kept = {path.stem for path in folder.glob(f"*{SUFFIX}")}
         if kept and kept <= scores.keys():
-            said = torch.stack([each.cpu() for each in scores.values()])
-            weights = mixture_weights(said, request.hospital.data.test.labels.cpu())
-            with replacing(folder / MIXTURE) as draft:
-                draft.touch(mode=0o600)
-                draft.write_text(json.dumps(dict(zip(scores, weights.tolist(), strict=True))))
+            write_mixture(folder, scores, request.hospital.data.test.labels)
+
+
+def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:
+    """Fit how much to make of each model to the hospital's test images, and note it.
+
+    Args:
+        folder: Of the run, below `models`.
+        scores: Probabilities [N, K] of the images by each model, by its place in the folder.
+        labels: What they show, int64 [N].
+
+    Returns:
+        The weights, which sum to 1, by place.
+
+    Raises:
+        OSError: The note cannot be written.
+    """
+    said = torch.stack([each.cpu() for each in scores.values()])
+    weights = dict(zip(scores, mixture_weights(said, labels.cpu()).tolist(), strict=True))
+    with replacing(folder / MIXTURE) as draft:
+        draft.touch(mode=0o600)
+        draft.write_text(json.dumps(weights))
+    return weights
 
 
 def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:

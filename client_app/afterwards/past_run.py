@@ -85,10 +85,20 @@ class PastRun:
         others = [name for name in runs if name != chosen]
         return cls(site, folder, chosen, of_run, broken, others)
 
+    @property
+    def home(self) -> Path:
+        """The folder of its models."""
+        return self.folder / "models" / self.run
+
+    @property
+    def alone(self) -> Path:
+        """Where the model lies, or would, that the hospital trained alone as long as the run's."""
+        return self.home / "alone" / f"{self.site}{SUFFIX}"
+
     @cached_property
     def files(self) -> dict[str, Path]:
         """The models of the last round that are at home, by lineage."""
-        return {path.stem: path for path in sorted(self._home.glob(f"*{SUFFIX}"))}
+        return {path.stem: path for path in sorted(self.home.glob(f"*{SUFFIX}"))}
 
     @cached_property
     def models(self) -> dict[str, ModelManifest]:
@@ -108,7 +118,7 @@ class PastRun:
     @property
     def visits(self) -> list[str]:
         """The models that are at home as visits of the hospital left them."""
-        return sorted(path.stem for path in self._home.glob(f"visits/*{SUFFIX}"))
+        return sorted(path.stem for path in self.home.glob(f"visits/*{SUFFIX}"))
 
     @property
     def mixture(self) -> dict[str, float]:
@@ -117,10 +127,10 @@ class PastRun:
         Raises:
             SettingsError: The file is damaged.
         """
-        if not (self._home / MIXTURE).exists():
+        if not (self.home / MIXTURE).exists():
             return {}
-        weights = read_mixture(self._home)
-        places = {file: file.relative_to(self._home).with_suffix("") for file in weights}
+        weights = read_mixture(self.home)
+        places = {file: file.relative_to(self.home).with_suffix("") for file in weights}
         return {str(places[file]): weight for file, weight in weights.items()}
 
     @property
@@ -130,7 +140,7 @@ class PastRun:
         Raises:
             SettingsError: The file is damaged.
         """
-        path = self._home / "ensemble.json"
+        path = self.home / "ensemble.json"
         if not path.exists():
             return {}
         try:
@@ -162,6 +172,12 @@ class PastRun:
     def settings(self) -> dict[str, Any]:
         """The run's settings; empty if there is no ledger of it."""
         return dict(self.terms[-1]["settings"]) if self.terms else {}
+
+    @property
+    def own_settings(self) -> dict[str, str]:
+        """Those that the hospital's node-config replaced; of files not by which."""
+        pairs = (text.partition("=") for text in self.card.get("own-settings", ()))
+        return {key: value for key, _, value in pairs}
 
     @property
     def policies(self) -> list[str]:
@@ -256,10 +272,6 @@ class PastRun:
     def card(self) -> dict[str, Any]:
         """What the hospital said of itself."""
         return {k: v for line in self.lines for k, v in self._left(line, "card").items()}
-
-    @property
-    def _home(self) -> Path:
-        return self.folder / "models" / self.run
 
     @staticmethod
     def _left(line: Line, name: str) -> dict[str, Any]:

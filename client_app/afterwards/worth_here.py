@@ -6,30 +6,24 @@ ones: those that it would tell without a policy, as in a simulation (client_app.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from client_app.afterwards.home import counted, load_file
+from client_app.afterwards.again import hospital_again
+from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import Figures, PastRun
-from client_app.datasets import LocalData, open_data
-from client_app.datasets.facts import hashes
-from client_app.datasets.own import own_data
 from client_app.details import Details, Said
-from client_app.disclosure import Disclosure, secret_of
-from client_app.errors import DataError
-from client_app.hospital import Hospital
+from client_app.disclosure import Disclosure
 from client_app.policy import Policy
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
-from client_app.store import Store
 from learning.errors import DivergedError
 from pages.figures import RARELY, WIDE, Row, number, row_of, size
 from strategies.protocol.names import some
 from strategies.protocol.order import Order
-from strategies.protocol.settings import Settings, defaults
 
+AS_LONG = "trained alone as long"  # instead of its name: the hospital's own model
 Sentence = tuple[str, str]  # its judgement (pages.page.judged), and the text
 
 
@@ -54,26 +48,18 @@ def tested(past: PastRun, data_dir: Path, policy: Policy | None) -> list[Row]:
         DataError: The images cannot be used, or are not those of the run.
         ModelError: A model cannot be loaded.
     """
-    first = next(iter(past.models.values()))
-    settings = replace(
-        Settings.parse({**defaults(), **first.settings}),
-        dataset=own_data(str(data_dir.absolute())),
-        max_quarantined=0.999,  # in the run they were few enough; the images are the same
-    )
-    classes, chosen = tuple(first.classes), tuple(policy.images.classes) if policy else None
-    data = open_data(settings, 0, 1, classes, past.folder.parent, None, chosen)
-    _check_same(past, data)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = replace(data, train=data.train.to(device), test=data.test.to(device))
-    store = Store(past.folder)
-    hospital = Hospital(past.site, settings, data, device, "", store)
+    hospital = hospital_again(past, data_dir, policy)
+    classes, device, store = hospital.data.classes, hospital.device, hospital.store
     order = Order(0, 0, past.site, list(classes), "plain", past.run)
     run = run_folder(store, past.run)
     disclosure = Disclosure(Inquiry("", order, Clock(math.inf), hospital, run, None))
     details = Details(disclosure)
     rows = []
-    if alone := details.of_alone():
+    longer = past.alone.exists()
+    said_alone = details.says("", load_file(past.alone)[0].to(device)) if longer else None
+    if alone := details.of_alone(said_alone):
         rows.append(_row("standalone", past.site, alone, classes))
+        rows[-1]["model"] = AS_LONG if longer else past.site
     said: list[Said] = []
     for lineage, file in past.files.items():
         said.append(details.says("", load_file(file)[0].to(device)))
@@ -92,6 +78,16 @@ def best_of(rows: Sequence[Row]) -> Row | None:
     return max(measured, key=lambda row: float(row["balanced_accuracy"]["value"]), default=None)
 
 
+def own_of(rows: Sequence[Row]) -> Row | None:
+    """The hospital's own model, with which others are compared."""
+    return next((row for row in rows if row["kind"] == "standalone"), None)
+
+
+def which(own: Row | None) -> str:
+    """Which model of the hospital's own it is, in a sentence."""
+    return AS_LONG if own and own["model"] == AS_LONG else "before the first hand-off"
+
+
 def is_useful(row: Row) -> bool:
     """Whether a model is more than a constant answer here, and not worse than the hospital's."""
     low = row["balanced_accuracy"]["low"]
@@ -105,7 +101,7 @@ def name_of(row: Row) -> str:
 
 def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     """What may be said; the first sentence is whether what was handed on is better here."""
-    alone = next((row for row in rows if row["kind"] == "standalone"), None)
+    alone = own_of(rows)
     best = best_of(rows)
     if best is None:
         yield "open", f"No model of this run has figures at {past.site}: see below for the reason."
@@ -122,7 +118,7 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
 def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
     """Whether models that others trained are better here than the hospital's own was."""
     handed = [row for row in rows if row["kind"] == "model" and _was_elsewhere(past, row["model"])]
-    own = f"{past.site}'s own model before the first hand-off"
+    own = f"{past.site}'s own model {which(own_of(rows))}"
     if not handed:
         return "note", f"Every model here was trained at {past.site} alone: nothing was handed on."
     count = len(handed)
@@ -159,7 +155,7 @@ def _best(best: Row, alone: Row | None) -> Iterator[Sentence]:
     shown = f"balanced accuracy {number(figure)} on {size(best)}"
     text = f"The best here is {name_of(best)}: {shown}"
     if alone and alone["balanced_accuracy"]:
-        text += f"; the hospital's own before had {number(alone['balanced_accuracy'])}"
+        text += f"; the hospital's own {which(alone)} had {number(alone['balanced_accuracy'])}"
     if best["gain"]:
         text += f", the difference is {number(best['gain'], signed=True)}"
     beside = f" Always the same answer gives {same:.3f}, and 1 is perfect." if same else ""
@@ -211,28 +207,6 @@ def _row(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Row
     model = {"ensemble": "", "standalone": site}.get(about, about)
     known = {name: float(value) for name, value in figures.items()}
     return row_of(kind, model, site, known, classes)
-
-
-def _check_same(past: PastRun, data: LocalData) -> None:
-    """Refuse other images than those of the run: some may have been trained on.
-
-    Raises:
-        DataError: They are others, or are split otherwise.
-    """
-    store = Store(past.folder)
-    told = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
-    if any(told.values()):
-        same = told == hashes(data, secret_of(store))
-    else:  # a simulation, in which all numbers are exact
-        kept = str(run_folder(store, past.run).load("data").get("fingerprint", ""))
-        known = [each.images.get(past.site) for each in past.models.values()]
-        same = kept.partition(", part ")[0] == data.fingerprint
-        same &= all(counts == counted(data) for counts in known)
-    if not same:
-        raise DataError(
-            "These are not the images that the hospital took part in the run with, or they are "
-            "split otherwise: models may have been trained on some that they would be tested on."
-        )
 
 
 def _was_elsewhere(past: PastRun, lineage: str) -> bool:

@@ -29,7 +29,6 @@ from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
 from client_app.disclosure import Disclosure
 from client_app.errors import DataError
-from client_app.handlers import _first_model
 from client_app.hospital import open_hospital
 from client_app.identity import Identity
 from client_app.members import read_members
@@ -568,6 +567,22 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
         worth_here.tested(past, run.place / "images" / "linz", None)
 
 
+def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):
+    shutil.copytree(run.store("graz"), tmp_path / "store")
+    asked = ("alone", "--site", "graz", "--store-dir", tmp_path / "store")
+    asked += ("--data-dir", run.place / "images" / "graz")
+    status, printed = call(*asked)
+    assert status == 2
+    assert "no ledger" in printed.err
+    status, printed = call(*asked, "--run-config", run.result / "config.toml")
+    assert status == 0
+    assert " of 'alone/graz'" in printed.out
+    manifest = read_manifest(next(tmp_path.rglob("alone/graz.safetensors")))
+    assert (
+        manifest.architecture == read_manifest(run.home("graz") / "graz.safetensors").architecture
+    )
+
+
 def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, tmp_path):
     to = tmp_path / "report.html"
     status, printed = call("report", *run.hospital("graz"), "--to", to)
@@ -594,7 +609,7 @@ def test_a_run_starts_from_a_model_with_its_head(run):
     config = {**run.settings.run_config, "pretrained": str(there), "partition": "iid"}
     config["dataset"] = f"folder:{run.place / 'images' / 'graz'}"
     hospital = open_hospital(context(0, 1, config, **{"store-dir": str(run.store("graz"))}))
-    state = _first_model(hospital, own_start=False).state_dict()
+    state = hospital.first_model().state_dict()
     expected = load_model(there)[0].state_dict()
     assert all(torch.equal(state[name], expected[name]) for name in expected)
 
@@ -617,10 +632,12 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
     (parcels / "graz.npz").rename(parcels / "hospital-0.npz")
     monkeypatch.chdir(tmp_path)
     lines = [line for line in commands_of("using-a-model.md") if "--onnx" not in line]
-    assert len(lines) == 9
+    assert len(lines) == 10
     for line in lines:
         words = shlex.split(line.replace("$D", str(place)).replace("$R", str(simulated.result)))
         given = [path for word in words[5:] for path in sorted(glob(word)) or [word]]
+        if words[5] == "alone":  # the demo has a ledger; below there is none
+            continue
         monkeypatch.setattr(sys, "argv", [words[4], *given])
         status: str | int | None = 0
         try:

@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from client_app import __main__ as commands
+from client_app.afterwards.alone import settings_of
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import use
-from client_app.afterwards.worth_here import is_useful, sentences
+from client_app.afterwards.worth_here import AS_LONG, is_useful, sentences
 from client_app.app import app
 from client_app.datasets import open_data
 from client_app.ledger import append, path_of, read
@@ -26,8 +28,11 @@ from client_app.policy import DEFAULTS
 from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model
+from learning.learners.plain import Learner, Received
+from learning.randomness import seeded
+from learning.training import train
 from pages.figures import row_of
-from strategies.protocol.settings import Settings, defaults
+from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
 SITES = ("graz", "wien")
@@ -72,6 +77,20 @@ def report(tmp_path, monkeypatch, capsys):
     return report
 
 
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """`python -m client_app <command>` of graz: exit status, and all that it printed."""
+
+    def run(folder, command, *more):
+        given = [command, "--site", "graz", "--store-dir", folder / "store", *more]
+        monkeypatch.setattr(sys, "argv", ["client_app", *map(str, given)])
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        return ended.value.code, "".join(capsys.readouterr())
+
+    return run
+
+
 def text_of(page):
     """What people read: cells apart by |."""
     cells = re.sub(r"</t[dh]>", " | ", re.sub(r"<(style|svg).*?</\1>", "", page, flags=re.DOTALL))
@@ -107,6 +126,92 @@ def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, 
     first = re.search(r'<ul class="judged">\s*<li.*?</li>', written, re.DOTALL)
     assert first is not None
     assert re.search(r"better( or worse)? here, on graz's own test images", text_of(first[0]))
+
+
+def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(place, run, report):
+    status, printed = run(place, "alone", *own(place))
+    home = next((place / "store" / "graz" / "models").iterdir())
+    file = home / "alone" / "graz.safetensors"
+    assert status == 0
+    assert printed.splitlines()[0] == str(file)
+    weights = json.loads((home / "mixture.json").read_text())
+    assert set(weights) == {*SITES, "alone/graz"}
+    assert f"{weights['alone/graz']:.2f} of 'alone/graz'" in printed
+    assert file.stat().st_mode & 0o777 == 0o600
+
+    settings = Settings.parse(run_config(**SETTINGS, dataset=f"folder:{place / 'images'}"))
+    data = open_data(settings, 0, 1, ("a", "b"), place)
+    network, manifest = load_model(file)
+    with seeded(rng_for(settings.seed, "model")):
+        expected = manifest.network.build()
+    for number in (1, 2):
+        learner = Learner(expected, data.train, settings, Received())
+        rng = rng_for(settings.seed, "visit", number, 1, "graz")
+        train(learner, settings.train, 1, rng, 1e12)
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(network.state_dict()[name], tensor)
+    assert (manifest.visited, manifest.round, manifest.tested) == (["graz"], 2, {})
+
+    labels = data.test.labels.numpy()
+    right = probabilities(network, data.test.images, 1e12).argmax(1).numpy() == labels
+    balanced = np.mean([right[labels == k].mean() for k in (0, 1)])
+    text = text_of(report(place, *own(place))[2])
+    assert f"its own, trained alone as long | {balanced:.3f} (" in text
+    assert "on graz's own test images, than graz's own model trained alone as long." in text
+    assert "before the first hand-off" not in text
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "more", "words"),
+    [
+        ("images", (), "not the images that the hospital took part in the run with"),
+        ("policy.toml", (), "Give the policy of the run"),
+        ("store/graz/ledger.jsonl", (), "no ledger of the run .* --run-config"),
+        ("", ("--run-config", "tasks=2 task-cut='permuted'"), "arrived in tasks"),
+    ],
+)
+def test_no_model_is_trained_alone_on_other_terms(place, run, spoilt, more, words):
+    if spoilt == "images":
+        next((place / spoilt).rglob("*.png")).unlink()
+    elif spoilt == "policy.toml":
+        (place / spoilt).write_text("runs.max-visits = 3", encoding="utf-8")
+    elif spoilt:
+        (place / spoilt).unlink()
+    status, printed = run(place, "alone", *own(place), *more)
+    assert status == 2
+    assert re.search(words, printed)
+    assert not [*place.rglob("alone/*.safetensors")]
+
+
+@pytest.mark.parametrize(
+    ("own_settings", "batch_size"),
+    [(("train.batch-size=3", "model=cnn"), 3), (("mah.auxiliary=a",), 0)],
+)
+def test_the_settings_of_a_run_are_those_that_it_had_at_the_hospital(
+    place, own_settings, batch_size, monkeypatch
+):
+    past = PastRun.find("graz", place / "store", None)
+    monkeypatch.setattr(PastRun, "card", {"own-settings": own_settings})
+    if batch_size:
+        assert settings_of(past).train.batch_size == batch_size
+    else:
+        with pytest.raises(SettingsError, match=r"'mah[.]auxiliary' was a file"):
+            settings_of(past)
+
+
+def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
+    run(place, "alone", *own(place))
+    past = PastRun.find("graz", place / "store", None)
+    of = {"num-examples": 40.0, "images-of-class-0": 20.0, "images-of-class-1": 20.0}
+    own_one = row_of("standalone", AS_LONG, "graz", of | estimate("balanced-accuracy", 0.9), "ab")
+    worse = of | estimate("balanced-accuracy", 0.7) | estimate("gain", -0.2)
+    text = text_of("".join(use(past, [own_one, row_of("model", "wien", "graz", worse, "ab")])))
+    assert text.startswith("graz's own, trained alone as long: the best of the others, 'wien'")
+    assert f"predict --model {past.run}/alone/graz" in text
+
+
+def estimate(name, value):
+    return {name: value, f"{name}-low": value - 0.1, f"{name}-high": value + 0.1}
 
 
 def test_it_says_what_the_run_was_and_what_left(finished, report, place):

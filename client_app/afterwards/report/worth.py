@@ -5,7 +5,15 @@ from collections.abc import Iterator, Sequence
 from math import nan
 
 from client_app.afterwards.past_run import PastRun
-from client_app.afterwards.worth_here import best_of, is_useful, name_of, same_answer
+from client_app.afterwards.worth_here import (
+    AS_LONG,
+    best_of,
+    is_useful,
+    name_of,
+    own_of,
+    same_answer,
+    which,
+)
 from learning.export import ModelManifest
 from pages import plots
 from pages.figures import Row, number
@@ -23,7 +31,7 @@ from pages.figures_view import (
 )
 from pages.page import figure, folded, heading, paragraph, table, verbatim
 
-ALONE, AFTER = "its own, before the first hand-off", "the best model here after the run"
+AFTER = "the best model here after the run"
 COMMAND = "uv run python -m client_app"
 ROUTE = 8  # hospitals of a route that are named
 
@@ -35,7 +43,7 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
         yield paragraph(f"No figures of models are known here. {inexact}".strip())
         yield _kept(past)
         return
-    alone = _alone(rows)
+    alone = own_of(rows)
     shown = [*([alone] if alone else []), *(row for row in rows if row is not alone)]
     drawn = plots.spans(
         "Balanced accuracy by model",
@@ -68,12 +76,11 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
     ]
     yield table([*head, *more], lines, about="All figures of all models")
     yield paragraph(
-        "Gain: of balanced accuracy on that of the hospital's own model before the first "
-        "hand-off, on the same images; an interval with 0 in it shows no difference. That "
-        "model was trained for one visit, and could get further alone. AUROC: how often an "
-        "image of a class is given more of this class than an image of another; 0.5 is "
-        "guessing. ECE: how far, on average, the probability that a model gives is from the "
-        "share that is right; 0 is best.",
+        f"Gain: of balanced accuracy on that of the hospital's own model {which(alone)}, "
+        f"on the same images; an interval with 0 in it shows no difference. {_further(past)}"
+        "AUROC: how often an image of a class is given more of this class than an image of "
+        "another; 0.5 is guessing. ECE: how far, on average, the probability that a model gives "
+        "is from the share that is right; 0 is best.",
         soft=True,
     )
     if alone is None:
@@ -106,6 +113,8 @@ def use(past: PastRun, rows: Sequence[Row]) -> Iterator[str]:
     else:
         together = best["kind"] == "ensemble"
         chosen = models[0] if together else best["model"]
+        if _own_is_better(best, rows):
+            chosen, together = str(past.alone.relative_to(past.home).with_suffix("")), False
         yield paragraph(_advice(past.site, best, rows))
     model = f"{past.run}/{chosen}"
     here = _here(past)
@@ -134,10 +143,16 @@ def use(past: PastRun, rows: Sequence[Row]) -> Iterator[str]:
 def _advice(site: str, best: Row, rows: Sequence[Row]) -> str:
     """Which model, and why, with what speaks against it."""
     figure = number(best["balanced_accuracy"])
+    if _own_is_better(best, rows):
+        return (
+            f"{site}'s own, {AS_LONG}: the best of the others, {name_of(best)} (balanced accuracy "
+            f"{figure}), is worse here. No model is a medical device: nobody has approved one for "
+            "diagnosis."
+        )
     if not is_useful(best):
         return (
             f"None is advised: the best, {name_of(best)} (balanced accuracy {figure}), is worse "
-            f"than {site}'s own before the first hand-off, or not shown to know more than a "
+            f"than {site}'s own {which(own_of(rows))}, or not shown to know more than a "
             "constant answer. The commands below are for looking into it."
         )
     text = f"{_upper(name_of(best))}: it has the highest balanced accuracy here, {figure}."
@@ -149,8 +164,23 @@ def _advice(site: str, best: Row, rows: Sequence[Row]) -> str:
     return f"{text} No model is a medical device: nobody has approved one for diagnosis."
 
 
+def _own_is_better(best: Row, rows: Sequence[Row]) -> bool:
+    """Whether the model that the hospital trained alone as long is shown to be the better one."""
+    return best["compared"] == "worse" and which(own_of(rows)) == AS_LONG
+
+
+def _further(past: PastRun) -> str:
+    if past.alone.exists():
+        return ""
+    return (
+        "That model was trained for one visit, and could get further alone: the command alone "
+        "trains one as long. "
+    )
+
+
 def _classes(best: Row, alone: Row | None) -> Iterator[str]:
     known = [each for each in best["classes"] if each["recall"]]
+    before = [_title(alone)] if alone else []
     yield heading(f"For which class? {_upper(_title(best))}", 3)
     own = {each["name"]: each for each in alone["classes"]} if alone else {}
     lines = [
@@ -163,7 +193,7 @@ def _classes(best: Row, alone: Row | None) -> Iterator[str]:
     if known:
         yield figure(
             "The share of each class's images that is answered right, with 95 % intervals.",
-            plots.spans("Share right by class", lines, [ALONE] * bool(own) + [AFTER]),
+            plots.spans("Share right by class", lines, [*before, AFTER]),
         )
     yield _class_table(best)
     yield paragraph(
@@ -191,7 +221,7 @@ def _believed(classes: Sequence[str], best: Row, alone: Row | None) -> Iterator[
         yield folded("What is taken for what", confusion(classes, best["confusion"]))
     panels = [
         reliability(title, row["calibration"])
-        for title, row in (("its own, before", alone), ("the best here", best))
+        for title, row in (("its own", alone), ("the best here", best))
         if row and row["calibration"]
     ]
     if panels:
@@ -236,13 +266,9 @@ def _open(past: PastRun) -> str:
     return f"{COMMAND} open RESULT/parcels/*.npz {_here(past)} --run-config RESULT/config.toml"
 
 
-def _alone(rows: Sequence[Row]) -> Row | None:
-    return next((row for row in rows if row["kind"] == "standalone"), None)
-
-
 def _title(row: Row) -> str:
     """A row's model in a table."""
-    titles = {"standalone": ALONE, "ensemble": "mean of all models"}
+    titles = {"standalone": f"its own, {which(row)}", "ensemble": "mean of all models"}
     return titles.get(str(row["kind"]), str(row["model"]))
 
 

@@ -1,0 +1,68 @@
+"""A hospital as it was in a past run: with the same images, cut as they were then."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from client_app.afterwards.home import counted
+from client_app.afterwards.past_run import PastRun
+from client_app.datasets import LocalData, open_data
+from client_app.datasets.facts import hashes
+from client_app.datasets.own import own_data
+from client_app.disclosure import secret_of
+from client_app.errors import DataError
+from client_app.hospital import Hospital
+from client_app.policy import Policy
+from client_app.run import run_folder
+from client_app.store import Store
+from strategies.protocol.settings import Settings, defaults
+
+
+def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hospital:
+    """Open a hospital for work at home, where no policy limits what it may know of itself.
+
+    Of the run's settings it has those that models carry: how images are prepared and cut.
+
+    Args:
+        past: The run; at least one of its models is at home.
+        data_dir: The hospital's images, or its manifest, as in the run.
+        policy: That of the run, which chose the classes; None in a simulation.
+
+    Raises:
+        DataError: The images cannot be used, or are not those of the run.
+    """
+    own = past.models.get(past.site, next(iter(past.models.values())))
+    settings = replace(
+        Settings.parse({**defaults(), **own.settings}),
+        dataset=own_data(str(data_dir.absolute())),
+        max_quarantined=0.999,  # in the run they were few enough; the images are the same
+    )
+    chosen = tuple(policy.images.classes) if policy else None
+    data = open_data(settings, 0, 1, tuple(own.classes), past.folder.parent, None, chosen)
+    _check_same(past, data)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    data = replace(data, train=data.train.to(device), test=data.test.to(device))
+    return Hospital(past.site, settings, data, device, own.network.name, Store(past.folder))
+
+
+def _check_same(past: PastRun, data: LocalData) -> None:
+    """Refuse other images than those of the run: some may have been trained on.
+
+    Raises:
+        DataError: They are others, or are split otherwise.
+    """
+    store = Store(past.folder)
+    told = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
+    if any(told.values()):
+        same = told == hashes(data, secret_of(store))
+    else:  # a simulation, in which all numbers are exact
+        kept = str(run_folder(store, past.run).load("data").get("fingerprint", ""))
+        known = [each.images.get(past.site) for each in past.models.values()]
+        same = kept.partition(", part ")[0] == data.fingerprint
+        same &= all(counts == counted(data) for counts in known)
+    if not same:
+        raise DataError(
+            "These are not the images that the hospital took part in the run with, or they are "
+            "split otherwise: models may have been trained on some that they would be tested on."
+        )

@@ -1,0 +1,109 @@
+"""A model that a hospital trains alone, for as long as a model of a past run was trained.
+
+Of the hospital's own, a run shows the model before the first hand-off, which trained for one visit.
+Only one that trained as long can tell whether it was worth taking part; and `predict` is better
+with it (benchmarks/results.md, "What to use at home").
+"""
+
+import json
+import math
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from client_app.afterwards.again import hospital_again
+from client_app.afterwards.home import SUFFIX, load_file, write_mixture
+from client_app.afterwards.past_run import PastRun
+from client_app.limits import check_disk
+from client_app.policy import Policy
+from client_app.store import own_folder
+from learning.evaluation import probabilities
+from learning.export import save_model
+from learning.learners.plain import Learner, Received
+from learning.training import train
+from strategies.protocol.code import code_hash
+from strategies.protocol.console import Pace
+from strategies.protocol.may_leave import OWN_FILES
+from strategies.protocol.settings import Settings, SettingsError, rng_for
+
+
+def settings_of(past: PastRun) -> Settings:
+    """The settings that a run had at the hospital, by its ledger.
+
+    Raises:
+        SettingsError: There is no ledger of the run, as in a simulation; or the hospital set files
+            of its own, or the run is of another version.
+    """
+    config = past.settings
+    give = "give the settings of the run with --run-config, such as the file config.toml"
+    if not config:
+        raise SettingsError(f"There is no ledger of the run {past.run}: {give} of its results.")
+    for key, value in past.own_settings.items():
+        if key in OWN_FILES:
+            raise SettingsError(f"'{key}' was a file of the hospital's own: {give}, with this one.")
+        if key != "model":  # the network is that of the models
+            config[key] = json.loads(value)
+    return Settings.parse(config)
+
+
+def train_alone(
+    past: PastRun, settings: Settings, data_dir: Path, policy: Policy | None
+) -> dict[str, float]:
+    """Train it on the hospital's images, keep it, and mix it with the run's models.
+
+    It starts as a first model of the run would, and has as many rounds of as many epochs.
+
+    Args:
+        past: The run.
+        settings: Its settings, with those that the hospital set itself.
+        data_dir: The hospital's images, or its manifest, as in the run.
+        policy: That of the run; None in a simulation.
+
+    Returns:
+        How much to make of each model at home, by its place there.
+
+    Raises:
+        SettingsError: No model of the run is at home, or images arrived in tasks.
+        DataError: The images cannot be used, or are not those of the run.
+        ModelError: A model cannot be built or loaded.
+        PolicyError: The store would be too large.
+    """
+    if not past.models:
+        raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
+    if settings.tasks > 1:
+        raise SettingsError("Images of this run arrived in tasks: nothing was trained on all.")
+    hospital = replace(hospital_again(past, data_dir, policy), settings=settings)
+    data, rounds = hospital.data, settings.num_server_rounds
+    torch.set_num_threads(settings.cpu_threads)
+    network = hospital.first_model().to(hospital.device)
+    pace = Pace(f"{past.site} trains alone, {rounds} rounds", "images")
+    for number in range(1, rounds + 1):
+        learner = Learner(network, data.train, hospital.settings, Received())
+        rng = rng_for(settings.seed, "visit", number, 1, past.site)
+        in_round = settings.train.in_round(number)
+        train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
+    manifest = replace(
+        past.models.get(past.site, next(iter(past.models.values()))),
+        lineage=past.site,
+        architecture=hospital.architecture.to_json(),
+        round=rounds,
+        hop=1,
+        epochs=settings.train.epochs,
+        visited=[past.site],
+        parcel="",
+        tested={},
+        date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        code=code_hash(),
+    )
+    size = sum(tensor.nbytes for tensor in network.state_dict().values())
+    check_disk(policy.machine if policy else None, past.folder.parent, size)
+    own_folder(past.alone.parent)
+    save_model(past.alone, network, manifest)
+    scores = {}
+    for path in (*past.files.values(), past.alone):
+        model = load_file(path)[0].to(hospital.device)
+        place = str(path.relative_to(past.home)).removesuffix(SUFFIX)
+        scores[place] = probabilities(model, data.test.images, math.inf)
+    return write_mixture(past.home, scores, data.test.labels)
