@@ -84,9 +84,11 @@ def train_alone(
         rng = rng_for(settings.seed, "visit", number, 1, past.site)
         in_round = settings.train.in_round(number)
         train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
+    of_run = next(iter(past.models.values()))
     manifest = replace(
-        past.models.get(past.site, next(iter(past.models.values()))),
+        past.models.get(past.site, of_run),
         lineage=past.site,
+        settings={**of_run.settings, "strategy": "standalone"},
         architecture=hospital.architecture.to_json(),
         round=rounds,
         hop=1,

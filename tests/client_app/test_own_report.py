@@ -151,6 +151,7 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(place, r
     for name, tensor in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], tensor)
     assert (manifest.visited, manifest.round, manifest.tested) == (["graz"], 2, {})
+    assert manifest.settings["strategy"] == "standalone"
 
     labels = data.test.labels.numpy()
     right = probabilities(network, data.test.images, 1e12).argmax(1).numpy() == labels
