@@ -12,15 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from client_app.afterwards.again import hospital_again
 from client_app.afterwards.home import SUFFIX, load_file, write_mixture
 from client_app.afterwards.past_run import PastRun
+from client_app.hospital import Hospital
 from client_app.limits import check_disk
 from client_app.policy import Policy
 from client_app.store import own_folder
 from learning.evaluation import probabilities
-from learning.export import save_model
+from learning.export import ModelManifest, save_model
 from learning.learners.plain import Learner, Received
 from learning.training import train
 from strategies.protocol.code import code_hash
@@ -53,7 +55,7 @@ def train_alone(
 ) -> dict[str, float]:
     """Train it on the hospital's images, keep it, and mix it with the run's models.
 
-    It starts as a first model of the run would, and has as many rounds of as many epochs.
+    It is the model that the strategy `standalone` gives the hospital with these settings.
 
     Args:
         past: The run.
@@ -75,37 +77,47 @@ def train_alone(
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: nothing was trained on all.")
     hospital = replace(hospital_again(past, data_dir, policy), settings=settings)
-    data, rounds = hospital.data, settings.num_server_rounds
     torch.set_num_threads(settings.cpu_threads)
-    network = hospital.first_model().to(hospital.device)
-    pace = Pace(f"{past.site} trains alone, {rounds} rounds", "images")
+    network = _trained(hospital)
+    size = sum(tensor.nbytes for tensor in network.state_dict().values())
+    check_disk(policy.machine if policy else None, past.folder.parent, size)
+    own_folder(past.alone.parent)
+    save_model(past.alone, network, _manifest(past, hospital))
+    scores = {}
+    for path in (*past.files.values(), past.alone):
+        model = load_file(path)[0].to(hospital.device)
+        place = str(path.relative_to(past.home)).removesuffix(SUFFIX)
+        scores[place] = probabilities(model, hospital.data.test.images, math.inf)
+    return write_mixture(past.home, scores, hospital.data.test.labels)
+
+
+def _trained(hospital: Hospital) -> nn.Module:
+    """The model after as many rounds as the run's, as the strategy `standalone` trains it."""
+    settings = hospital.settings
+    network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds
+    pace = Pace(f"{hospital.name} trains alone, {rounds} rounds", "images")
     for number in range(1, rounds + 1):
-        learner = Learner(network, data.train, hospital.settings, Received())
-        rng = rng_for(settings.seed, "visit", number, 1, past.site)
+        learner = Learner(network, hospital.data.train, settings, Received())
+        rng = rng_for(settings.seed, "visit", number, 1, hospital.name)
         in_round = settings.train.in_round(number)
         train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
+    return network
+
+
+def _manifest(past: PastRun, hospital: Hospital) -> ModelManifest:
+    """What the model is; the images are known from the run's models."""
     of_run = next(iter(past.models.values()))
-    manifest = replace(
+    return replace(
         past.models.get(past.site, of_run),
         lineage=past.site,
         settings={**of_run.settings, "strategy": "standalone"},
         architecture=hospital.architecture.to_json(),
-        round=rounds,
+        round=hospital.settings.num_server_rounds,
         hop=1,
-        epochs=settings.train.epochs,
+        epochs=hospital.settings.train.epochs,
         visited=[past.site],
         parcel="",
         tested={},
         date=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         code=code_hash(),
     )
-    size = sum(tensor.nbytes for tensor in network.state_dict().values())
-    check_disk(policy.machine if policy else None, past.folder.parent, size)
-    own_folder(past.alone.parent)
-    save_model(past.alone, network, manifest)
-    scores = {}
-    for path in (*past.files.values(), past.alone):
-        model = load_file(path)[0].to(hospital.device)
-        place = str(path.relative_to(past.home)).removesuffix(SUFFIX)
-        scores[place] = probabilities(model, data.test.images, math.inf)
-    return write_mixture(past.home, scores, data.test.labels)

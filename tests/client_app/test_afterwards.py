@@ -569,8 +569,8 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
 
 def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):
     shutil.copytree(run.store("graz"), tmp_path / "store")
-    asked = ("alone", "--site", "graz", "--store-dir", tmp_path / "store")
-    asked += ("--data-dir", run.place / "images" / "graz")
+    where = ("--store-dir", tmp_path / "store", "--data-dir", run.place / "images" / "graz")
+    asked = ("alone", "--site", "graz", *where)
     status, printed = call(*asked)
     assert status == 2
     assert "no ledger" in printed.err

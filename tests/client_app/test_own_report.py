@@ -28,11 +28,8 @@ from client_app.policy import DEFAULTS
 from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model
-from learning.learners.plain import Learner, Received
-from learning.randomness import seeded
-from learning.training import train
 from pages.figures import row_of
-from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
+from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
 SITES = ("graz", "wien")
@@ -40,18 +37,21 @@ SETTINGS = {"strategy": "cwt", "num_server_rounds": 2, "model": "mlp", "image_si
 SETTINGS |= {"mlp__hidden": "4", "train__epochs": 1}
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def federate(folder, **changes):
     """Two hospitals of their own, each with a ledger, after an open run."""
-    folder = tmp_path_factory.mktemp("finished")
-    places = [deployed(folder / site, site, **SETTINGS) for site in SITES]
+    places = [deployed(folder / site, site, **{**SETTINGS, **changes}) for site in SITES]
 
     def hospital(place):
         return lambda message: app(message, place)
 
     grid = FakeGrid({100 + k: hospital(place) for k, place in enumerate(places)})
-    state = go(Settings.parse(run_config(**SETTINGS)), grid, Ledger())
+    state = go(Settings.parse(run_config(**{**SETTINGS, **changes})), grid, Ledger())
     return SimpleNamespace(folder=folder, run=state.run)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return federate(tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture
@@ -128,7 +128,9 @@ def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, 
     assert re.search(r"better( or worse)? here, on graz's own test images", text_of(first[0]))
 
 
-def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(place, run, report):
+def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
+    place, run, report, tmp_path
+):
     status, printed = run(place, "alone", *own(place))
     home = next((place / "store" / "graz" / "models").iterdir())
     file = home / "alone" / "graz.safetensors"
@@ -139,20 +141,19 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(place, r
     assert f"{weights['alone/graz']:.2f} of 'alone/graz'" in printed
     assert file.stat().st_mode & 0o777 == 0o600
 
-    settings = Settings.parse(run_config(**SETTINGS, dataset=f"folder:{place / 'images'}"))
-    data = open_data(settings, 0, 1, ("a", "b"), place)
     network, manifest = load_model(file)
-    with seeded(rng_for(settings.seed, "model")):
-        expected = manifest.network.build()
-    for number in (1, 2):
-        learner = Learner(expected, data.train, settings, Received())
-        rng = rng_for(settings.seed, "visit", number, 1, "graz")
-        train(learner, settings.train, 1, rng, 1e12)
+    standalone = federate(tmp_path, strategy="standalone")
+    expected, label = load_model(
+        tmp_path / "graz" / "store" / "graz" / "models" / standalone.run / "graz.safetensors"
+    )
+    assert manifest.architecture == label.architecture
     for name, tensor in expected.state_dict().items():
         assert torch.equal(network.state_dict()[name], tensor)
     assert (manifest.visited, manifest.round, manifest.tested) == (["graz"], 2, {})
     assert manifest.settings["strategy"] == "standalone"
 
+    settings = Settings.parse(run_config(**SETTINGS, dataset=f"folder:{place / 'images'}"))
+    data = open_data(settings, 0, 1, ("a", "b"), tmp_path)
     labels = data.test.labels.numpy()
     right = probabilities(network, data.test.images, 1e12).argmax(1).numpy() == labels
     balanced = np.mean([right[labels == k].mean() for k in (0, 1)])
