@@ -160,24 +160,27 @@ def plot(arguments: argparse.Namespace) -> None:
     described = tomllib.loads(TABLES[arguments.table].read_text("utf-8"))
     names = sorted((row["name"] for row in described["rows"]), key=len, reverse=True)
     found: dict[str, dict[float, list[list[float]]]] = {}
+    axis = arguments.key
     for folder, run in newest(arguments.output.expanduser()):
         name = next(each for each in names if folder.startswith(dashed(each)))
         config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
+        if isinstance(archive := config.get(arguments.key), str):
+            axis = Path(archive).stem.rpartition("-")[0]
         line = found.setdefault(name, defaultdict(list))
         for step, values in _points(read_summary(run), config, arguments.key):
             line[step].append([100 * value for value in values])
     steps = sorted({step for line in found.values() for step in line})
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for panel, title, place in zip(panels, ("everywhere", "at home"), (0, 1), strict=True):
-        for name in (row["name"] for row in described["rows"]):
-            drawn = found.get(name, {})
+        for name in (row["name"] for row in described["rows"] if row["name"] in found):
+            drawn = found[name]
             at = [steps.index(step) for step in sorted(drawn)]
             over_seeds = [[each[place] for each in drawn[step]] for step in sorted(drawn)]
             panel.plot(
                 at, [fmean(each) for each in over_seeds], marker="o", markersize=3, label=name
             )
             panel.fill_between(at, [*map(min, over_seeds)], [*map(max, over_seeds)], alpha=0.12)
-        panel.set(title=title, xlabel=arguments.key, xticks=range(len(steps)))
+        panel.set(title=title, xlabel=axis, xticks=range(len(steps)))
         panel.set_xticklabels([f"{step:g}" for step in steps])
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("balanced accuracy, %")

@@ -75,8 +75,8 @@ def leave_run(output, row, step, seed, everywhere, at_home):
     (folder / "summary.json").write_text(json.dumps(figures))
 
 
-def test_a_plot_has_a_line_for_each_row_and_a_place_for_each_step(tmp_path, monkeypatch):
-    rows = [row["name"] for row in described_by("axes")["rows"]]
+def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_path, monkeypatch):
+    rows = [row["name"] for row in described_by("axes")["rows"][:-1]]
     for place, row in enumerate(rows):
         for step in (1, 10, 5):
             for seed in (0, 1):
@@ -90,6 +90,7 @@ def test_a_plot_has_a_line_for_each_row_and_a_place_for_each_step(tmp_path, monk
     over_rounds, _ = drawn[1].axes
     assert [text.get_text() for text in over_rounds.get_xticklabels()] == ["2"]  # was tested
     everywhere, own = drawn[0].axes
+    assert (own.get_xlabel(), over_rounds.get_xlabel()) == ("classes", "round")
     assert [line.get_label() for line in everywhere.get_lines()] == rows
     assert [text.get_text() for text in own.get_xticklabels()] == ["1", "5", "10"]
     assert everywhere.get_lines()[2].get_ydata().tolist() == pytest.approx([20, 20, 20])
