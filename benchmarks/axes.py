@@ -196,12 +196,13 @@ def _points(
     summary: Mapping[str, Any], config: Mapping[str, Any], key: str
 ) -> Iterator[tuple[float, list[float]]]:
     """Places on the axis, and what a run came to there: everywhere and at home."""
-    if key != "round":
-        yield _step(config[key]), [summary[figure] for figure in FIGURES]
-        return
-    history = summary["history"]
-    for step, *values in zip(history["round"], *(history[each] for each in FIGURES), strict=True):
-        if None not in values:
+    if key == "round":
+        history = summary["history"]
+        columns = [history["round"], *(history[each] for each in FIGURES)]
+    else:
+        columns = [[_step(config[key])], *([summary[each]] for each in FIGURES)]
+    for step, *values in zip(*columns, strict=True):
+        if None not in values:  # it was tested, and did not fail
             yield step, values
 
 

@@ -81,6 +81,7 @@ def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_p
         for step in (1, 10, 5):
             for seed in (0, 1):
                 leave_run(tmp_path / "sweep", row, step, seed, 0.1 * place, 0.5 + step / 100)
+    leave_run(tmp_path / "sweep", rows[0], 7, 0, None, None)  # it failed
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
     for key in ("dataset", "round"):
