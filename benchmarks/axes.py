@@ -35,7 +35,7 @@ from PIL import Image
 from torchvision.transforms.functional import gaussian_blur
 
 from benchmarks.membership import newest
-from benchmarks.reproduce import TABLES, dashed, read_summary
+from benchmarks.reproduce import TableError, dashed, described_by, read_summary
 from strategies.protocol.settings import rng_for
 
 HOSPITALS, CLASSES = 5, 5
@@ -62,7 +62,10 @@ def main() -> None:
     plotted.add_argument("--to", type=Path, required=True, help="an SVG or PNG file")
     plotted.set_defaults(command=plot)
     arguments = parser.parse_args()
-    arguments.command(arguments)
+    try:
+        arguments.command(arguments)
+    except TableError as error:
+        parser.error(str(error))
 
 
 def write(arguments: argparse.Namespace) -> None:
@@ -157,22 +160,30 @@ def plot(arguments: argparse.Namespace) -> None:
 
     A point is the mean over seeds; the band goes from the worst of them to the best.
     """
-    described = tomllib.loads(TABLES[arguments.table].read_text("utf-8"))
-    names = sorted((row["name"] for row in described["rows"]), key=len, reverse=True)
+    rows = [row["name"] for row in described_by(arguments.table)["rows"]]
     found: dict[str, dict[float, list[list[float]]]] = {}
     axis = arguments.key
     for folder, run in newest(arguments.output.expanduser()):
-        name = next(each for each in names if folder.startswith(dashed(each)))
+        own = [each for each in rows if folder.startswith(dashed(each))]
+        if not own:
+            raise TableError(f"{folder!r} is no row of {arguments.table!r}: give its --table.")
+        name = max(own, key=len)
         config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
+        if arguments.key not in {*config, "round"}:
+            raise TableError(
+                f"{run} has no setting {arguments.key!r}: name one that varies, or `round`."
+            )
         if isinstance(archive := config.get(arguments.key), str):
             axis = Path(archive).stem.rpartition("-")[0]
         line = found.setdefault(name, defaultdict(list))
         for step, values in _points(read_summary(run), config, arguments.key):
             line[step].append([100 * value for value in values])
     steps = sorted({step for line in found.values() for step in line})
+    if not steps:
+        raise TableError(f"{arguments.output} has no run: give the output of benchmarks.reproduce.")
     figure, panels = plt.subplots(1, 2, figsize=(9, 3.6), sharey=True, layout="constrained")
     for panel, title, place in zip(panels, ("everywhere", "at home"), (0, 1), strict=True):
-        for name in (row["name"] for row in described["rows"] if row["name"] in found):
+        for name in (row for row in rows if row in found):
             drawn = found[name]
             at = [steps.index(step) for step in sorted(drawn)]
             over_seeds = [[each[place] for each in drawn[step]] for step in sorted(drawn)]

@@ -98,6 +98,26 @@ def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_p
     assert own.get_lines()[0].get_ydata().tolist() == pytest.approx([51, 55, 60])
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere", "dataset"], "has no run"),
+        (["sweep", "no-such-key"], "has no setting 'no-such-key'"),
+        (["sweep", "dataset", "--table", "nothing"], "nothing"),
+        (["sweep", "dataset", "--table", "cwc_mnist"], "is no row of 'cwc_mnist'"),
+    ],
+)
+def test_a_plot_of_what_is_not_there_is_refused(words, said, tmp_path, monkeypatch, capsys):
+    leave_run(tmp_path / "sweep", "RWT", 1, 0, 0.5, 0.5)
+    picture = tmp_path / "x.png"
+    command = ["axes", "plot", str(tmp_path / words[0]), *words[1:], "--to", str(picture)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit):
+        axes.main()
+    assert said in capsys.readouterr().err
+    assert not picture.exists()
+
+
 def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
     """Of three models one is right; the hospital's own is wrong, and so is what it trained last."""
     labels = np.arange(40) % 2
