@@ -32,6 +32,7 @@ from scipy import stats
 from benchmarks.markdown import commit, machine, table_head, table_row
 from benchmarks.membership import newest
 from client_app.datasets import LocalData, open_data
+from client_app.hospital import simulated_name
 from learning.evaluation import probabilities
 from learning.mixture import mixture_weights
 from learning.packing import unpack_network
@@ -151,12 +152,11 @@ def at_home(alone: Path, own: Path, run: Path) -> dict[str, float]:
     """
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
     handed = said_by(run)
-    for index, data in enumerate(images_of(run)):
-        name = hospitals_of(run)[index]
-        by = {lineage: said[index] for lineage, (_, said) in handed.items()}
+    for name, data in images_of(run).items():
+        by = {lineage: said[name] for lineage, (_, said) in handed.items()}
         last = [lineage for lineage, (visited, _) in handed.items() if visited[-1:] == [name]]
         scores = np.stack([*by.values()])
-        mine, ours = (said_by(each)[name][1][index] for each in (alone, own))
+        mine, ours = (said_by(each)[name][1][name] for each in (alone, own))
         models = Models(mine, ours, by[last[0]] if last else scores.mean(0), scores)
         labels = data.test.labels.numpy()
         for rule, figure in judged(models, labels, data.test_patients, settings_of(run).seed):
@@ -195,31 +195,30 @@ def settings_of(run: Path) -> Settings:
     return Settings.parse(flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8"))))
 
 
-def hospitals_of(run: Path) -> list[str]:
-    """The names of a run's hospitals, in their order."""
-    return list(json.loads((run / "summary.json").read_text("utf-8"))["hospitals"])
+@cache
+def images_of(run: Path) -> dict[str, LocalData]:
+    """The images of each hospital of a run, by its name."""
+    summary = json.loads((run / "summary.json").read_text("utf-8"))
+    settings, count = settings_of(run), len(summary["hospitals"])
+    classes = tuple(summary["classes"])
+    return {  # a summary has the names in another order than the data set
+        simulated_name(settings.dataset, index, count): open_data(settings, index, count, classes)
+        for index in range(count)
+    }
 
 
 @cache
-def images_of(run: Path) -> list[LocalData]:
-    """The images of each hospital of a run."""
-    settings, count = settings_of(run), len(hospitals_of(run))
-    classes = tuple(json.loads((run / "summary.json").read_text("utf-8"))["classes"])
-    return [open_data(settings, index, count, classes) for index in range(count)]
-
-
-@cache
-def said_by(run: Path) -> dict[str, tuple[list[str], list[Scores]]]:
+def said_by(run: Path) -> dict[str, tuple[list[str], dict[str, Scores]]]:
     """By lineage: which hospitals trained a model, and its probabilities of each one's images."""
     found = {}
     for path in sorted((run / "parcels").glob("*.npz")):
         parcel = load(path)
         label = check_parcel(parcel)
         network = unpack_network(parcel, label, {}, torch.device("cpu"))
-        said = [
-            probabilities(network, data.test.images, math.inf).double().numpy()
-            for data in images_of(run)
-        ]
+        said = {
+            name: probabilities(network, data.test.images, math.inf).double().numpy()
+            for name, data in images_of(run).items()
+        }
         found[label.lineage] = (list(label.visited), said)
     return found
 

@@ -186,7 +186,8 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     if policy:
         policy.check(settings)
     settings = replace(settings, dataset=_own_dataset(settings, node_config, policy))
-    name = str(_own_name(node_config, policy) or name or _name(settings.dataset, index, hospitals))
+    name = name or simulated_name(settings.dataset, index, hospitals)
+    name = str(_own_name(node_config, policy) or name)
     try:
         check_name(name)
     except ValueError as error:
@@ -284,7 +285,7 @@ def _own_name(node_config: Mapping[str, Any], policy: Policy | None) -> object:
     return site
 
 
-def _name(dataset: str, index: int, hospitals: int) -> str:
+def simulated_name(dataset: str, index: int, hospitals: int) -> str:
     """The name of a hospital without `site`: that of its own folder, or its number."""
     kind, _, source = dataset.partition(":")
     sources = source.split(",")

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tomli_w
 from matplotlib.figure import Figure
+from PIL import Image
 
 from benchmarks import at_home, axes
 from benchmarks.at_home import RULES, Models, judged
 from benchmarks.reproduce import dashed, described_by
+from strategies.protocol.settings import defaults
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +75,24 @@ def leave_run(output, row, step, seed, everywhere, at_home):
         },
     }
     (folder / "summary.json").write_text(json.dumps(figures))
+
+
+def test_images_are_those_of_the_hospital_of_that_name(tmp_path):
+    counts = {"b": 6, "a": 10}  # as in the data set; a summary sorts them
+    for name, count in counts.items():
+        for number in range(2 * count):
+            picture = tmp_path / name / f"{number % 2}" / f"{number}.png"
+            picture.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.full((8, 8), number, np.uint8)).save(picture)
+    dataset = ",".join(str(tmp_path / name) for name in counts)
+    config = {**defaults(), "dataset": f"folder:{dataset}", "image-size": 8, "partition": "site"}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(config))
+    summary = {"hospitals": ["a", "b"], "classes": ["0", "1"]}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    found = at_home.images_of(tmp_path)
+    assert {name: len(data.train) + len(data.test) for name, data in found.items()} == {
+        name: 2 * count for name, count in counts.items()
+    }
 
 
 def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_path, monkeypatch):
