@@ -73,16 +73,13 @@ def clear(alone: Path, run: Path, store: Path) -> dict[str, tuple[float, float]]
         run: A run with buffers.
         store: The hospitals' stores of that table, in which their buffers are kept.
     """
-    networks = {}
-    for path in (alone / "parcels").glob("*.npz"):
-        parcel = load(path)
-        label = check_parcel(parcel)
-        networks[label.visited[-1]] = unpack_network(parcel, label, {}, DEVICE)
     settings, found = settings_of(run), {}
     for name, data in images_of(run).items():
         hospital = Hospital(name, settings, data, DEVICE, settings.model, Store(store / name))
         buffer = make_buffer(hospital, buffer_size(settings), math.inf).samples
-        found[name] = (right(networks[name], buffer), right(networks[name], data.test))
+        parcel = load(alone / "parcels" / f"{name}.npz")
+        network = unpack_network(parcel, check_parcel(parcel), {}, DEVICE)
+        found[name] = (right(network, buffer), right(network, data.test))
     return found
 
 
