@@ -299,7 +299,7 @@ class Silent(CountingHospital):
 @pytest.mark.usefixtures("_quick")
 def test_one_that_never_answers_loses_its_model_to_the_last_good_copy():
     grid, ledger = FakeGrid(federation(3, h2=Silent("h2"))), Ledger()
-    state = go(settings(num_server_rounds=20, hop_timeout=1.0), grid, ledger, keep=Watched())
+    state = go(settings(num_server_rounds=20, hop_timeout=2.0), grid, ledger, keep=Watched())
     lost = next(event for event in ledger.of("train") if event.outcome == "timeout")
     way = paths(state)[lost.lineage]
     theirs = [each for each in ledger.of("train") if each.lineage == lost.lineage]
