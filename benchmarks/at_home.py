@@ -106,8 +106,7 @@ def main() -> None:
         "--own", type=Path, help="another one, of one row: the hospitals' own models"
     )
     given = parser.parse_args()
-    runs = runs_of(given.output)
-    alone = runs.pop("standalone")
+    alone, runs = alone_and_others(given.output)
     own_of = runs_of(given.own).popitem()[1] if given.own else alone
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["", "seeds", *RULES]), flush=True)
@@ -121,6 +120,14 @@ def main() -> None:
             gains = [ours_ - own_ for ours_, own_ in zip(ours, own, strict=True)]
             cells.append(f"{100 * fmean(ours):.1f}" + interval(gains) * (rule != "its own, alone"))
         print(table_row([row, len(seeds), *cells]), flush=True)
+
+
+def alone_and_others(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:
+    """The runs of a table's row "standalone", and those of its other rows."""
+    runs = runs_of(output)
+    if "standalone" not in runs:
+        raise SystemExit(f"{output}: no run of a row 'standalone' is here; run that row, too.")
+    return runs.pop("standalone"), runs
 
 
 def runs_of(output: Path) -> dict[str, dict[int, Path]]:

@@ -8,19 +8,19 @@ own test images: balanced accuracies in percent, mean and standard deviation ove
 Buffers whose classes are as clear as those of real images have as much or more.
 """
 
+import argparse
 import math
-import sys
 from pathlib import Path
 
 import torch
 
-from benchmarks.at_home import images_of, runs_of, settings_of
+from benchmarks.at_home import alone_and_others, balanced_accuracy, images_of, settings_of
 from benchmarks.markdown import commit, machine, table_head, table_row
 from benchmarks.reproduce import cell, mean_and_std
 from client_app.buffer import make_buffer
 from client_app.hospital import Hospital
 from client_app.store import Store
-from learning.evaluation import probabilities, score
+from learning.evaluation import probabilities
 from learning.packing import unpack_network
 from learning.samples import Samples
 from strategies.feder import FedERSettings
@@ -32,9 +32,10 @@ DEVICE = torch.device("cpu")
 
 def main() -> None:
     """Print a row for each row with buffers, a column for each hospital."""
-    output = Path(sys.argv[1]).expanduser()
-    runs = runs_of(output)
-    alone = runs.pop("standalone")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.buffer_labels")
+    parser.add_argument("output", type=Path, help="of benchmarks.reproduce")
+    output = parser.parse_args().output.expanduser()
+    alone, runs = alone_and_others(output)
     names = list(images_of(next(iter(alone.values()))))
     print(f"Commit {commit()}; {machine()}.\n")
     print(table_head(["buffer / test images, %", *names]))
@@ -75,6 +76,8 @@ def clear(alone: Path, run: Path, store: Path) -> dict[str, tuple[float, float]]
     """
     settings, found = settings_of(run), {}
     for name, data in images_of(run).items():
+        if not (store / name / "gan").is_dir():  # it would be trained anew
+            raise SystemExit(f"{store / name}: no GAN is kept here; give the folder of the runs.")
         hospital = Hospital(name, settings, data, DEVICE, settings.model, Store(store / name))
         buffer = make_buffer(hospital, buffer_size(settings), math.inf).samples
         parcel = load(alone / "parcels" / f"{name}.npz")
@@ -85,8 +88,8 @@ def clear(alone: Path, run: Path, store: Path) -> dict[str, tuple[float, float]]
 
 def right(network: torch.nn.Module, samples: Samples) -> float:
     """The balanced accuracy of a network on images."""
-    scores = probabilities(network, samples.images, math.inf)
-    return score(scores, samples.labels)["balanced-accuracy"]
+    scores = probabilities(network, samples.images, math.inf).double().numpy()
+    return balanced_accuracy(scores, samples.labels.numpy())
 
 
 if __name__ == "__main__":
