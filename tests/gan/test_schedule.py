@@ -63,3 +63,11 @@ def test_phase_two_keeps_what_is_good_enough_and_ends_with_what_is_not(preset):
     assert judge(checked(standing, 3, 5.0), preset) == (True, False)
     assert judge(checked(standing, 4, 5.1), preset) == (False, True)
     assert judge(checked(standing, 10, 5.0), preset) == (True, True)
+
+
+def test_one_lucky_check_does_not_set_the_limit_of_phase_two(preset):
+    """Of 2.0, 1.0 and 4.0 the second best counts: good enough is 2.5 · 2.0 = 5.0."""
+    standing = checked(checked(checked(Standing(), 1, 2.0), 2, 1.0), 3, 4.0)
+    standing.phase = 2
+    assert judge(checked(standing, 1, 5.0), preset) == (True, False)
+    assert judge(checked(standing, 2, 5.1), preset) == (False, True)
