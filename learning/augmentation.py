@@ -5,17 +5,21 @@ shape. Its generator is on the CPU, so that a seed gives the same changes on eve
 needs a function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.functional import affine_grid, grid_sample, pad
 
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
 PADDING, HOLE = 4, 16  # pixels, as published for CIFAR
+# Of affine-colour, chosen on validation images of one skin centre (benchmarks/results.md).
+SCALE, SHIFT = 1.25, 0.05  # an image at most so much larger or smaller; moved by a share of a side
+BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # a factor is 1 give or take as much; tint: of a channel
 
 
 def _none(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -61,6 +65,43 @@ def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
     return moved.permute(0, 3, 1, 2).masked_fill(inside[:, None].to(images.device), 0)
 
 
+def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror, turn by any angle, enlarge or shrink, move; then images, which are bytes, in colours.
+
+    Maps of images, of any other dtype, [N, ..., H, W], keep their values.
+    """
+    moved = _affine(images.flatten(1, -3) if images.ndim > 3 else images[:, None], generator)
+    if images.dtype == torch.uint8:
+        moved = _recoloured(moved, generator).clamp(0, 255)
+    if not images.is_floating_point():
+        moved = moved.round()
+    return moved.to(images.dtype).reshape(images.shape)
+
+
+def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Float [N, C, H, W], each with a transformation of its own; reflected where it leaves off."""
+    count, _, height, width = images.shape
+    angle, scale, right, down = torch.rand(4, count, generator=generator) * 2 - 1  # [N] each
+    flip = torch.where(torch.rand(count, generator=generator) < 0.5, -1.0, 1.0)
+    zoom = SCALE**scale
+    cos, sin = (angle * math.pi).cos() / zoom, (angle * math.pi).sin() / zoom
+    # Coordinates go from -1 to 1 on either side, so that a turn must know the sides.
+    across = torch.stack([flip * cos, -sin * height / width, 2 * SHIFT * right], 1)
+    along = torch.stack([flip * sin * width / height, cos, 2 * SHIFT * down], 1)
+    matrices = torch.stack([across, along], 1).to(images.device)  # [N, 2, 3]
+    grid = affine_grid(matrices, list(images.shape), align_corners=False)
+    return grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
+
+
+def _recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Float [N, C, H, W], each in another brightness, contrast and colour."""
+    shape = (len(images), images.shape[1] + 2, 1, 1)
+    factors = (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)
+    brightness, contrast = 1 + BRIGHTNESS * factors[:, :1], 1 + CONTRAST * factors[:, 1:2]
+    mean = images.mean((1, 2, 3), keepdim=True)
+    return ((images - mean) * contrast + mean * brightness) * (1 + TINT * factors[:, 2:])
+
+
 @dataclass(frozen=True)
 class Draws:
     """The random draws of a visit: how images are changed, and which are replayed.
@@ -97,6 +138,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
     "flip": _flip,
     "flip-rotate": _flip_rotate,
     "crop-flip-cutout": _crop_flip_cutout,
+    "affine-colour": _affine_colour,
 }
 
 

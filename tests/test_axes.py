@@ -1,4 +1,4 @@
-"""The images of the axes along which methods degrade, their plots, and what is best at home."""
+"""The data of axes along which methods degrade, and of diagnoses; plots; what is best at home."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import tomli_w
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks import at_home, axes
+from benchmarks import at_home, axes, diagnoses
 from benchmarks.at_home import RULES, Models, judged
 from benchmarks.reproduce import dashed, described_by
 from strategies.protocol.settings import defaults
@@ -136,6 +136,27 @@ def test_a_plot_of_what_is_not_there_is_refused(words, said, tmp_path, monkeypat
         axes.main()
     assert said in capsys.readouterr().err
     assert not picture.exists()
+
+
+def test_the_classes_of_the_folders_of_diagnoses_are_the_seven_of_ham10000(tmp_path, monkeypatch):
+    centre = tmp_path / "data/skin/msk4"
+    (centre / "images").mkdir(parents=True)
+    (centre / "images/a.jpg").write_bytes(b"a")
+    rows = [
+        f"images/{n}.jpg,{int(d == 'MEL')},{d},{n},train"
+        for n, d in enumerate(["MEL", "NV", "AK", "SCC"])
+    ]
+    header = "image,label,diagnosis,lesion_id,fold"
+    (centre / "manifest.csv").write_text("\n".join([header, *rows]))
+    monkeypatch.setattr(sys, "argv", ["diagnoses", f"{tmp_path}/to", "--data", f"{tmp_path}/data"])
+    diagnoses.main()
+    written = (tmp_path / "to/skin/msk4/manifest.csv").read_text().splitlines()
+    assert written[0] == header
+    assert [row.split(",")[1] for row in written[1:]] == ["MEL", "NV", "AKIEC", "AKIEC"]
+    assert (tmp_path / "to/skin/msk4/images/a.jpg").read_bytes() == b"a"
+    monkeypatch.setattr(sys, "argv", ["diagnoses", f"{tmp_path}/to", "--data", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        diagnoses.main()
 
 
 def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):

@@ -60,7 +60,7 @@ class TrainSettings:
     learning_rate: float
     weight_decay: float
     halve_every: int
-    augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout"]
+    augment: Literal["none", "flip", "flip-rotate", "crop-flip-cutout", "affine-colour"]
     dp: DPSettings
 
     def __post_init__(self) -> None:

@@ -87,6 +87,50 @@ def test_images_are_moved_within_a_black_border_and_get_a_black_square():
     assert torch.tensor(heights).eq(16).double().mean().item() == pytest.approx(17 / 40, abs=0.07)
 
 
+def test_maps_are_mirrored_turned_scaled_and_moved_and_keep_their_values():
+    """A map of the places of its pixels, in pixels from the middle, shows how each was changed.
+
+    Around the middle it is m + A p at a place p, with A = turn · mirror / zoom.
+    """
+    height, width = 24, 32
+    y, x = torch.arange(height) - (height - 1) / 2, torch.arange(width) - (width - 1) / 2
+    places = torch.stack([x.expand(height, width), y[:, None].expand(height, width)])  # [2, H, W]
+    changed = augment("affine-colour", places.expand(2000, -1, -1, -1))
+    corner = changed[:, :, height // 2 - 1 :, width // 2 - 1 :]
+    across, along = (
+        corner[:, :, 0, 1] - corner[:, :, 0, 0],
+        corner[:, :, 1, 0] - corner[:, :, 0, 0],
+    )
+    assert (across * along).sum(1).abs().max() < 1e-3  # no shear, though the sides differ
+    zoom = 1 / across.norm(dim=1)
+    assert torch.allclose(zoom, 1 / along.norm(dim=1), atol=1e-3)
+    assert (zoom.min().item(), zoom.max().item()) == pytest.approx((1 / 1.25, 1.25), abs=0.01)
+    mirrored = across[:, 0] * along[:, 1] - across[:, 1] * along[:, 0] < 0
+    assert mirrored.double().mean().item() == pytest.approx(0.5, abs=0.05)
+    quarter = torch.atan2(along[:, 0], along[:, 1]).div(torch.pi / 2).floor()
+    assert quarter.add(2).int().bincount().div(2000).tolist() == pytest.approx([0.25] * 4, abs=0.05)
+    middle = corner[:, :, :2, :2].mean((2, 3)).abs().amax(0)
+    assert middle.tolist() == pytest.approx([0.05 * width, 0.05 * height], rel=0.02)
+
+
+def test_images_change_in_brightness_contrast_and_colour_and_maps_do_not():
+    grey = torch.full((2000, 3, 8, 8), 100, dtype=torch.uint8)
+    changed = augment("affine-colour", grey)
+    assert changed.dtype == torch.uint8
+    assert torch.equal(changed, changed[:, :, :1, :1].expand_as(changed))  # each is of one colour
+    red, green = changed[:, 0, 0, 0].double() / 100, changed[:, 1, 0, 0].double() / 100
+    assert red.min() == pytest.approx(0.8 * 0.9, abs=0.02)
+    assert red.max() == pytest.approx(1.2 * 1.1, abs=0.02)
+    assert (red / green).max() == pytest.approx(1.1 / 0.9, abs=0.04)
+    for maps in (grey.float()[:, 0], torch.ones(9, 2, 8, 8, dtype=torch.bool)):
+        assert torch.allclose(augment("affine-colour", maps).float(), maps.float(), rtol=1e-4)
+
+
+def test_bright_images_stay_bytes():
+    white = torch.full((100, 1, 8, 8), 255, dtype=torch.uint8)
+    assert augment("affine-colour", white).min() > 150
+
+
 def test_images_that_are_not_square_flip_but_do_not_rotate():
     images = torch.rand(2, 3, 4, 5)
     assert augment("flip", images).shape == images.shape
