@@ -13,7 +13,7 @@ from gan.adversaries import Adversaries
 from gan.schedule import Progress, Standing
 from strategies.protocol.files import replacing
 
-VERSION = 2  # of networks and losses: a training of another version is not gone on with
+VERSION = 3  # of networks, losses and checks: a training of another version is not gone on with
 
 
 class Checkpoints:

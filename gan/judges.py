@@ -14,7 +14,9 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from gan.codes import Source
-from gan.quality import BATCH, LEARNING_RATE, Classifier
+from gan.quality import BATCH, WIDTHS, convolutions
+
+LEARNING_RATE = 0.003  # of the small network
 
 
 class Judge(nn.Module):
@@ -29,8 +31,9 @@ class Judge(nn.Module):
         super().__init__()
         self.channels = channels
         if network == "small":
-            small = Classifier(channels, outputs)
-            self.body, self.head, self.learning_rate = small.body, small.head, LEARNING_RATE
+            pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+            self.body = nn.Sequential(*convolutions(channels), *pool)
+            self.head, self.learning_rate = nn.Linear(WIDTHS[-1], outputs), LEARNING_RATE
         else:
             large = resnet18(num_classes=outputs)
             *body, self.head = large.children()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch_fidelity.feature_extractor_inceptionv3 import (
     URL_INCEPTION_V3,
     FeatureExtractorInceptionV3,
@@ -19,37 +18,58 @@ from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 
 BATCH = 32  # images that go through a network at once
-STEPS = 300  # the classifier's training: a few seconds on one core for small images
-LEARNING_RATE = 0.003
 WIDTHS = (16, 32, 64)
 
 
-class Classifier(nn.Module):
-    """Three convolutions, each of which halves the image; a linear layer on top is `head`.
+def convolutions(channels: int) -> nn.Sequential:
+    """Three convolutions with BatchNorm and ReLU, each of which halves the image."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise((channels, *WIDTHS)):
+        layers += [
+            nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+        ]
+    return nn.Sequential(*layers)
 
-    As a feature extractor it replaces the Inception network where that is not available. It is
-    trained on the hospital's own images alone.
+
+class Untrained(nn.Module):
+    """Random convolutions, in place of the Inception network where that is not available.
+
+    An embedding that knows no classes is the fairer judge of images unlike ImageNet's (Naeem et
+    al., Reliable Fidelity and Diversity Metrics, ICML 2020, section 4). All layers count, so that
+    blur is seen. BatchNorm has the statistics of the real images.
+
+    Args:
+        real: uint8 [N, C, H, W], N > 1.
+        seed: Decides on the weights.
     """
 
-    name = "frechet-classifier"
-    num_features = WIDTHS[-1]
+    name = "frechet-untrained"
+    num_features = sum(WIDTHS)
 
-    def __init__(self, channels: int, classes: int):
+    def __init__(self, real: Tensor, seed: int):
         super().__init__()
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise((channels, *WIDTHS)):
-            layers += [
-                nn.Conv2d(inputs, outputs, kernel_size=3, stride=2, padding=1, bias=False),
-                nn.BatchNorm2d(outputs),
-                nn.ReLU(),
-            ]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.head = nn.Linear(WIDTHS[-1], classes)
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            torch.manual_seed(seed)
+            self.layers = convolutions(real.shape[1]).to(real.device)
+        for layer in self.layers.modules():
+            if isinstance(layer, nn.BatchNorm2d):
+                layer.momentum = None  # the mean over all batches
+        with torch.no_grad():
+            # Equal parts: BatchNorm takes no batch of one image.
+            for batch in real.tensor_split(math.ceil(len(real) / BATCH)):
+                self.layers(from_bytes(batch))
+        self.requires_grad_(False).eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the head sees, float64 [N, D], of images uint8 [N, C, H, W]."""
-        features: Tensor = self.body(from_bytes(images)).double()
-        return features
+        """Means over the pixels, float64 [N, D], of images uint8 [N, C, H, W]."""
+        features, maps = [], from_bytes(images)
+        for layer in self.layers:
+            maps = layer(maps)
+            if isinstance(layer, nn.ReLU):
+                features.append(maps.mean((2, 3)))
+        return torch.cat(features, 1).double()
 
 
 class Inception(nn.Module):
@@ -89,7 +109,7 @@ class Frechet:
         name: The extractor's.
     """
 
-    def __init__(self, real: Tensor, extractor: Classifier | Inception):
+    def __init__(self, real: Tensor, extractor: Untrained | Inception):
         self.name = extractor.name
         # Heusel et al. 2017, Eq. 6.
         self._metric = FrechetInceptionDistance(extractor, reset_real_features=False)
@@ -109,24 +129,14 @@ class Frechet:
             self._metric.update(batch.to(self._metric.device), real=real)
 
 
-def frechet(
-    real: Tensor,
-    labels: Tensor,
-    classes: int,
-    *,
-    pretrained: bool,
-    inception_weights: str,
-    seed: int,
-) -> Frechet:
-    """The FID if it is wanted and available, else a distance by the hospital's own classifier.
+def frechet(real: Tensor, *, pretrained: bool, inception_weights: str, seed: int) -> Frechet:
+    """The FID if it is wanted and available, else a distance by an untrained network.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
-        labels: Their labels, int64 [N].
-        classes: How many classes there are.
         pretrained: Whether the FID is wanted.
         inception_weights: The file with the FID's network; "" = torch's cache or a download.
-        seed: Decides on the classifier.
+        seed: Decides on the untrained network.
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.
@@ -137,31 +147,9 @@ def frechet(
         if weights:
             return Frechet(real, Inception(weights).to(real.device))
         logging.getLogger(__name__).warning(
-            "No FID without its network's weights: '%s' is measured instead.", Classifier.name
+            "No FID without its network's weights: '%s' is measured instead.", Untrained.name
         )
-    return Frechet(real, train_classifier(real, labels, classes, seed))
-
-
-def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
-    """Train a small classifier in a fixed number of steps.
-
-    Args:
-        images: uint8 [N, C, H, W].
-        labels: int64 [N].
-        classes: How many classes there are.
-        seed: Decides on the initial weights and the batches.
-    """
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
-        model = Classifier(images.shape[1], classes).to(images.device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
-        for _ in range(STEPS):
-            batch = torch.randint(len(images), (BATCH,)).to(images.device)
-            optimizer.zero_grad()
-            logits = model.head(model.body(from_bytes(images[batch])))
-            cross_entropy(logits, labels[batch]).backward()
-            optimizer.step()
-    return model.requires_grad_(False).eval()
+    return Frechet(real, Untrained(real, seed))
 
 
 def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:

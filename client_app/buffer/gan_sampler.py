@@ -91,8 +91,6 @@ def _frechet(job: Job, square: Samples) -> Frechet:
     try:
         return frechet(
             square.images,
-            square.labels,
-            len(job.hospital.data.classes),
             pretrained=job.preset.pretrained,
             inception_weights=weights,
             seed=job.seed,
@@ -126,7 +124,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
         seed=job.seed,
         deadline=job.deadline,
         report=report,
-        judged_by=f"inception {gan.inception_weights}",
+        judged_by=f"{distance_to_real.name} {gan.inception_weights}",
     )
 
 
