@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import tomli_w
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks import at_home, axes, diagnoses
+from benchmarks import at_home, axes, diagnoses, phantoms
 from benchmarks.at_home import RULES, Models, judged
 from benchmarks.reproduce import dashed, described_by
 from strategies.protocol.settings import defaults
@@ -157,6 +158,21 @@ def test_the_classes_of_the_folders_of_diagnoses_are_the_seven_of_ham10000(tmp_p
     monkeypatch.setattr(sys, "argv", ["diagnoses", f"{tmp_path}/to", "--data", str(tmp_path)])
     with pytest.raises(SystemExit):
         diagnoses.main()
+
+
+def test_departments_have_chests_in_their_own_form_and_spots_in_one_class(tmp_path, monkeypatch):
+    few = [replace(each, numbers={"normal": 8, "tb": 8}) for each in phantoms.DEPARTMENTS]
+    monkeypatch.setattr(phantoms, "DEPARTMENTS", few)
+    monkeypatch.setattr(sys, "argv", ["phantoms", str(tmp_path)])
+    phantoms.main()
+    for name, mode, size in (("montgomery", "L", (1200, 1000)), ("shenzhen", "RGB", (870, 900))):
+        brightness = {}
+        for label in ("normal", "tb"):
+            images = [Image.open(path) for path in sorted((tmp_path / name / label).iterdir())]
+            assert {(image.mode, image.size) for image in images} == {(mode, size)}
+            assert len({image.tobytes() for image in images}) == 8
+            brightness[label] = np.mean([np.asarray(image) for image in images])
+        assert brightness["tb"] > brightness["normal"]
 
 
 def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):

@@ -1,0 +1,96 @@
+"""Two departments' chest X-rays as a program draws them, for machines where there are no real ones.
+
+    uv run python -m benchmarks.phantoms ~/phantoms
+    uv run python -m benchmarks.reproduce two_hospitals \
+        --data ~/phantoms/montgomery,~/phantoms/shenzhen --workers 2
+
+As many images of each class, `normal` and `tb`, as the tuberculosis sets of Montgomery and Shenzhen
+have (FedER, arXiv:2206.10048, section IV.A), the first in grey, the second in colour, as they are
+saved there. Lungs, ribs, spine and heart vary in place and size; `tb` has one to three spots. They
+are far simpler than X-rays: a method that fails here fails, one that works need not work there.
+"""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+SIDE = 256  # pixels of a drawing, before it has the department's size
+Drawing = NDArray[np.float64]
+Y, X = np.mgrid[0:SIDE, 0:SIDE] / (SIDE - 1)
+
+
+@dataclass(frozen=True)
+class Department:
+    """How a department's images are: their numbers by class, size, brightness and colours."""
+
+    name: str
+    numbers: dict[str, int]
+    size: tuple[int, int]  # width, height
+    brightness: float
+    mode: str  # of Pillow
+
+
+DEPARTMENTS = (
+    Department("montgomery", {"normal": 80, "tb": 58}, (1200, 1000), 0.75, "L"),
+    Department("shenzhen", {"normal": 326, "tb": 336}, (870, 900), 0.65, "RGB"),
+)
+
+
+def main() -> None:
+    """Draw all images."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.phantoms")
+    parser.add_argument("to", type=Path, help="a folder for both departments")
+    to, rng = parser.parse_args().to.expanduser(), np.random.default_rng(0)
+    for department in DEPARTMENTS:
+        for label, number in department.numbers.items():
+            folder = to / department.name / label
+            folder.mkdir(parents=True, exist_ok=True)
+            for index in range(number):
+                drawn = chest(rng, department.brightness, spots=label == "tb")
+                picture(drawn, department).save(folder / f"{index:04d}.png")
+
+
+def picture(drawn: Drawing, department: Department) -> Image.Image:
+    """A drawing as the department's device takes it."""
+    image = Image.fromarray((drawn.clip(0, 1) * 255).astype(np.uint8))
+    image = image.filter(ImageFilter.GaussianBlur(1)).resize(
+        department.size, Image.Resampling.BICUBIC
+    )
+    return image.convert(department.mode)
+
+
+def chest(rng: np.random.Generator, brightness: float, *, spots: bool) -> Drawing:
+    """A chest from the front, [SIDE, SIDE], from about 0 to 1."""
+    drawn: Drawing = brightness * (1.4 - ellipse(0.5, 0.6, 0.48, 0.62)).clip(0, 1)
+    x, y = 0.28 + rng.normal(0, 0.02), 0.48 + rng.normal(0, 0.02)
+    width, height = 0.15 + rng.normal(0, 0.015), 0.32 + rng.normal(0, 0.02)
+    sides = (x, 1 - x + rng.normal(0, 0.015))
+    lungs = np.maximum(
+        *((1.6 - 1.2 * ellipse(side, y, width, height)).clip(0, 1) for side in sides)
+    )
+    drawn -= 0.45 * lungs
+    for rib in range(9):
+        place = 0.18 + 0.075 * rib + rng.normal(0, 0.004) + 0.25 * (X - 0.5) ** 2
+        drawn += 0.05 * np.exp(-(((Y - place) / 0.012) ** 2)) * lungs
+    drawn += 0.2 * np.exp(-(((X - 0.5) / 0.05) ** 2))  # the spine
+    drawn += 0.25 * (1.2 - ellipse(0.56 + rng.normal(0, 0.02), 0.66, 0.15, 0.14)).clip(0, 1)
+    for _ in range(rng.integers(1, 4) if spots else 0):
+        across, down = rng.choice([x, 1 - x]) + rng.normal(0, 0.05), y - rng.uniform(-0.05, 0.2)
+        size = rng.uniform(0.03, 0.08)
+        drawn += rng.uniform(0.15, 0.35) * np.exp(-ellipse(across, down, size, size))
+    drawn += rng.normal(0, 0.02, drawn.shape)
+    return drawn
+
+
+def ellipse(x: float, y: float, width: float, height: float) -> Drawing:
+    """How far pixels are from a middle, squared: 1 on an ellipse around it."""
+    distance: Drawing = ((X - x) / width) ** 2 + ((Y - y) / height) ** 2
+    return distance
+
+
+if __name__ == "__main__":
+    main()
