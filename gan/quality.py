@@ -37,7 +37,7 @@ class Untrained(nn.Module):
     """Random convolutions, in place of the Inception network where that is not available.
 
     An embedding that knows no classes is the fairer judge of images unlike ImageNet's (Naeem et
-    al., Reliable Fidelity and Diversity Metrics, ICML 2020, section 4). All layers count, so that
+    al., Reliable Fidelity and Diversity Metrics, ICML 2020). All layers count, so that
     blur is seen. BatchNorm has the statistics of the real images.
 
     Args:
