@@ -14,9 +14,7 @@ from torch.nn.functional import cross_entropy
 from torchvision.models import resnet18
 
 from gan.codes import Source
-from gan.quality import BATCH, WIDTHS, convolutions
-
-LEARNING_RATE = 0.003  # of the small network
+from gan.quality import BATCH, LEARNING_RATE, Classifier
 
 
 class Judge(nn.Module):
@@ -31,9 +29,8 @@ class Judge(nn.Module):
         super().__init__()
         self.channels = channels
         if network == "small":
-            pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
-            self.body = nn.Sequential(*convolutions(channels), *pool)
-            self.head, self.learning_rate = nn.Linear(WIDTHS[-1], outputs), LEARNING_RATE
+            small = Classifier(channels, outputs)
+            self.body, self.head, self.learning_rate = small.body, small.head, LEARNING_RATE
         else:
             large = resnet18(num_classes=outputs)
             *body, self.head = large.children()

@@ -4,9 +4,11 @@ import logging
 import math
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch_fidelity.feature_extractor_inceptionv3 import (
     URL_INCEPTION_V3,
     FeatureExtractorInceptionV3,
@@ -18,7 +20,10 @@ from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
 
 BATCH = 32  # images that go through a network at once
+STEPS = 300  # the classifier's training: a few seconds on one core for small images
+LEARNING_RATE = 0.003
 WIDTHS = (16, 32, 64)
+Judge = Literal["classifier", "untrained"]
 
 
 def convolutions(channels: int) -> nn.Sequential:
@@ -31,6 +36,28 @@ def convolutions(channels: int) -> nn.Sequential:
             nn.ReLU(),
         ]
     return nn.Sequential(*layers)
+
+
+class Classifier(nn.Module):
+    """The convolutions, a mean over pixels, and a linear layer on top, which is `head`.
+
+    As a feature extractor it replaces the Inception network where that is not available. It is
+    trained on the hospital's own images alone.
+    """
+
+    name = "frechet-classifier"
+    num_features = WIDTHS[-1]
+
+    def __init__(self, channels: int, classes: int):
+        super().__init__()
+        pool = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.body = nn.Sequential(*convolutions(channels), *pool)
+        self.head = nn.Linear(WIDTHS[-1], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """What the head sees, float64 [N, D], of images uint8 [N, C, H, W]."""
+        features: Tensor = self.body(from_bytes(images)).double()
+        return features
 
 
 class Untrained(nn.Module):
@@ -109,7 +136,7 @@ class Frechet:
         name: The extractor's.
     """
 
-    def __init__(self, real: Tensor, extractor: Untrained | Inception):
+    def __init__(self, real: Tensor, extractor: Classifier | Untrained | Inception):
         self.name = extractor.name
         # Heusel et al. 2017, Eq. 6.
         self._metric = FrechetInceptionDistance(extractor, reset_real_features=False)
@@ -129,14 +156,26 @@ class Frechet:
             self._metric.update(batch.to(self._metric.device), real=real)
 
 
-def frechet(real: Tensor, *, pretrained: bool, inception_weights: str, seed: int) -> Frechet:
-    """The FID if it is wanted and available, else a distance by an untrained network.
+def frechet(
+    real: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    pretrained: bool,
+    otherwise: Judge,
+    inception_weights: str,
+    seed: int,
+) -> Frechet:
+    """The FID if it is wanted and available, else a distance by a network without weights.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
+        labels: Their labels, int64 [N].
+        classes: How many classes there are.
         pretrained: Whether the FID is wanted.
+        otherwise: Which network serves without it.
         inception_weights: The file with the FID's network; "" = torch's cache or a download.
-        seed: Decides on the untrained network.
+        seed: Decides on that network.
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.
@@ -147,9 +186,34 @@ def frechet(real: Tensor, *, pretrained: bool, inception_weights: str, seed: int
         if weights:
             return Frechet(real, Inception(weights).to(real.device))
         logging.getLogger(__name__).warning(
-            "No FID without its network's weights: '%s' is measured instead.", Untrained.name
+            "No FID without its network's weights: '%s' is measured instead.",
+            f"frechet-{otherwise}",
         )
-    return Frechet(real, Untrained(real, seed))
+    if otherwise == "untrained":
+        return Frechet(real, Untrained(real, seed))
+    return Frechet(real, train_classifier(real, labels, classes, seed))
+
+
+def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) -> Classifier:
+    """Train a small classifier in a fixed number of steps.
+
+    Args:
+        images: uint8 [N, C, H, W].
+        labels: int64 [N].
+        classes: How many classes there are.
+        seed: Decides on the initial weights and the batches.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        model = Classifier(images.shape[1], classes).to(images.device)
+        optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+        for _ in range(STEPS):
+            batch = torch.randint(len(images), (BATCH,)).to(images.device)
+            optimizer.zero_grad()
+            logits = model.head(model.body(from_bytes(images[batch])))
+            cross_entropy(logits, labels[batch]).backward()
+            optimizer.step()
+    return model.requires_grad_(False).eval()
 
 
 def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:

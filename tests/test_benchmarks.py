@@ -324,7 +324,7 @@ def test_what_the_gans_of_all_hospitals_measured_whatever_measured_it():
     columns = reproduce.known_columns(2)
     synthetic = {
         "a": {"projection-plain-lpips-vgg": 0.2, "fid": 30.0, "gan-private": 1.0},
-        "b": {"projection-plain-lpips-vgg": 0.3, "frechet-untrained": 0.9, "gan-private": 0.0},
+        "b": {"projection-plain-lpips-vgg": 0.3, "frechet-classifier": 0.9, "gan-private": 0.0},
     }
     wanted = {"projection_plain": [0.2, 0.3], "frechet": [30.0, 0.9], "gan_private": [1.0, 0.0]}
     for name, figures in wanted.items():

@@ -91,7 +91,10 @@ def _frechet(job: Job, square: Samples) -> Frechet:
     try:
         return frechet(
             square.images,
+            square.labels,
+            len(job.hospital.data.classes),
             pretrained=job.preset.pretrained,
+            otherwise=job.preset.otherwise,
             inception_weights=weights,
             seed=job.seed,
         )

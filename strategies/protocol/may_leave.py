@@ -178,7 +178,7 @@ METRICS: Mapping[str, Range] = {
     "seconds-evaluate": SECONDS,
     "seconds-serialise": SECONDS,
     # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
-    # ones (`fid`, or in the features of an untrained network), probability of ADA, and
+    # ones (`fid`, or in the features of another network), probability of ADA, and
     # whether (1 or 0) the privacy loss has had a part in it.
     "gan-iterations": COUNT,
     "gan-private": SHARE,
@@ -188,6 +188,7 @@ METRICS: Mapping[str, Range] = {
     # With `train.dp`: ε of all that the hospital has released with noise, this visit included.
     "epsilon-spent": FIGURE,
     "fid": FIGURE,
+    "frechet-classifier": FIGURE,
     "frechet-untrained": FIGURE,
     "ada-p": SHARE,
     # The check of the buffer (gan.audit): shares of images; the probability that a generator which

@@ -16,6 +16,7 @@ from gan.quality import (
     Inception,
     Untrained,
     frechet,
+    train_classifier,
     within_class_diversity,
 )
 
@@ -41,7 +42,14 @@ def noise(*shape, seed=0):
 @pytest.fixture(scope="module")
 def digits():
     data = load_digits()
-    return torch.from_numpy(data.images * 255 / 16).round().byte()[:, None]
+    images = torch.from_numpy(data.images * 255 / 16).round().byte()[:, None]
+    return images, torch.from_numpy(data.target)
+
+
+def distance_to(digits, count, judge="untrained", *, pretrained=False, weights=""):
+    images, labels = digits[0][:count], digits[1][:count]
+    wanted = {"pretrained": pretrained, "otherwise": judge, "inception_weights": str(weights)}
+    return frechet(images, labels, 10, seed=0, **wanted)
 
 
 def test_frechet_distance_of_two_pairs_of_pixels():
@@ -74,47 +82,74 @@ def test_frechet_distance_equals_the_formula(count):
     assert Frechet(real, Pixels(9))(synthetic) == pytest.approx(expected, rel=1e-4)
 
 
-def test_frechet_distance_is_finite_with_two_images_and_with_one_more_than_a_batch(digits):
-    distance = frechet(digits[:33], pretrained=False, inception_weights="", seed=0)
-    assert math.isfinite(distance(digits[5:7]))
+@pytest.mark.parametrize("judge", ["classifier", "untrained"])
+def test_frechet_distance_is_finite_with_two_images_and_with_one_more_than_a_batch(digits, judge):
+    assert math.isfinite(distance_to(digits, 33, judge)(digits[0][5:7]))
+
+
+def test_the_classifier_learns_and_tells_noise_from_digits(digits, caplog):
+    images, labels = digits
+    distance = distance_to(digits, 700, "classifier")
+    assert distance.name == "frechet-classifier"
+    assert not caplog.records
+    model = train_classifier(images[:700], labels[:700], 10, seed=0)
+    with torch.no_grad():
+        logits = model.head(model(images[700:]).float())
+    right = logits.argmax(dim=1) == labels[700:]
+    assert right.float().mean() > 0.85
+    assert distance(images[700:]) < 0.2 * distance(noise(200, 1, 8, 8))
 
 
 def test_the_untrained_network_sees_noise_and_blur(digits, caplog):
     """Digits are five times nearer than blurred ones, and these nearer than noise."""
-    distance = frechet(digits[:900], pretrained=False, inception_weights="", seed=0)
+    distance = distance_to(digits, 900, "untrained")
     assert distance.name == "frechet-untrained"
     assert not caplog.records
-    others = digits[900:]
+    others = digits[0][900:]
     blurred = gaussian_blur(others, [3, 3], [0.7, 0.7])
     assert 5 * distance(others) < distance(blurred) < distance(noise(900, 1, 8, 8))
 
 
 def test_its_features_are_the_means_of_normalised_layers(digits):
     """BatchNorm has the mean over the real batches: the first layer by hand."""
-    network = Untrained(digits[:64], seed=0)
-    maps = network.layers[0](from_bytes(digits[:64]))
+    images, _ = digits
+    network = Untrained(images[:64], seed=0)
+    maps = network.layers[0](from_bytes(images[:64]))
     means = maps.mean((0, 2, 3))
     variances = torch.stack([each.var((0, 2, 3)) for each in maps.split(32)]).mean(0)
     scaled = (maps - means[:, None, None]) / (variances[:, None, None] + 1e-5).sqrt()
     first = scaled.relu().mean((2, 3))
-    assert torch.allclose(network(digits[:64])[:, :16].float(), first, atol=1e-5)
-    assert network(digits[:2]).shape == (2, Untrained.num_features)
+    assert torch.allclose(network(images[:64])[:, :16].float(), first, atol=1e-5)
+    assert network(images[:2]).shape == (2, Untrained.num_features)
     assert not network.training
 
 
-def test_the_untrained_network_follows_from_its_seed_alone(digits):
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda images, labels, seed: Untrained(images, seed),
+        lambda images, labels, seed: train_classifier(images, labels, 10, seed),
+    ],
+)
+def test_a_network_follows_from_its_seed_alone(digits, monkeypatch, made):
+    monkeypatch.setattr(quality, "STEPS", 3)
     before = torch.get_rng_state()
-    first, again, other = (Untrained(digits, seed)(noise(1, 1, 8, 8)) for seed in (1, 1, 2))
+    models = [made(*digits, seed) for seed in (1, 1, 2)]
     assert torch.equal(before, torch.get_rng_state())
+    first, again, other = (model(noise(1, 1, 8, 8)) for model in models)
+    assert first.shape == (1, models[0].num_features)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+    assert not models[0].training
 
 
-def test_without_weights_the_distance_has_another_name(digits, monkeypatch, caplog):
+@pytest.mark.parametrize("judge", ["classifier", "untrained"])
+def test_without_weights_the_distance_has_another_name(digits, monkeypatch, caplog, judge):
+    monkeypatch.setattr(quality, "STEPS", 1)
     monkeypatch.setattr(quality, "weights_file", lambda url: None)
-    distance = frechet(digits, pretrained=True, inception_weights="", seed=0)
-    assert distance.name == "frechet-untrained"
-    assert "'frechet-untrained' is measured instead" in caplog.text
+    distance = distance_to(digits, 100, judge, pretrained=True)
+    assert distance.name == f"frechet-{judge}"
+    assert f"'frechet-{judge}' is measured instead" in caplog.text
 
 
 @pytest.mark.slow
@@ -125,9 +160,21 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
         patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
         torch.save({}, path)
         torch.save(FeatureExtractorInceptionV3("any", ["2048"], str(path)).state_dict(), path)
-    assert frechet(digits[:2], pretrained=True, inception_weights=str(path), seed=0).name == "fid"
+    images, labels = digits
+    assert (
+        frechet(
+            images[:2],
+            labels,
+            10,
+            pretrained=True,
+            otherwise="untrained",
+            inception_weights=str(path),
+            seed=0,
+        ).name
+        == "fid"
+    )
     network = Inception(path)
-    features, colour = network(digits[:2]), digits[:2].expand(-1, 3, -1, -1)
+    features, colour = network(images[:2]), images[:2].expand(-1, 3, -1, -1)
     assert features.shape == (2, Inception.num_features)
     assert features.dtype == torch.float64
     assert torch.equal(features, network(colour))
@@ -137,10 +184,26 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
 def test_files_without_the_network_are_named(tmp_path, digits):
     path = tmp_path / "inception.pth"
     with pytest.raises(FileNotFoundError, match=r"inception\.pth.*torch-fidelity"):
-        frechet(digits, pretrained=True, inception_weights=str(path), seed=0)
+        frechet(
+            images,
+            labels,
+            10,
+            pretrained=True,
+            otherwise="untrained",
+            inception_weights=str(path),
+            seed=0,
+        )
     torch.save({"weight": torch.ones(1)}, path)
     with pytest.raises(ValueError, match=r"inception\.pth.*torch-fidelity"):
-        frechet(digits, pretrained=True, inception_weights=str(path), seed=0)
+        frechet(
+            images,
+            labels,
+            10,
+            pretrained=True,
+            otherwise="untrained",
+            inception_weights=str(path),
+            seed=0,
+        )
 
 
 def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):
