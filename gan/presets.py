@@ -81,7 +81,8 @@ _XRAY = Preset(
 PRESETS: dict[str, Preset] = {
     # 16 x 16 or less: digits in half a minute on one CPU core, at a high learning rate. A small
     # latent is what makes digits of a class differ: so short a training gives no meaning to each
-    # of 64 numbers. Of so small images an untrained network takes early noise for as good as digits.
+    # of 64 numbers. Of so small images an untrained network takes early noise for as good as
+    # digits.
     "tiny": replace(
         _XRAY,
         channels=(48, 32, 16),

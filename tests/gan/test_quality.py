@@ -160,19 +160,8 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
         patch.setattr(FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
         torch.save({}, path)
         torch.save(FeatureExtractorInceptionV3("any", ["2048"], str(path)).state_dict(), path)
-    images, labels = digits
-    assert (
-        frechet(
-            images[:2],
-            labels,
-            10,
-            pretrained=True,
-            otherwise="untrained",
-            inception_weights=str(path),
-            seed=0,
-        ).name
-        == "fid"
-    )
+    images, _ = digits
+    assert distance_to(digits, 2, pretrained=True, weights=path).name == "fid"
     network = Inception(path)
     features, colour = network(images[:2]), images[:2].expand(-1, 3, -1, -1)
     assert features.shape == (2, Inception.num_features)
@@ -184,26 +173,10 @@ def test_the_fid_takes_its_network_from_a_file(monkeypatch, tmp_path, digits):
 def test_files_without_the_network_are_named(tmp_path, digits):
     path = tmp_path / "inception.pth"
     with pytest.raises(FileNotFoundError, match=r"inception\.pth.*torch-fidelity"):
-        frechet(
-            images,
-            labels,
-            10,
-            pretrained=True,
-            otherwise="untrained",
-            inception_weights=str(path),
-            seed=0,
-        )
+        distance_to(digits, 2, pretrained=True, weights=path)
     torch.save({"weight": torch.ones(1)}, path)
     with pytest.raises(ValueError, match=r"inception\.pth.*torch-fidelity"):
-        frechet(
-            images,
-            labels,
-            10,
-            pretrained=True,
-            otherwise="untrained",
-            inception_weights=str(path),
-            seed=0,
-        )
+        distance_to(digits, 2, pretrained=True, weights=path)
 
 
 def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):
