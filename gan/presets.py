@@ -8,6 +8,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+StandIn = Literal["classifier", "untrained"]  # for the FID's network (gan/quality.py)
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -37,7 +39,7 @@ class Preset:
     check_every: int  # iterations between checks and checkpoints; a fifth of that in phase 2
     fid_images: int  # synthetic images behind a Fréchet distance
     pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
-    otherwise: Literal["classifier", "untrained"]  # whose features make the Fréchet distance if not
+    otherwise: StandIn  # whose features make the Fréchet distance if not
     perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's
 
     @property

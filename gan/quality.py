@@ -4,7 +4,6 @@ import logging
 import math
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,12 @@ from torchmetrics.image.fid import FrechetInceptionDistance
 from gan.nearest import nearest
 from gan.perceptual import PairwiseLPIPS, reading, weights_file
 from gan.pixel_range import from_bytes
+from gan.presets import StandIn
 
 BATCH = 32  # images that go through a network at once
 STEPS = 300  # the classifier's training: a few seconds on one core for small images
 LEARNING_RATE = 0.003
 WIDTHS = (16, 32, 64)
-Judge = Literal["classifier", "untrained"]
 
 
 def convolutions(channels: int) -> nn.Sequential:
@@ -162,7 +161,7 @@ def frechet(
     classes: int,
     *,
     pretrained: bool,
-    otherwise: Judge,
+    otherwise: StandIn,
     inception_weights: str,
     seed: int,
 ) -> Frechet:
