@@ -60,7 +60,7 @@ class Asynchronous(Strategy):
             )
         self.base, self.times = base, self.settings.asynchrony
         self.learner, self.images, self.own_start = base.learner, base.images, base.own_start
-        self.buffer_size = base.buffer_size
+        self.buffer_size, self.needs_own_buffer = base.buffer_size, base.needs_own_buffer
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
         """A first model is trained where it was made."""

@@ -54,6 +54,5 @@ class Centralized(CWTSerial):
         """The first hospital trains its model on the buffers of all, if they share any."""
         if state.hop:
             return []
-        replay = state.hospitals if self.buffer_size else []
         ((name, model),) = state.models.items()
-        return [self.visit(model.place, name, replay=replay)]
+        return [self.visit(model.place, name, replay=sorted(state.buffers))]

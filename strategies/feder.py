@@ -18,6 +18,8 @@ Deviations:
     generator itself travels and renders other images at every step.
  3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i:
     it learns from the buffer what it missed.
+ 4. A hospital whose B_j may not leave it hands on its model alone, and the next one trains by the
+    first line. In `synthetic-only` it takes no part, since B_j is what it would train on.
 
 The hospital's half: learning/learners/feder.py.
 """
@@ -59,7 +61,7 @@ class FedER(HandsOn):
         self.variant, self.buffer_size = feder.variant, feder.buffer_size
         self.stays = self.variant == "buffer-only"
         if self.variant == "synthetic-only":
-            self.images = "none"
+            self.images, self.needs_own_buffer = "none", True
 
     def plan(self, state: State) -> list[Visit]:
         """Train at home first, then exchange along the ring."""
@@ -76,7 +78,7 @@ class FedER(HandsOn):
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
         """Train a model beside the buffer of the hospital that hands it on."""
-        replay = [source] if self.buffer_size and source != hospital else []
+        replay = [source] if source in state.buffers and source != hospital else []
         if self.variant == "synthetic-only":  # its own buffer in the place of its images
             replay = [hospital, *replay]
         return self.visit(hospital, model, replay=replay)

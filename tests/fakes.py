@@ -35,6 +35,7 @@ from strategies.engine.events import Event, Journal
 from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import (
     Manifest,
@@ -283,6 +284,15 @@ class CountingHospital:
 
     def parcel(self, visits: float, label: Manifest) -> RecordDict:
         return pack({"model": ArrayRecord({"visits": Array(np.array([visits], "f4"))})}, label)
+
+
+class Withholding(CountingHospital):
+    """A hospital whose synthetic images may not leave it."""
+
+    def prepare(self, message: Message, order: Order) -> Message:
+        if order.buffer_size:
+            return failing(message, Failure.RELEASE, "Image 3 is too near.")
+        return super().prepare(message, order)
 
 
 class Sealing(CountingHospital):

@@ -30,7 +30,6 @@ from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.engine.visit import Visit
-from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, pack
 from strategies.protocol.parcel import save as save_parcel
@@ -40,6 +39,7 @@ from tests.fakes import (
     CountingHospital,
     FakeGrid,
     Sealing,
+    Withholding,
     context,
     failing,
     parcels_of,
@@ -436,18 +436,19 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     assert loaded == state
 
 
-def test_a_hospital_whose_buffer_may_not_leave_is_not_asked_for_it_again_after_a_kill(tmp_path):
-    class Refused(CountingHospital):
-        def prepare(self, message, order):
-            return failing(message, Failure.RELEASE, "Image 3 is too near.")
-
-    hospitals = [CountingHospital("h0"), CountingHospital("h1"), Refused("h2")]
-    run = Run(tmp_path, "feder", hospitals, num_server_rounds=3)
+@pytest.mark.parametrize(("variant", "takes_part"), [("full", True), ("synthetic-only", False)])
+def test_a_buffer_that_may_not_leave_is_not_asked_for_again_after_a_kill(
+    tmp_path, variant, takes_part
+):
+    hospitals = [CountingHospital("h0"), CountingHospital("h1"), Withholding("h2")]
+    run = Run(tmp_path, "feder", hospitals, feder__variant=variant, num_server_rounds=3)
     assert not run.part(45)
     assert run.part()
     asked = [m for m in run.grid.sent if m.metadata.message_type == "query.prepare"]
-    assert sorted(str(m.content["order"]["hospital"]) for m in asked) == ["h0", "h1"]
-    assert run.state.withheld.keys() == {"h2"}
+    sizes = {m.content["order"]["hospital"]: m.content["order"]["buffer_size"] for m in asked}
+    own = run.settings.run_config["feder.buffer-size"]
+    assert sizes == {"h0": own, "h1": own} | ({"h2": 0} if takes_part else {})
+    assert ("h2" in run.state.nodes) == takes_part
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path):

@@ -29,6 +29,7 @@ from strategies.engine.enrolment import (
     preparations,
     prepared,
     strangers,
+    without_buffer,
 )
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
@@ -326,6 +327,7 @@ class Engine:
             return
         hospital = delivery.letter.about.hospital
         self.strategy.start(state, prepared(run, delivery, []))
+        self.exchange.post(preparations(run, without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             self.strategy.returned(state, hospital)
 

@@ -48,15 +48,19 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
     answers = run.courier.exchange(introductions(run, _reached(run)))
     coming, failed = introduced(run, [each for each in answers if _says(each) not in later])
     newcomers: dict[str, Model] = {}
-    for delivery in run.courier.exchange(preparations(run, coming)):
-        newcomers |= prepared(run, delivery, failed)
+    while coming:
+        again: dict[str, int] = {}
+        for delivery in run.courier.exchange(preparations(run, coming)):
+            newcomers |= prepared(run, delivery, failed)
+            again |= without_buffer(run, delivery)
+        coming = again
     run.strategy.start(run.state, dict(sorted(newcomers.items())))
     return failed
 
 
 def strangers(run: Run, reachable: Iterable[int]) -> list[int]:
     """Those of some nodes that nobody has enrolled yet, or is about to."""
-    known = {*run.state.nodes.values(), *run.state.withheld.values()}
+    known = {*run.state.nodes.values(), *_left_out(run).values()}
     return sorted({*reachable} - known - run.courier.at_work)
 
 
@@ -87,10 +91,12 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
         log(INFO, "The classes are %s", some(state.outputs))
     coming = {}
     for hospital, (node, _) in cards.items():
-        if hospital in state.withheld:
+        if hospital in _left_out(run):
             state.withheld[hospital] = node
         elif not (state.hop and run.strategy.waits) or hospital in state.nodes:
             coming[hospital] = node
+    if coming:
+        log(INFO, "%d hospitals prepare their models", len(coming))
     return coming, failed
 
 
@@ -101,13 +107,15 @@ def check_ready(run: Run, failed: Failed) -> None:
         RunError: There are too few.
         SettingsError: In a simulation, one cannot use the settings, or the data that they name.
     """
+    reasons = " ".join(delivery.reason for delivery in failed)
     for delivery in failed:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
             raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
     if ready + _excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
-        reasons = " ".join(delivery.reason for delivery in failed)
         raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
+    if run.strategy.buffer_size and not run.state.buffers:
+        raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
 
 def _reached(run: Run) -> list[int]:
@@ -221,10 +229,9 @@ def _impostors(
 
 def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
     """The messages that have hospitals prepare."""
-    if nodes:
-        log(INFO, "%d hospitals prepare their models", len(nodes))
     for name, node in nodes.items():
-        order = run.order(name, own_start=run.strategy.own_start)
+        size = 0 if name in run.state.withheld else run.strategy.buffer_size
+        order = run.order(name, own_start=run.strategy.own_start, buffer_size=size)
         yield run.letter("query.prepare", node, order, order)
 
 
@@ -254,6 +261,21 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     if release := card.get("release"):
         log(INFO, "%s: %s", hospital, release)
     return newcomer
+
+
+def without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
+    """The hospital that is to prepare once more, if its buffer alone keeps it from taking part."""
+    order = delivery.letter.about
+    refused = delivery.failure == Failure.RELEASE and order.buffer_size > 0
+    if not refused or run.strategy.needs_own_buffer:
+        return {}
+    log(INFO, "%s takes part without synthetic images: they may not leave it", order.hospital)
+    return {order.hospital: delivery.letter.node}
+
+
+def _left_out(run: Run) -> dict[str, int]:
+    """The hospitals that take no part because their buffer may not leave."""
+    return run.state.withheld if run.strategy.needs_own_buffer else {}
 
 
 def agreed(named: Iterable[Sequence[str]]) -> list[str]:

@@ -52,7 +52,7 @@ class State:
         outputs: What the networks' outputs stand for: the classes, or what tasks make of them.
         shape: Channels, height and width of the images; fixed at the start.
         nodes: Flower's node id of each hospital that ever took part; it may change.
-        withheld: The same of hospitals whose buffer may not leave, however often they are asked.
+        withheld: The same of hospitals whose buffer may not leave; they are not asked for it again.
         keys: The public half of each hospital's keys.
         models: All models that travel, by a name of their own: the lineage, or for FedAvg's copies
             of one lineage the hospital.

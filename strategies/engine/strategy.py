@@ -34,6 +34,8 @@ class Strategy(ABC):
         waits: A hop ends when all its visits have. Without, the method plans again after each
             delivery, and says itself when a round is `over`.
         buffer_size: Synthetic images that each hospital renders before the first hop.
+        needs_own_buffer: A hospital takes no part if its buffer may not leave; else it does so
+            without one.
         enrols_by_plan: Hospitals may join and leave as the setting `enrolment` plans it.
         needs_rounds: Why its models have to move in rounds (`HandsOn` is for others).
     """
@@ -45,6 +47,7 @@ class Strategy(ABC):
     tests_every_visit = False
     waits = True
     buffer_size = 0
+    needs_own_buffer = False
     enrols_by_plan = False
     needs_rounds = "its models move in rounds"
 

@@ -203,8 +203,8 @@ def learnt_nothing() -> FakeRun:
 
 
 def handed_on_with_images() -> FakeRun:
-    """FedER: at wien the check failed."""
-    events = ring(NAMES[:2], 4)
+    """FedER: at wien the check failed, and it takes part without a buffer."""
+    events = ring(NAMES, 4)
     events[:2] = [replace(e, metrics={**e.metrics, **FIGURES}) for e in events[:2]]
     reason = "The synthetic images may not leave: image 3 is too near."
     events.insert(0, Event("query.prepare", 0, 0, "wien", "wien", "release", reason))

@@ -214,7 +214,8 @@ def test_privacy_is_told_in_words_with_limits_and_results():
     page = handed_on_with_images().page()
     text = text_of(page)
     assert "graz pass" in text
-    assert "wien FAIL The synthetic images may not leave: image 3 is too near." in text
+    reason = "The synthetic images may not leave: image 3 is too near."
+    assert f"wien FAIL {reason} It takes part without them." in text
     assert "55%; by chance with probability 0.2 probability at least 0.001" in text
     assert "Too near and drawn again, of all that were drawn 0.4% at most 50% pass" in text
     assert "Did the privacy loss have a part in the training? yes yes pass" in text

@@ -2,9 +2,10 @@
 
 import pytest
 
+from strategies.engine.run import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save
-from tests.fakes import CountingHospital, failing, federation, parcels_of
+from tests.fakes import CountingHospital, Withholding, failing, federation, parcels_of
 from tests.strategies import test_engine as engine
 
 
@@ -104,14 +105,55 @@ def test_a_first_parcel_without_a_buffer_is_refused():
     }
 
 
-def test_a_hospital_whose_release_is_refused_does_not_stop_the_others():
-    class Refused(CountingHospital):
-        def prepare(self, message, order):
-            return failing(message, Failure.RELEASE, "Image 3 is too near.")
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_hospital_whose_buffer_may_not_leave_hands_on_its_model_alone(asynchronous):
+    hospital = Withholding("h2")
+    state, ledger, grid = run(federation(3, h2=hospital), asynchronous=asynchronous)
+    assert sorted(parcels_of(state)) == ["h0", "h1", "h2"]
+    prepared = [e.outcome for e in ledger.of("query.prepare") if e.hospital == "h2"]
+    assert prepared == ["release", "ok"]
+    for *_, source, message in visits(grid):
+        order = message.content["order"]
+        own = source in (None, order["hospital"])
+        assert len(order["replay"]) == (source != "h2" and not own)
+    assert ["h0"] in hospital.replayed
 
-    state, ledger, _ = run(federation(3, h2=Refused("h2")), rounds=2)
+
+@pytest.mark.parametrize("overrides", [{}, {"asynchronous": True}])
+def test_a_hospital_that_would_train_on_its_buffer_takes_no_part_without_one(overrides):
+    overrides["feder__variant"] = "synthetic-only"
+    state, ledger, _ = run(federation(3, h2=Withholding("h2")), rounds=3, **overrides)
     assert sorted(parcels_of(state)) == ["h0", "h1"]
     assert [e.outcome for e in ledger.of("query.prepare")].count("release") == 1
+
+
+@pytest.mark.parametrize("strategy", ["feder", "centralized"])
+def test_buffers_of_which_none_may_leave_end_the_run(strategy):
+    handlers = federation(2, h0=Withholding("h0"), h1=Withholding("h1"))
+    with pytest.raises(RunError, match=r"No hospital has synthetic images .* Image 3 is too near"):
+        run(handlers, strategy, centralized__data="synthetic")
+
+
+def test_training_in_one_place_takes_the_buffers_that_left():
+    handlers = federation(3, h0=Withholding("h0"))
+    run(handlers, "centralized", rounds=1, centralized__data="synthetic")
+    assert handlers[100].replayed == [["h1", "h2"]]
+
+
+def test_a_hospital_that_failed_to_prepare_without_a_buffer_is_asked_again():
+    failures = [Failure.CRASHED]
+
+    class Late(Withholding):
+        def prepare(self, message, order):
+            if failures and not order.buffer_size:
+                return failing(message, failures.pop(), "Later.")
+            return super().prepare(message, order)
+
+    hospital = Late("h2")
+    _, ledger, _ = run(federation(3, h2=hospital), rounds=2)
+    prepared = [e.outcome for e in ledger.of("query.prepare") if e.hospital == "h2"]
+    assert prepared == ["release", "crashed", "ok"]
+    assert len(hospital.replayed) == 1
 
 
 @pytest.mark.parametrize(("data", "replayed"), [("real", []), ("both", ["h0", "h1", "h2"])])
