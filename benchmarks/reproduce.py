@@ -576,9 +576,11 @@ def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
     for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
         summary = read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
-        same = wanted.items() <= config.items() and len(summary["hospitals"]) == row.hospitals
-        meant = "completed with failures" if _reasons(summary) == [AWAY] else "completed"
-        if same and summary["status"] == (meant if row.losses != NONE else "completed"):
+        same = wanted.items() <= config.items() and len(summary["data"]) == row.hospitals
+        # A buffer that may not leave is a result as well: its hospital takes part without one.
+        failed = {each["reason"] for each in summary["failures"] if each["outcome"] != "release"}
+        as_meant = failed == ({AWAY} if row.losses != NONE else set())
+        if same and as_meant and summary["status"] != "failed":
             return path.parent
     return None
 
@@ -599,7 +601,10 @@ def render(table: Table, output: Path, command: str) -> str:
         commits |= {(result / "commit").read_text("utf-8") for result in results}
         summaries = [read_summary(result) for result in results]
         missing = f" ({len(results)} of {len(found)} runs)" if None in found else ""
-        line = [row.name + missing]
+        outcomes = [failure["outcome"] for each in summaries for failure in each["failures"]]
+        stayed = outcomes.count("release")
+        without = f" (buffers that stayed: {stayed})" if stayed else ""
+        line = [row.name + missing + without]
         for name, column in table.columns.items():
             figures = [value for summary in summaries for value in column.values(summary)]
             measured = [figure for figure in figures if figure is not None]

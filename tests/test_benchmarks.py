@@ -74,6 +74,7 @@ class Runs:
             "status": "completed",
             "failures": [],
             "hospitals": ["hospital-0", "hospital-1"],
+            "data": {"hospital-0": {}, "hospital-1": {}},
             "federation_accuracy": 0.8 - shift,
             "disagreement": 0.2,
             "accuracy_matrix": [[0.6, 0.8], [0.8, 1.0 - 2 * shift]],
@@ -395,10 +396,19 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
     for row in table.rows:
         for reason in ("boom", AWAY):
             status = "completed with failures"
-            runs = Runs(status=status, failures=[{"reason": reason}])
+            runs = Runs(status=status, failures=[{"outcome": "gone", "reason": reason}])
             run_missing(table, [row], tmp_path / reason, runs)
             lost = row.name == "alone" and reason == AWAY
             assert (completed(row, Repeat(0), tmp_path / reason) is not None) == lost
+
+
+def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_path):
+    stayed = [{"outcome": "release", "reason": "Image 3 is too near."}]
+    runs = Runs(status="completed with failures", failures=stayed)
+    assert run_missing(table, table.rows, tmp_path, runs)
+    assert "| FedER (buffers that stayed: 2) | 75.0" in render(table, tmp_path, "")
+    left_out = Runs(**runs.changes, data={"hospital-0": {}})
+    assert not run_missing(table, table.rows, tmp_path / "left-out", left_out)
 
 
 def test_losses_are_the_same_for_all_methods_and_as_many_as_they_say():
@@ -459,10 +469,13 @@ def test_what_is_completed_is_not_run_again(table, tmp_path):
     ("changes", "outcome"),
     [
         (
-            {"status": "completed with failures", "failures": [{"reason": "out of ink"}] * 2},
+            {
+                "status": "completed with failures",
+                "failures": [{"outcome": "crashed", "reason": "out of ink"}] * 2,
+            },
             "completed with failures: out of ink",
         ),
-        ({"hospitals": ["hospital-0"]}, "completed"),
+        ({"data": {"hospital-0": {}}}, "completed"),
     ],
 )
 def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
