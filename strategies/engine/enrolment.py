@@ -269,7 +269,7 @@ def without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
     refused = delivery.failure == Failure.RELEASE and order.buffer_size > 0
     if not refused or run.strategy.needs_own_buffer:
         return {}
-    log(INFO, "%s takes part without synthetic images: they may not leave it", order.hospital)
+    log(INFO, "%s prepares without synthetic images, which may not leave it", order.hospital)
     return {order.hospital: delivery.letter.node}
 
 

@@ -119,10 +119,10 @@ def test_a_hospital_whose_buffer_may_not_leave_hands_on_its_model_alone(asynchro
     assert ["h0"] in hospital.replayed
 
 
-@pytest.mark.parametrize("overrides", [{}, {"asynchronous": True}])
-def test_a_hospital_that_would_train_on_its_buffer_takes_no_part_without_one(overrides):
-    overrides["feder__variant"] = "synthetic-only"
-    state, ledger, _ = run(federation(3, h2=Withholding("h2")), rounds=3, **overrides)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_hospital_that_would_train_on_its_buffer_takes_no_part_without_one(asynchronous):
+    changes = {"feder__variant": "synthetic-only", "asynchronous": asynchronous}
+    state, ledger, _ = run(federation(3, h2=Withholding("h2")), rounds=3, **changes)
     assert sorted(parcels_of(state)) == ["h0", "h1"]
     assert [e.outcome for e in ledger.of("query.prepare")].count("release") == 1
 
