@@ -7,6 +7,7 @@ from pages import plots
 from pages.figures import Row, number, size
 from pages.page import Marked, table
 from pages.plots import Line, Span
+from pages.verdicts import objection
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 COMPARED = {
@@ -15,6 +16,16 @@ COMPARED = {
     "not shown": f"not{NO_BREAK}shown",
 }
 OF_CLASS = ("images", "right", "share right", "sensitivity", "specificity")
+
+
+def compared_cell(row: Row) -> object:
+    """Whether a model is better than the hospital's own, without praise if it is at chance."""
+    against = row["compared"] == "better" and objection(row)
+    return (
+        f"better,{NO_BREAK}not above{NO_BREAK}chance"
+        if against
+        else COMPARED.get(row["compared"], "–")
+    )
 
 
 def interval(told: Row | None, *, signed: bool = False) -> str:

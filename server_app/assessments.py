@@ -6,10 +6,10 @@ patients, so their errors are independent; the models at one hospital are tested
 so theirs count as one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from learning.intervals import Estimate, combined
 from pages.figures import Row, largest, row_of
@@ -143,12 +143,11 @@ def _patients(rows: Sequence[Row]) -> float | None:
 
 
 def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
-    """`Summary.headline`: the federation's balanced accuracy, or what hospitals hold."""
+    """`Summary.headline`: of what hospitals hold; without that, the federation's."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
-    sampled = isfinite(last.figures[f"{figure}_low"])  # then `tests` are not those of all pairs
-    if sampled or not isfinite(last.figures[figure]):
-        figure, tests = "personalized_balanced_accuracy", [row for row in tests if row["held"]]
+    if held := [row for row in tests if row["held"]]:
+        figure, tests = "personalized_balanced_accuracy", held
     if not tests or not isfinite(last.figures[figure]):
         return None
     at = {row["hospital"]: [t for t in tests if t["hospital"] == row["hospital"]] for row in tests}
@@ -162,6 +161,23 @@ def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
         "patients": _patients(largest),
         "round": last.number,
     }
+
+
+def everywhere_of(rows: Iterable[Row], figures: Mapping[str, Any]) -> Row | None:
+    """The federation's balanced accuracy, an estimate; None if it tells no more than what is held.
+
+    Args:
+        rows: `Summary.assessments`.
+        figures: Those of the round, under their names in `Summary`.
+    """
+    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    name = "federation_balanced_accuracy"
+    value, low, high = (figures[name + end] for end in ("", "_low", "_high"))
+    if not isfinite(value) or all(row["held"] for row in tests):
+        return None
+    if isfinite(low):  # estimated from a sample of all pairs
+        return {"value": value, "low": low, "high": high}
+    return mean_over_hospitals(tests, "balanced_accuracy")
 
 
 def mean_over_hospitals(rows: Iterable[Row], name: str) -> Row:

@@ -32,7 +32,7 @@ from math import isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from server_app.assessments import assess, headline_of, pool
+from server_app.assessments import assess, everywhere_of, headline_of, pool
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.over_tasks import measure as measure_over_tasks
@@ -224,7 +224,14 @@ def summarise(
         models=models,
         classes=list(classes),
         headline=headline,
-        worth=sentences(headline, rows, pooled, last.number, planned=bool(enrolment)),
+        worth=sentences(
+            headline,
+            everywhere_of(rows, last.figures),
+            rows,
+            pooled,
+            last.number,
+            {hospital for _, hospital in last.held},
+        ),
         assessments=rows,
         pooled=pooled,
         data=data_of(events, classes),

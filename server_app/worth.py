@@ -1,14 +1,25 @@
-"""What may be said of a run, in words: whether models have learnt anything, for whom, which class.
+"""What may be said of a run, in words: of what hospitals hold, then of every model everywhere.
 
-The one place that judges. The log, the report and the comparison show these sentences as they are.
-A figure is above another one only if its whole 95 % interval is.
+The log, the report and the comparison show these sentences as they are. What may be said of one
+model at one hospital, `pages.verdicts` judges.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from math import isfinite, nan
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from math import isfinite
 
-from pages.figures import RARELY, WIDE, Row, compared, number, size
+from pages.figures import RARELY, Row, compared, number, size
+from pages.verdicts import (
+    GRAVITY,
+    few_in_all,
+    few_of_a_class,
+    graver,
+    judge,
+    judge_all,
+    lowest,
+    mean_chance,
+    objection,
+    pair,
+)
 from server_app.assessments import mean_over_hospitals
 from strategies.protocol.names import some
 
@@ -17,31 +28,41 @@ ALIKE = 1.2  # times the share of each class if all have as many images: then no
 
 def sentences(
     headline: Row | None,
+    everywhere: Row | None,
     rows: Sequence[Row],
     pooled: Sequence[Row],
     round_: int,
-    *,
-    planned: bool = False,
+    holders: Collection[str],
 ) -> list[dict[str, str]]:
     """`Summary.worth`, from other parts of the summary.
 
     Args:
         headline: `Summary.headline`.
+        everywhere: Of `assessments.everywhere_of`.
         rows: `Summary.assessments`.
         pooled: `Summary.pooled`.
         round_: The last evaluated one.
-        planned: Not every hospital was to take part in every round.
+        holders: The hospitals that hold a model after it.
     """
     if headline is None:
         return [_said("run", "open", "No model was tested, or no hospital tells of it.")]
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
-    if headline["figure"].startswith("personalized"):
-        tests = [row for row in tests if row["held"]]
-    found = [_learnt(headline, tests, planned), *_largest(tests)]
+    held = [row for row in tests if row["held"]]
+    found = []
+    if held:
+        whose = "hospitals, the model that the hospital holds"
+        silent = sorted({*holders} - {row["hospital"] for row in held})
+        found.append(_beside_chance("At", whose, headline, held, silent))
+    if everywhere:
+        whose = "tested pairs of model and hospital, the model"
+        found.append(_beside_chance("Everywhere: in", whose, everywhere, tests, ()))
+    own = held or tests
+    learnt = judge_all(own) == "good"
+    found += _largest(own)
     if headline["low"] is not None:
-        learnt = found[0]["judgement"] == "good"
-        found += [*_alone(tests, round_), *_few(headline)]
-        found += [*_classes(pooled, learnt), *_hospitals(rows)]
+        found += _alone(own, round_, learnt)
+        found += [_said("run", *each) for each in (*few_in_all(headline), *few_of_a_class(own))]
+        found += [*_classes(pooled, learnt), *sorted(_hospitals(rows), key=_gravest_first)]
     return found
 
 
@@ -50,26 +71,24 @@ def _said(about: str, judgement: str, text: str, **place: str) -> dict[str, str]
     return {"about": about, **named, "judgement": judgement, "text": text}
 
 
-def _learnt(headline: Row, tests: Sequence[Row], planned: bool) -> dict[str, str]:
-    """Whether the models know more than a constant answer does."""
-    whose = (
-        "every model at every hospital" + " that was active" * planned
-        if headline["figure"].startswith("federation")
-        else "the model that each hospital holds"
-    )
-    measured = f"balanced accuracy {number(headline)}, {whose}"
-    if not isfinite(same_answer := chance(tests)):
-        return _said("run", "note", f"Measured: {measured}.")
-    same = f"{same_answer:.3f} is what always the same answer gives"
-    if headline["low"] is None:
-        text = f"Measured: {measured}; {same}. How sure that is was not measured."
-        return _said("run", "note", text)
-    if headline["low"] > same_answer:
-        return _said(
-            "run", "good", f"The models have learnt to tell classes apart: {measured}; {same}."
-        )
-    text = f"It is not shown that the models have learnt anything: {measured}; {same}."
-    return _said("run", "bad", text)
+def _beside_chance(
+    where: str, whose: str, mean: Row, rows: Sequence[Row], silent: Sequence[str]
+) -> dict[str, str]:
+    """How many models are shown to know more than a constant answer, their mean, and the worst."""
+    judgement, same, worst = judge_all(rows), mean_chance(rows), lowest(rows)
+    shown = sum(judge(row) == "good" for row in rows)
+    text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
+    if judgement == "note":
+        text = f"{where} {len(rows)} {whose} was measured, without an interval"
+    text += f": balanced accuracy {number(mean)}"
+    if len(rows) > 1:
+        text += f" on average; lowest {pair(worst)}"
+    if isfinite(same):
+        text += f". Always the same answer gives {same:.3f}"
+    if silent:
+        text += f". No figures from {some(silent)}"
+        judgement = graver(judgement, "open")
+    return _said("run", judgement, f"{text}.", hospital=worst["hospital"], model=worst["model"])
 
 
 def _largest(tests: Sequence[Row]) -> Iterator[dict[str, str]]:
@@ -83,7 +102,7 @@ def _largest(tests: Sequence[Row]) -> Iterator[dict[str, str]]:
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
     shown = number(accuracy)
     surely = accuracy["value"] if accuracy["low"] is None else accuracy["low"]
-    balanced = sum(1 / len(_told(row)) for row in told) / len(told)
+    balanced = mean_chance(told)
     if surely > share and share < ALIKE * balanced:
         return  # no class is so frequent that its share says anything
     if surely > share:
@@ -94,37 +113,30 @@ def _largest(tests: Sequence[Row]) -> Iterator[dict[str, str]]:
         yield _said("run", "bad", text)
 
 
-def _alone(tests: Sequence[Row], round_: int) -> Iterator[dict[str, str]]:
+def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str, str]]:
     """Whether hospitals gain on their own models before the first hand-off."""
-    rows = [row for row in tests if row["held"] and row["gain"]]
-    whose = "the model that a hospital holds"
-    if not rows:
-        rows = [row for row in tests if row["gain"]]
-        whose = "a model"
+    rows = [row for row in tests if row["gain"]]
     if not rows:
         return
-    gain = mean_over_hospitals(rows, "gain")
-    shown = number(gain, signed=True)
-    places = len({row["hospital"] for row in rows})
+    whose = "the model that a hospital holds" if rows[0]["held"] else "a model"
+    gain, places = mean_over_hospitals(rows, "gain"), len({row["hospital"] for row in rows})
     beside = (
-        f"{shown} in balanced accuracy, {whose} after round {round_} beside the hospital's own "
-        f"before the first hand-off, mean over {places} hospital{'s' * (places > 1)}"
+        f"{number(gain, signed=True)} in balanced accuracy, {whose} after round {round_} beside "
+        f"the hospital's own before the first hand-off, mean over {places} "
+        f"hospital{'s' * (places > 1)}"
     )
-    said = {
-        "better": ("good", f"Better than the hospitals' own models: {beside}."),
-        "worse": ("bad", f"Worse than the hospitals' own models: {beside}."),
-        "not shown": ("open", f"Not shown to be better than the hospitals' own models: {beside}."),
-    }
-    yield _said("run", *said[compared(gain)])
-
-
-def _few(headline: Row) -> Iterator[dict[str, str]]:
-    """Whether there are too few test images to see much."""
-    half = (headline["high"] - headline["low"]) / 2
-    if half > WIDE:
-        few = f"There are few test images ({size(headline)})"
-        text = f"{few}: differences below {half:.2f} do not show."
-        yield _said("run", "open", text)
+    worst = min(rows, key=lambda row: float(row["gain"]["value"]))
+    if places > 1:
+        beside += f"; lowest {number(worst['gain'], signed=True)} at {worst['hospital']}"
+    judgement, text = {
+        "better": ("good", "Better than the hospitals' own models"),
+        "worse": ("bad", "Worse than the hospitals' own models"),
+        "not shown": ("open", "Not shown to be better than the hospitals' own models"),
+    }[compared(gain)]
+    if not learnt or any(row["compared"] == "worse" for row in rows):
+        judgement = graver(judgement, "note")
+    place = {"hospital": worst["hospital"], "model": worst["model"]}
+    yield _said("run", judgement, f"{text}: {beside}.", **place)
 
 
 def _classes(pooled: Sequence[Row], learnt: bool) -> Iterator[dict[str, str]]:
@@ -133,6 +145,7 @@ def _classes(pooled: Sequence[Row], learnt: bool) -> Iterator[dict[str, str]]:
     Models that have learnt nothing find each class rarely, as is said already.
     """
     models = [row for row in pooled if row["kind"] == "model"]
+    several = len(models) > 1
     for each in zip(*(row["classes"] for row in models), strict=True):
         told = [row for row in each if row["recall"] and row["recall"]["low"] is not None]
         if not told or len(told) < len(models):
@@ -141,10 +154,12 @@ def _classes(pooled: Sequence[Row], learnt: bool) -> Iterator[dict[str, str]]:
         name, images = best["name"], size(best)
         if best["recall"]["value"] == 0:
             most = max(row["recall"]["high"] for row in told)
-            text = f"No model finds '{name}': 0 of {images} (at most {most:.0%} of such images)."
+            none = "No model finds" if several else "The model does not find"
+            text = f"{none} '{name}': 0 of {images} (at most {most:.0%} of such images)."
         elif learnt and best["recall"]["high"] < RARELY:
             share = number(best["recall"])
-            text = f"All models miss most of '{name}': the best finds {share} of {images}."
+            who, finder = ("All models miss", "the best") if several else ("The model misses", "it")
+            text = f"{who} most of '{name}': {finder} finds {share} of {images}."
         else:
             continue
         yield _said("class", "bad", text + _operating(told), **{"class": name})
@@ -184,6 +199,9 @@ def _hospitals(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
                 f"{number(own['balanced_accuracy'])}, the difference is "
                 f"{number(row['gain'], signed=True)}."
             )
+        if against := objection(row):
+            text += f" {against}"
+            judgement = graver(judgement, judge(row))
         if missed := [
             f"'{each['name']}'"
             for each in row["classes"]
@@ -194,17 +212,8 @@ def _hospitals(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
         yield _said("hospital", judgement, text, hospital=hospital, model=row["model"])
 
 
-def chance(rows: Iterable[Row]) -> float:
-    """The balanced accuracy of always the same answer, mean over rows; NaN if nobody can say.
-
-    It is one over the number of classes that a hospital tests on.
-    """
-    chances = [1 / len(told) for row in rows if (told := _told(row))]
-    return sum(chances) / len(chances) if chances else nan
-
-
-def _told(row: Row) -> list[Any]:
-    return [each for each in row["classes"] if each["images"]]
+def _gravest_first(said: dict[str, str]) -> tuple[int, str]:
+    return -GRAVITY.index(said["judgement"]), said["hospital"]
 
 
 def texts(worth: Iterable[dict[str, str]], *about: str) -> list[str]:

@@ -16,6 +16,7 @@ from datetime import datetime
 from flwr.common.config import flatten_dict
 
 from pages.page import document, heading, notice, paragraph
+from pages.verdicts import mean_chance
 from server_app.report import (
     embeddings,
     method,
@@ -26,7 +27,6 @@ from server_app.report import (
     worth,
 )
 from server_app.summary import Summary
-from server_app.worth import chance
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.registry import STRATEGIES
@@ -58,8 +58,10 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))
     tests = [row for row in summary.assessments if row["kind"] == "model"]
-    chances = {h: chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals}
-    chances[""] = chance(tests)
+    chances = {
+        h: mean_chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals
+    }
+    chances[""] = mean_chance(tests)
     sections = {
         worth.TITLE: worth.part(summary, chances),
         worth.DATA: worth.data(summary),

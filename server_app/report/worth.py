@@ -3,16 +3,16 @@
 What is judged, `Summary.worth` has judged, in its own words; here are figures and what they mean.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pages import plots
 from pages.figures import size
 from pages.figures_view import (
-    COMPARED,
     OF_CLASS,
     class_row,
     commonest,
+    compared_cell,
     confusion,
     interval,
     reliability,
@@ -31,6 +31,8 @@ from pages.page import (
     table,
 )
 from pages.plots import Row
+from pages.verdicts import chance, lowest, mean_chance
+from server_app.assessments import everywhere_of
 from server_app.summary import Summary
 
 TITLE = "What the models are worth"
@@ -46,8 +48,9 @@ Told = dict[str, Any]  # a row of the summary
 
 def part(summary: Summary, chances: Mapping[str, float]) -> str:
     """The section; it says so where nothing was measured."""
-    own, alone = _held(summary), _of_kind(summary, "standalone")
-    parts = [_said(summary, "run"), *_headline(summary, chances[""])]
+    own = {row["hospital"]: row for row in _of_kind(summary, "model") if row["held"]}
+    alone = {row["hospital"]: row for row in _of_kind(summary, "standalone")}
+    parts = [_said(summary, "run"), *_headline(summary)]
     parts += _alone(summary, own, alone, chances)
     parts += _classes(summary, own)
     parts += [*_all(summary), *_probabilities(summary, own)]
@@ -98,22 +101,38 @@ def data(summary: Summary) -> str:
     )
 
 
-def _headline(summary: Summary, chance: float) -> Iterator[str]:
+def _headline(summary: Summary) -> Iterator[str]:
+    """What hospitals hold and what all models are everywhere, each with its worst case."""
     first = summary.headline
     if first is None:
         return
     value, _, within = interval(first).partition(" ")
-    models = "each model" if first["models"] > 1 else "the model"
-    where = "at each hospital" if "federation" in first["figure"] else "at the hospital that has it"
+    tests = _of_kind(summary, "model")
+    held = [row for row in tests if row["held"]] or tests
+    everywhere = everywhere_of(summary.assessments, vars(summary))
+    rows = [*_mean_and_lowest("the models that hospitals hold", first, held)]
+    rows += _mean_and_lowest("every model at every hospital", everywhere, tests)
     yield figure(
-        f"Balanced accuracy of {models} {where}, averaged; on {size(first)}, after round "
-        f"{first['round']}. It is the share of a class's images that are answered right, "
-        "averaged over the classes, so that a rare class counts as much as a common one. "
-        f"Always the same answer gives {shown(chance)}, and 1 is perfect. In brackets a 95 % "
-        "interval: how far the figure depends on which patients happened to be tested.",
+        "Balanced accuracy of the model that a hospital holds, on its own test images, averaged "
+        f"over hospitals; on {size(first)}, after round {first['round']}. It is the share of a "
+        "class's images that are answered right, averaged over the classes, so that a rare class "
+        f"counts as much as a common one. Always the same answer gives {shown(mean_chance(held))}, "
+        "and 1 is perfect. In brackets a 95 % interval: how far the figure depends on which "
+        "patients happened to be tested. Below it the worst model.",
         f'<p class="headline"><b>{value}</b> {within}</p>\n',
-        plots.spans("Balanced accuracy of the run", [Row("", [span(first)], chance)]),
+        plots.spans("Balanced accuracy of the run", rows),
     )
+
+
+def _mean_and_lowest(name: str, mean: Told | None, tests: Sequence[Told]) -> Iterator[Row]:
+    """The mean over models at hospitals, and the one that is least above chance."""
+    if mean is None:
+        return
+    yield Row(f"Mean of {name}", [span(mean)], mean_chance(tests))
+    if len(tests) > 1:
+        worst = lowest(tests)
+        label = f"Lowest: '{worst['model']}' at {worst['hospital']}"
+        yield Row(label, [span(worst["balanced_accuracy"])], chance(worst))
 
 
 def _alone(
@@ -125,7 +144,9 @@ def _alone(
     """Each hospital's own model before the first hand-off, and the one that it ends with."""
     if not own:
         return
-    yield heading("Is it better than staying alone?", 3)
+    compares = bool(alone) or any(row["gain"] for row in own.values())
+    title = "Is it better than staying alone?" if compares else "What each hospital holds"
+    yield heading(title, 3)
     yield _said(summary, "hospital")
     names = ["the hospital's own model, before the first hand-off"] * bool(alone)
     names.append("the model that it holds after the run")
@@ -137,8 +158,12 @@ def _alone(
             spans.insert(0, span(first["balanced_accuracy"] if first else None))
         rows.append(Row(hospital, spans, chances[hospital]))
     drawn = plots.spans("Balanced accuracy by hospital", rows, names, CHANCE)
+    caption = "Balanced accuracy on each hospital's own test images, with 95 % intervals."
+    if not compares:
+        yield figure(f"{caption} Nothing was handed on: there is no gain to tell.", drawn)
+        return
     yield figure(
-        "Balanced accuracy on each hospital's own test images, with 95 % intervals. The table "
+        f"{caption} The table "
         "has the difference of the two on the same images; if its interval has 0 in it, no "
         "difference is shown. The hospital's own model was trained for one visit: a hospital that "
         "trains alone for longer may get further, as a run with the strategy standalone shows.",
@@ -150,7 +175,7 @@ def _alone(
             interval(alone[hospital]["balanced_accuracy"]) if hospital in alone else None,
             interval(row["balanced_accuracy"]),
             interval(row["gain"], signed=True),
-            COMPARED.get(row["compared"], "–"),
+            compared_cell(row),
             tested(row),
         ]
         for hospital, row in own.items()
@@ -269,14 +294,10 @@ def _said(summary: Summary, about: str) -> str:
     return judged(said[:SAID]) + (folded(f"{len(said) - SAID} more", more) if more else "")
 
 
-def _held(summary: Summary) -> dict[str, Told]:
-    """By hospital, what is known of the model that it holds."""
-    rows = [row for row in summary.assessments if row["kind"] == "model" and row["held"]]
-    return {row["hospital"]: row for row in sorted(rows, key=lambda row: str(row["hospital"]))}
-
-
-def _of_kind(summary: Summary, kind: str) -> dict[str, Told]:
-    return {row["hospital"]: row for row in summary.assessments if row["kind"] == kind}
+def _of_kind(summary: Summary, kind: str) -> list[Told]:
+    """The rows of a kind that have a figure, by hospital."""
+    rows = [row for row in summary.assessments if row["kind"] == kind and row["balanced_accuracy"]]
+    return sorted(rows, key=lambda row: str(row["hospital"]))
 
 
 def _fold(rows: int, title: str, markup: str) -> str:

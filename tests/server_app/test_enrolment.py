@@ -92,13 +92,13 @@ def test_the_report_shows_the_plan_in_words():
     assert "Empty: was not asked; who is, was planned (“Over the tasks”)." in text
     assert "none missed a visit" in text
     assert not re.search(r"Failures|failed", text)
-    assert "every model at every hospital that was active; " in text
+    assert "At 1 of 2 hospitals, the model that the hospital holds is shown" in text
 
 
 def test_without_a_plan_nothing_is_said_of_one():
     text = text_of(one_average().page())
     assert not re.search("planned|Over the tasks", text)
-    assert "every model at every hospital; " in text
+    assert "At 1 of 3 hospitals, the model that the hospital holds is shown" in text
 
 
 def test_of_many_hospitals_the_plan_is_folded():

@@ -4,6 +4,8 @@ from dataclasses import asdict
 
 import pytest
 
+from pages.figures_view import compared_cell
+from pages.page import Marked
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
 from strategies.engine.events import Event
@@ -71,8 +73,8 @@ def test_the_headline_has_an_interval_over_hospitals():
     summary = summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.7)))
     headline = summary.headline
     assert headline is not None
-    assert headline["figure"] == "federation_balanced_accuracy"
-    assert headline["value"] == summary.federation_balanced_accuracy == pytest.approx(0.75)
+    assert headline["figure"] == "personalized_balanced_accuracy"
+    assert headline["value"] == summary.personalized_balanced_accuracy == pytest.approx(0.75)
     half = 0.05 / 2**0.5
     assert (headline["low"], headline["high"]) == pytest.approx((0.75 - half, 0.75 + half))
     assert (headline["images"], headline["patients"], headline["models"]) == (200, None, 2)
@@ -87,10 +89,10 @@ def test_a_model_that_always_says_the_same_is_called_that():
     summary = summary_of(dict.fromkeys(EVERYWHERE, always))
     run = said(summary)
     assert run[0][0] == "bad"
-    assert "not shown that the models have learnt" in run[0][1]
-    assert run[1][0] == "bad"
-    assert "Accuracy 0.800" in run[1][1]
-    assert "no better than always answering 'benign' (0.800)" in run[1][1]
+    assert run[0][1].startswith("At 0 of 2 hospitals, the model that the hospital holds is shown")
+    assert run[2][0] == "bad"
+    assert "Accuracy 0.800" in run[2][1]
+    assert "no better than always answering 'benign' (0.800)" in run[2][1]
     [(judgement, text)] = said(summary, "class")
     assert judgement == "bad"
     assert text.startswith("No model finds 'melanoma': 0 of 40 images")
@@ -140,6 +142,81 @@ def test_few_images_are_said_to_be_few():
     assert any("few test images (24 images)" in text for _, text in said(summary))
 
 
+def test_what_hospitals_hold_comes_first_and_everything_else_second():
+    """Each model is inverted at the other hospital: .393 everywhere, and well where it is held."""
+    away = told(0.2, 0.1) | {"auroc": 0.286, "auroc-low": 0.2, "auroc-high": 0.37}
+    tests = {pair: told(0.7, 0.6) if pair[0] == pair[1] else away for pair in EVERYWHERE}
+    summary = summary_of(tests)
+    (home, at_home), (away_from_home, everywhere), *_ = said(summary)
+    assert home == "good"
+    assert at_home.startswith("At 2 of 2 hospitals, the model that the hospital holds is shown to")
+    assert "balanced accuracy 0.650 (0.615 to 0.685) on average" in at_home
+    assert away_from_home == "bad"
+    assert everywhere.startswith("Everywhere: in 2 of 4 tested pairs of model and hospital")
+    assert "balanced accuracy 0.400" in everywhere
+    assert "lowest 0.150 (0.100 to 0.200), 'A' at B, where it is inverted" in everywhere
+    assert "(AUROC 0.286 (0.200 to 0.370))" in everywhere
+
+
+@pytest.mark.parametrize("held", [(0.5, 0.5), (0.52, 0.5), (0.3, 0.3)])
+@pytest.mark.parametrize("gain", [0.2, None])
+def test_nothing_of_the_run_is_good_while_a_held_model_is_at_chance(held, gain):
+    """B's own model at B; the other three pairs, and the means, are far above chance."""
+    tests = dict.fromkeys(EVERYWHERE, told(0.95, 0.9, gain=gain))
+    benign, melanoma = held
+    summary = summary_of({**tests, ("B", "B"): told(benign, melanoma, gain=gain)})
+    assert "good" not in [kind for kind, _ in said(summary)]
+    kind, text = said(summary, "hospital")[0]  # the gravest comes first
+    assert text.startswith("B holds a model")
+    assert kind in ("open", "bad")
+    first = summary.worth[0]
+    assert (first["hospital"], first["model"]) == ("B", "B")
+    assert first["text"].startswith("At 1 of 2 hospitals")
+    (row,) = [row for row in summary.assessments if row["model"] == row["hospital"] == "B"]
+    assert not isinstance(compared_cell(row), Marked)
+
+
+def test_an_inverted_model_is_never_praised():
+    """Balanced accuracy above chance, and an AUROC that is wholly below 0.5."""
+    inverted = told(0.9, 0.8, gain=0.3) | {"auroc": 0.3, "auroc-low": 0.2, "auroc-high": 0.4}
+    summary = summary_of(dict.fromkeys(EVERYWHERE, inverted))
+    assert {each["judgement"] for each in summary.worth if each["about"] != "class"} <= {
+        "bad",
+        "note",
+    }
+    assert all("It is inverted there: AUROC 0.300" in text for _, text in said(summary, "hospital"))
+
+
+def test_a_gain_on_average_does_not_hide_who_loses():
+    tests = dict.fromkeys(EVERYWHERE, told(0.9, 0.8, gain=0.4))
+    summary = summary_of({**tests, ("B", "B"): told(0.8, 0.7, gain=-0.1)})
+    ((kind, text),) = [each for each in said(summary) if "own models" in each[1]]
+    assert kind == "note"
+    assert text.startswith("Better than the hospitals' own models: +0.150")
+    assert text.endswith("lowest -0.100 (-0.150 to -0.050) at B.")
+
+
+def test_a_hospital_that_tells_nothing_is_named():
+    summary = summary_of({("A", "A"): told(0.9, 0.8), ("B", "B"): {}})
+    kind, text = said(summary)[0]
+    assert kind == "open"
+    assert text.startswith("At 1 of 2 hospitals")
+    assert text.endswith("No figures from B.")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said_of"),
+    [((455, 5), "5 images of 'melanoma' at A"), ((437, 23), "23 images of 'melanoma' at A")],
+)
+def test_a_class_of_few_test_images_is_named_with_its_hospital(sizes, said_of):
+    """One image of five is worth a tenth of the mean over two classes."""
+    tests = {("A", "A"): told(0.9, 0.8, sizes=sizes), ("B", "B"): told(0.9, 0.8, sizes=(80, 40))}
+    (few,) = [text for _, text in said(summary_of(tests)) if text.startswith("Classes with few")]
+    assert f"Classes with few test images: {said_of}. One image" in few
+    assert f"moves the balanced accuracy there by {1 / sizes[1] / 2:.3f}" in few
+    assert few.endswith("the share that is right is 0.800 (0.750 to 0.850).")
+
+
 def test_without_details_there_are_figures_without_intervals():
     """A run that ended before its last round."""
     figures = {"accuracy": 0.8, "balanced-accuracy": 0.5, "num-examples": 100}
@@ -153,7 +230,7 @@ def test_without_details_there_are_figures_without_intervals():
         [],
         None,
     )
-    assert [kind for kind, _ in said(summary)] == ["note"]
+    assert [kind for kind, _ in said(summary)] == ["note", "note"]
 
 
 def test_hospitals_that_tell_nothing_leave_no_hole():
