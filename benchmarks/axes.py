@@ -110,7 +110,7 @@ def digits(file: Path, images: int, classes: int) -> list[Any]:
 
 def _photographs(folder: Path) -> list[Any]:
     """For each hospital, training and test images of some lesions, with their labels."""
-    with (folder / "manifest.csv").open(encoding="utf-8") as file:
+    with (folder / "manifest.csv").open(encoding="utf-8-sig") as file:
         rows = list(csv.DictReader(file))
     lesions = sorted({row["lesion_id"] for row in rows})
     drawn = rng_for(0, "lesions").permutation(len(lesions))

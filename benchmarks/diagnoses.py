@@ -34,7 +34,7 @@ def relabel(manifest: Path, to: Path) -> None:
     (to / "images").mkdir(parents=True, exist_ok=True)
     for image in (manifest.parent / "images").iterdir():
         shutil.copyfile(image, to / "images" / image.name)
-    with manifest.open(encoding="utf-8", newline="") as stream:
+    with manifest.open(encoding="utf-8-sig", newline="") as stream:
         rows = list(csv.DictReader(stream))
     with (to / "manifest.csv").open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, rows[0].keys())

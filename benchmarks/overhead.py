@@ -29,6 +29,7 @@ from client_app.datasets import LocalData, open_data
 from learning.models import Architecture
 from learning.samples import Samples
 from server_app.workers import Workers
+from strategies.protocol.files import read_by_hand
 from strategies.protocol.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
@@ -127,7 +128,7 @@ def test(model: nn.Module, own: LocalData) -> None:
 def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     """Train a model per hospital, and test all models at each after every round."""
     torch.set_num_threads(1)
-    settings = Settings.parse(flatten_dict(tomllib.loads(config.read_text())))
+    settings = Settings.parse(flatten_dict(tomllib.loads(read_by_hand(config))))
     data, architecture = opened(settings, hospitals)
     models = [architecture.build() for _ in data]
     torch.optim.Adam(models[0].parameters())  # the first one of a process imports for seconds

@@ -55,6 +55,7 @@ from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
 from server_app.workers import Workers
+from strategies.protocol.files import read_by_hand
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import strategy_of
 
@@ -256,7 +257,7 @@ def described_by(name: str | None, vary: Sequence[str] = ()) -> dict[str, Any]:
 def _read(name: str) -> dict[str, Any]:
     path = TABLES.get(name, Path(name).expanduser())
     try:
-        described = tomllib.loads(path.read_text(encoding="utf-8"))
+        described = tomllib.loads(read_by_hand(path))
     except OSError as error:
         near = get_close_matches(name, TABLES, n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(TABLES))}."

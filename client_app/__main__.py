@@ -7,8 +7,6 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from flwr.common.config import parse_config_args
-
 from client_app import ledger_view
 from client_app.afterwards.commands import add_commands
 from client_app.identity import Identity
@@ -17,6 +15,7 @@ from client_app.members import add_member, member_line, read_members, remove_mem
 from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
+from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import Settings, SettingsError, merged
 
 
@@ -191,9 +190,9 @@ def _run_config(text: str | None) -> dict[str, object]:
     """The default settings with the changes that `--run-config` names.
 
     Raises:
-        SettingsError: There is no setting of a name.
+        SettingsError: They cannot be read, or there is no setting of a name.
     """
-    return merged(parse_config_args([text] if text else None))
+    return merged(changes_of([text] if text else []))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 
 from client_app.identity import Identity, Member
 from client_app.store import Store, own_draft
+from strategies.protocol.files import read_by_hand
 from strategies.protocol.names import check_name
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError
@@ -159,11 +160,13 @@ def _member(name: str, key: object) -> Member:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
+        return read_by_hand(path)
+    except OSError as error:
         raise SettingsError(
             f"The hospital's file of members cannot be read ({type(error).__name__})."
         ) from error
+    except ValueError as error:
+        raise SettingsError(f"The hospital's file of members cannot be read: {error}") from error
 
 
 def _parse(text: str) -> dict[str, Member]:

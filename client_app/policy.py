@@ -15,6 +15,7 @@ from typing import Any
 from client_app.presets import most_iterations
 from strategies.protocol.code import code_hash
 from strategies.protocol.embeddings import PARTS
+from strategies.protocol.files import read_by_hand
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings, SettingsError, read_section, require
@@ -379,7 +380,7 @@ def uphold(ruling: Ruling) -> None:
 def _rules(path: Path) -> dict[str, Any]:
     """The rules in a file, as "table.name"."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(read_by_hand(path))
     except (OSError, ValueError) as error:
         raise SettingsError(f"The policy {path} cannot be read: {error}") from error
     rules: dict[str, Any] = {}

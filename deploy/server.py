@@ -205,7 +205,8 @@ def _check(run_config: str | None) -> None:
     Raises:
         DeployError: Names the setting.
     """
-    from server_app.check import changes_of, check  # takes a second
+    from server_app.check import check  # takes a second
+    from strategies.protocol.run_config import changes_of
     from strategies.protocol.settings import SettingsError, merged
 
     try:

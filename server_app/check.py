@@ -9,13 +9,10 @@ they enrol. Without torch, whose import takes seconds, unless a model is one of 
 
 import argparse
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from flwr.common.config import flatten_dict
 
 from client_app.presets import fitted_preset
 from learning.settings import TABLES
@@ -26,6 +23,7 @@ from strategies.engine.in_order import read_turns
 from strategies.engine.strategy import Strategy
 from strategies.protocol.classes import outputs
 from strategies.protocol.may_leave import OWN_FILES
+from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
 
@@ -43,8 +41,6 @@ SMALL_MODELS = {
     *("mlp", "cnn", "ebr", "vee", "rotation-mlp", "rotation-cnn", "rotation-resnet18"),
     *("ser-cnn", "ser-resnet18"),
 }
-# As Flower finds the settings in a text.
-_PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
 
 def add_command(commands: Any) -> None:
@@ -65,39 +61,6 @@ def _command(arguments: argparse.Namespace) -> None:
         f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "
         "images, their classes, and what they allow."
     )
-
-
-def changes_of(texts: Sequence[str]) -> dict[str, Any]:
-    """The settings that `--run-config` changes, read as Flower reads them.
-
-    Args:
-        texts: Settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
-
-    Raises:
-        SettingsError: They cannot be read. Flower passes over what is not written key=value.
-    """
-    files = [text for text in texts if text.endswith(".toml")]
-    if files and len(texts) > 1:
-        raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
-    try:
-        text = Path(files[0]).expanduser().read_text("utf-8") if files else _toml(" ".join(texts))
-        return dict(flatten_dict(tomllib.loads(text)))
-    except OSError as error:
-        raise SettingsError(f"--run-config names {files[0]}, which cannot be read.") from error
-    except ValueError as error:
-        raise SettingsError(f"--run-config cannot be read: {error}") from error
-
-
-def _toml(text: str) -> str:
-    """Settings between spaces as lines of TOML."""
-    for key, value in _PAIR.findall(text):
-        try:
-            tomllib.loads(f"{key} = {value}")
-        except tomllib.TOMLDecodeError:
-            raise ValueError(f"{key}={value} (a text needs quotes: {key}='{value}').") from None
-    if rest := _PAIR.sub("", text).strip():
-        raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
-    return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))
 
 
 def check(

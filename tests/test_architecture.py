@@ -68,7 +68,7 @@ ALLOWED = {
     "deploy": {
         *("cryptography", "sklearn", "PIL", "server_app.check"),
         *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.names"),
-        "strategies.protocol.settings",
+        *("strategies.protocol.run_config", "strategies.protocol.settings"),
     },
 }
 PACKAGES = [package for package in ALLOWED if "/" not in package]

@@ -13,8 +13,9 @@ import pytest
 from nbclient import NotebookClient
 
 from benchmarks.reproduce import checked, described_by, run_missing
-from server_app.check import changes_of, check
+from server_app.check import check
 from strategies.engine.courier import Courier
+from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import defaults, merged
 from tests.fakes import context, run_here
 

@@ -18,7 +18,6 @@ patient of the same name in another class is the same patient.
 Other columns are ignored. Nothing is dropped: what cannot be used is listed with the reason.
 """
 
-import csv
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from client_app.datasets.files import is_image
 from client_app.errors import DataError
+from strategies.protocol.files import read_table
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
 OPTIONAL = ("split", "site", "slice", "task")
@@ -200,17 +200,12 @@ def _table(
     The header maps each known name to its column, and "" to the number of columns.
     """
     try:
-        with manifest.open(encoding="utf-8-sig", newline="") as stream:
-            # Not csv.Sniffer, which may take a letter of the texts for the delimiter.
-            delimiter = max(",;\t|", key=stream.readline().count)
-            stream.seek(0)
-            reader = csv.reader(stream, delimiter=delimiter, strict=True)
-            rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise DataError(
-            f"The hospital's manifest cannot be read as a CSV file ({type(error).__name__}): save "
-            "it as CSV in UTF-8."
-        ) from error
+        rows = read_table(manifest)
+    except OSError as error:
+        text = f"The hospital's manifest cannot be read ({type(error).__name__})."
+        raise DataError(text) from error
+    except ValueError as error:
+        raise DataError(f"The hospital's manifest cannot be read: {error}") from error
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
     # Errors do not quote this row: if the header is missing, it is the row of a patient.

@@ -5,11 +5,11 @@ and what it has sent stays; or it has not joined yet. The figure's numbers are l
 hospitals as tasks, S2 has one less in each task, S3 one more, and S4 one alone.
 """
 
-import csv
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from strategies.protocol.files import read_table
 from strategies.protocol.settings import Settings, SettingsError
 
 ACTIVE, LEFT, NOT_YET = "active", "left", "not-yet"
@@ -63,11 +63,10 @@ def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: i
 def _read(path: Path, tasks: int) -> dict[str, list[str]]:
     """The table of a CSV file: a line for each hospital, its name and what it is in each task."""
     try:
-        text = path.read_text(encoding="utf-8")
-        rows = [row for row in csv.reader(text.splitlines()) if row]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise SettingsError(f"The table 'enrolment' cannot be read: {error}.") from error
-    table = {name.strip(): [state.strip() for state in states] for name, *states in rows}
+        rows = read_table(path)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"The table 'enrolment' cannot be read: {error}") from error
+    table = {name.strip(): [state.strip() for state in states] for _, (name, *states) in rows}
     for name, states in table.items():
         order = [NOT_YET, ACTIVE, LEFT]
         if len(states) != tasks or not set(states) <= {*order}:

@@ -1,6 +1,10 @@
-"""Files that are whole or not there at all, wherever the process is killed."""
+"""Files that are whole or not there at all, wherever the process is killed; and those of people."""
 
+import codecs
+import csv
+import io
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,3 +39,40 @@ def make_private(folder: Path) -> None:
         each.mkdir(mode=0o700, exist_ok=True)
     if new:
         (new[-1] / ".gitignore").write_text("*\n", encoding="utf-8")
+
+
+def read_by_hand(path: Path) -> str:
+    """The text of a file that people write: UTF-8, with or without a byte order mark.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is in another encoding; says what to do.
+    """
+    try:
+        return path.read_text("utf-8-sig")  # editors on Windows begin a file with such a mark
+    except UnicodeDecodeError as error:
+        wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"
+        raise ValueError(f"the file is {name}: save it as UTF-8.") from None
+
+
+def read_table(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file that are not empty, with the numbers of their last lines, from 1.
+
+    As spreadsheets write them in any country: its columns are separated by `,`, `;`, `|` or tabs.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no such file in UTF-8; names the line, and quotes nothing of it.
+    """
+    text = read_by_hand(path)
+    first = next(filter(str.strip, text.splitlines()), "")
+    # Not csv.Sniffer, which may take a letter of the texts for the delimiter.
+    named = re.fullmatch(r'"?sep=([,;\t|])"?', first.strip(" "))  # a line for Excel
+    delimiter = named[1] if named else max(",;\t|", key=first.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    try:
+        rows = [(reader.line_num, row) for row in reader if any(map(str.strip, row))]
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} is not that of a CSV file ({error}).") from error
+    return rows[1:] if named else rows

@@ -207,8 +207,8 @@ def test_files_are_listed_without_links_in_their_paths(manifest, tmp_path):
         ("meier.png,a\n1.png,a\n", "names 2 columns, and 'image' 0 times"),
         ("image,label,Label\nmeier.png,a,b\n", "names 3 columns, and 'label' 2 times"),
         ("image label\nmeier.png a\n", "names 1 columns, and 'image' 0 times"),
-        ('image,label\n"meier.png,a\n', r"cannot be read as a CSV file \(Error\)"),
-        ('image,label\n"meier.png"x,a\n', r"cannot be read as a CSV file \(Error\)"),
+        ('image,label\n"meier.png,a\n', "cannot be read: line 2 is not that of a CSV file"),
+        ('image,label\n"meier.png"x,a\n', "cannot be read: line 2 is not that of a CSV file"),
     ],
 )
 def test_manifests_that_cannot_be_read(text, message, manifest):
@@ -220,9 +220,7 @@ def test_manifests_that_cannot_be_read(text, message, manifest):
 def test_other_encodings_are_refused(manifest):
     folder = manifest("image,label\nmeier.png,größer\n", "latin-1")
 
-    with pytest.raises(
-        DataError, match=r"\(UnicodeDecodeError\): save it as CSV in UTF-8"
-    ) as error:
+    with pytest.raises(DataError, match="is not in UTF-8: save it as UTF-8") as error:
         list_manifest(str(folder))
     assert "meier" not in str(error.value)
     assert "krankenhaus" not in str(error.value)
@@ -235,7 +233,7 @@ def test_a_manifest_that_may_not_be_read_is_refused(manifest, monkeypatch):
         raise PermissionError(13, "Permission denied", str(folder / "manifest.csv"))
 
     monkeypatch.setattr("pathlib.Path.open", refuse)
-    with pytest.raises(DataError, match=r"cannot be read .* \(PermissionError\)") as error:
+    with pytest.raises(DataError, match=r"cannot be read \(PermissionError\)") as error:
         list_manifest(str(folder))
     assert "krankenhaus" not in str(error.value)
 

@@ -13,8 +13,9 @@ from learning.learners import LEARNERS
 from learning.models import MODELS
 from learning.settings import TABLES
 from server_app import check as module
-from server_app.check import changes_of, check
+from server_app.check import check
 from server_app.results import Results
+from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import SettingsError, defaults, merged
 from strategies.registry import STRATEGIES
 from tests.fakes import NETWORKS, settings, write_archive

@@ -1,0 +1,59 @@
+"""The settings that a command line changes, read as Flower reads them."""
+
+import codecs
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from strategies.protocol.files import read_by_hand
+from strategies.protocol.settings import SettingsError
+
+# As Flower finds the settings in a text.
+_PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
+
+
+def changes_of(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings that `--run-config` changes, read as Flower reads them.
+
+    Args:
+        texts: Settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
+
+    Raises:
+        SettingsError: They cannot be read. Flower passes over what is not written key=value.
+    """
+    files = [text for text in texts if text.endswith(".toml")]
+    if files and len(texts) > 1:
+        raise SettingsError(f"--run-config takes either {files[0]} alone, or settings.")
+    from flwr.common.config import flatten_dict  # imports an HTTP client
+
+    try:
+        text = _read(Path(files[0]).expanduser()) if files else _toml(" ".join(texts))
+        return dict(flatten_dict(tomllib.loads(text)))
+    except OSError as error:
+        raise SettingsError(f"--run-config names {files[0]}, which cannot be read.") from error
+    except ValueError as error:
+        raise SettingsError(f"--run-config cannot be read: {error}") from error
+
+
+def _read(file: Path) -> str:
+    text = read_by_hand(file)
+    if file.read_bytes().startswith(codecs.BOM_UTF8):
+        raise ValueError(
+            f"{file} begins with a byte order mark (BOM), which Flower does not read: save it as "
+            "UTF-8 without one."
+        )
+    return text
+
+
+def _toml(text: str) -> str:
+    """Settings between spaces as lines of TOML."""
+    for key, value in _PAIR.findall(text):
+        try:
+            tomllib.loads(f"{key} = {value}")
+        except tomllib.TOMLDecodeError:
+            raise ValueError(f"{key}={value} (a text needs quotes: {key}='{value}').") from None
+    if rest := _PAIR.sub("", text).strip():
+        raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
+    return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))

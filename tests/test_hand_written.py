@@ -1,0 +1,106 @@
+"""Every file that people write, as editors and spreadsheets of any machine save it."""
+
+import codecs
+
+import pytest
+
+from benchmarks.reproduce import TableError, described_by
+from client_app.datasets.listing import list_manifest
+from client_app.errors import DataError
+from client_app.identity import Identity
+from client_app.members import add_member, member_line, read_members
+from client_app.policy import Policy
+from strategies.engine import presence
+from strategies.protocol.run_config import changes_of
+from strategies.protocol.settings import SettingsError
+from tests.fakes import settings
+
+
+def plan(path):
+    presence._read.cache_clear()
+    return presence.planned(
+        settings(strategy="fedavg", tasks=2, enrolment=str(path), num_server_rounds=2),
+        ["graz", "linz"],
+    )
+
+
+def listed(path):
+    (path.parent / "ä.png").touch()
+    return list_manifest(str(path)).entries
+
+
+TABLE = "title = 'ä'\nsettings = {}\nrows = [{ name = 'a' }]\n"
+FILES = {
+    "policy.toml": ("# ä\n[runs]\nmax-rounds = 7\n", Policy.read),
+    "members": ("# ä\n", read_members),
+    "enrolment.csv": ("graz,active,active\nlinz,active,left\n", plan),
+    "table.toml": (TABLE, lambda path: described_by(str(path))),
+    "run.toml": ("seed = 7\noutput-dir = '/ä'\n", lambda path: changes_of([str(path)])),
+    "manifest.csv": ("image,label\nä.png,ä\n", listed),
+}
+
+
+@pytest.fixture(params=FILES)
+def written(request, tmp_path):
+    """A file, its text, and what reads it."""
+    text, reads = FILES[request.param]
+    if request.param == "members":
+        text += member_line("graz", Identity.of("graz", tmp_path / "identity").member)
+    return tmp_path / request.param, text, reads
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", "\r\n\r\n"])
+@pytest.mark.parametrize("mark", [b"", codecs.BOM_UTF8])
+def test_a_file_says_the_same_with_a_mark_and_with_the_lines_of_windows(written, mark, end):
+    path, text, reads = written
+    path.write_text(text)
+    expected = reads(path)
+    path.write_bytes(mark + (text.replace("\n", end)).encode())
+    if mark and path.name == "run.toml":  # Flower reads this one itself, and fails
+        with pytest.raises(SettingsError, match=r"byte order mark \(BOM\).*save it as"):
+            reads(path)
+    elif path.name == "manifest.csv":
+        assert [entry.label for entry in reads(path)] == [entry.label for entry in expected]
+    else:
+        assert reads(path) == expected
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "cp1252"])
+def test_another_encoding_is_named_with_its_cure(written, encoding):
+    path, text, reads = written
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    path.write_bytes(mark + (text + "# ä\n").encode(encoding))
+    name = "not in UTF-8" if encoding == "cp1252" else "in UTF-16"
+    with pytest.raises((SettingsError, DataError, TableError), match=f"{name}.*save it as UTF-8"):
+        reads(path)
+
+
+def test_a_line_can_be_added_to_members_that_a_mark_begins(tmp_path):
+    path, (graz, linz) = (
+        tmp_path / "members",
+        (Identity.of(name, tmp_path / name).member for name in ("graz", "linz")),
+    )
+    path.write_bytes(codecs.BOM_UTF8 + member_line("graz", graz).encode())
+    add_member(path, "linz", str(linz))
+    assert read_members(path) == {"graz": graz, "linz": linz}
+
+
+@pytest.mark.parametrize("first", ["", "\n", "sep=;\n", '"sep=;"\n'])
+@pytest.mark.parametrize("last", ["", ";;\n", "\n\n"])
+def test_tables_of_a_german_excel(first, last, tmp_path):
+    path = tmp_path / "enrolment.csv"
+    path.write_text(first + '"graz";active;active\nlinz;"active";left\n' + last, "utf-8-sig")
+    assert plan(path)["linz"] == ["active", "left"]
+    path = tmp_path / "manifest.csv"
+    (tmp_path / "0,5 mm.png").touch()
+    path.write_text(first + 'image;label\n"0,5 mm.png";"a; b"\n' + last.replace(";;", ";"))
+    (entry,) = list_manifest(str(path)).entries
+    assert (entry.file.name, entry.label) == ("0,5 mm.png", "a; b")
+
+
+def test_a_line_that_is_no_csv_is_named_and_not_quoted(tmp_path):
+    path = tmp_path / "manifest.csv"
+    path.write_text('image,label\n0.png,a\nmeier.png,"x" y\n')
+    with pytest.raises(DataError, match="line 3 is not that of a CSV file") as caught:
+        list_manifest(str(path))
+    assert "meier" not in str(caught.value)
