@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +25,13 @@ import PIL.ImageCms
 import PIL.ImageOps
 from numpy.typing import NDArray
 
+from client_app.datasets.unread import RAW, format_within
+
 # Not all that Pillow knows: it hands some formats, such as EPS, to other programs.
-FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since one has two dots
     [
-        *(".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png"),
+        *(".avif", ".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png"),
         *(".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp"),
         *(".dcm", ".dicom", ".nii", ".nii.gz"),
     ]
@@ -39,6 +41,13 @@ SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since
 MAX_PIXELS = 2**26
 TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
 MAX_BYTES = 2**32  # of a file, and of a volume that it holds
+# DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
+SAMPLES = {"MONOCHROME1": 1, "MONOCHROME2": 1, "PALETTE COLOR": 1, "RGB": 3}
+SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
+# Modalities of DICOM that is no image.
+WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
+BARE = re.compile(rb"(?s)(\x02\0[\0-\x02]|\x08\0[\0-\x20])\0([A-Z]{2}|..\0\0)")
+NO_PICTURE = "is DICOM that holds no picture"
 SEVERAL = "has several frames or pages: save the one to use as a file of its own"
 
 # The libraries' warnings quote the file. Not warnings.catch_warnings: threads that leave it in
@@ -97,21 +106,20 @@ def read_file(file: Path) -> bytes:
 
 
 def is_image(file: Path) -> bool:
-    """Whether to look for an image in a file: by its name or, as a PACS exports it, by its start.
-
-    DICOMDIR is the table of contents of a CD, and begins as an image does.
-    """
-    if file.name.startswith(".") or file.name == "DICOMDIR":
-        return False
+    """Whether to look for an image in a file: by its name, or by its start as a PACS exports it."""
     if file.name.lower().endswith(tuple(SUFFIXES)):
         return True
     try:
         with _regular(file) as stream:
-            return stream.read(132)[128:] == b"DICM"
+            return _is_dicom(stream.read(132))
     except UnusableImage:
         return False
     except OSError:
         return True  # it is named when it cannot be read
+
+
+def _is_dicom(start: bytes) -> bool:
+    return start[128:132] == b"DICM" or BARE.match(start) is not None
 
 
 @contextmanager
@@ -152,8 +160,6 @@ def _refusing() -> Iterator[None]:
         yield
     except UnusableImage:
         raise
-    except PIL.UnidentifiedImageError:
-        raise UnusableImage("is no image file that can be read here") from None
     except PIL.Image.DecompressionBombError:
         raise UnusableImage(TOO_LARGE) from None
     except Exception as error:  # decoders fail in many ways, in words that quote the file
@@ -172,7 +178,7 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> _Opened:
         opened = _nifti(unzipped, start, slice_)
     elif slice_:
         raise UnusableImage("is no volume, and has no such slice")
-    elif start[128:132] == b"DICM" and not zipped:
+    elif _is_dicom(start) and not zipped:
         opened = _dicom(stream)
     else:
         opened = _picture(stream, size)
@@ -182,16 +188,29 @@ def _open(stream: IO[bytes], slice_: int | None, size: int) -> _Opened:
 
 
 def _picture(stream: IO[bytes], size: int) -> _Opened:
-    picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
+    try:
+        picture: PIL.Image.Image = PIL.Image.open(stream, formats=FORMATS)
+    except PIL.UnidentifiedImageError:
+        stream.seek(0)
+        format_ = format_within(stream.read(540))
+        raise UnusableImage(str(format_ or "is no image file that can be read here")) from None
     # Telephones append thumbnails and the like to a JPEG, which Pillow then calls MPO.
     kind = "JPEG" if picture.format == "MPO" else str(picture.format)
     if kind != "JPEG" and getattr(picture, "is_animated", False):
         raise UnusableImage(SEVERAL)
+    tags = cast(Mapping[int, Any], getattr(picture, "tag_v2", {}))  # of a TIFF
+    if tags.get(254) == 1 and 330 in tags:  # the first page is a preview of what a camera took
+        raise UnusableImage(str(RAW))
     width, height = picture.size
+    with suppress(Exception):  # it stays with what could be read of it
+        PIL.Image.Image.getexif(picture)
     # By the method of the base class, since that of PNG decodes. TIFF has turned its size already.
     if kind != "TIFF" and PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
         width, height = height, width
-    deep = picture.mode.startswith(("I", "F"))
+    # Pillow takes these to be of the other sign.
+    other = {("I", 1): np.uint32, ("L", 2): np.int8}.get((picture.mode, tags.get(339, (1,))[0]))
+    other = other if kind == "TIFF" else None
+    deep = picture.mode.startswith(("I", "F")) or other is not None
     grey = deep or picture.mode in ("1", "L", "LA")
     raw = f"{picture.mode} {getattr(picture, 'tile', None)}"  # the latter has, say, "RGB;16B"
     bits = 16 if ";16" in raw and kind != "BMP" else {"1": 1, "I": 32, "F": 32}.get(picture.mode, 8)
@@ -200,9 +219,15 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
         shown = picture
         if size:
             shown.draft(None, (2 * size, 2 * size))
+        shown.load()
+        with suppress(Exception):
+            shown.getexif()
+        shown.info.clear()  # otherwise the EXIF is written anew, which fails with odd entries
         PIL.ImageOps.exif_transpose(shown, in_place=True)
         if deep:
-            return _stretched(np.asarray(shown))[None]
+            values = np.asarray(shown)
+            pixels = _stretched(values if other is None else values.view(other))[None]
+            return 255 - pixels if tags.get(262) == 0 else pixels  # 0: WhiteIsZero
         if shown.mode == "LAB":  # Pillow converts it by colour profiles alone
             lab, rgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
             transform = PIL.ImageCms.buildTransform(lab, rgb, "LAB", "RGB")
@@ -216,22 +241,41 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
 def _dicom(stream: IO[bytes]) -> _Opened:
     try:
         import pydicom
+        from pydicom.datadict import dictionary_description
         from pydicom.encaps import get_frame
         from pydicom.pixels.decoders.base import get_decoder
         from pydicom.pixels.processing import apply_color_lut
+        from pydicom.uid import (
+            UID,
+            ExplicitVRLittleEndian,
+            ImplicitVRLittleEndian,
+            JPEG2000TransferSyntaxes,
+        )
     except ImportError:
         raise UnusableImage("is DICOM: install the extra with `uv sync --extra dicom`") from None
 
     # The first bytes name the transfer syntax. pydicom would inflate the whole file to tell it.
     if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
-        raise UnusableImage("is DICOM compressed as Deflated Explicit VR, which is not read here")
+        raise UnusableImage(
+            "is DICOM compressed as Deflated Explicit VR, which is not read here: export it "
+            "uncompressed"
+        )
     stream.seek(0)
-    dataset = pydicom.dcmread(stream, stop_before_pixels=True)
-    if not stream.read(1) or "Rows" not in dataset:
-        raise UnusableImage("is DICOM that holds no picture")
+    dataset = pydicom.dcmread(stream, stop_before_pixels=True, force=True)
+    pixels, syntax = stream.read(12), dataset.file_meta.get("TransferSyntaxUID")
+    modality = str(dataset.get("Modality") or "")
+    if not pixels or "Rows" not in dataset or modality in ("SEG", "RTDOSE"):
+        about = dataset.get("SOPClassUID") or dataset.file_meta.get("MediaStorageSOPClassUID", "")
+        if "Image" in UID(about).name and not WITHOUT_PICTURE.fullmatch(modality):
+            raise UnusableImage("is DICOM that ends before its pixels: copy or export it again")
+        raise UnusableImage(NO_PICTURE)
     if int(dataset.get("NumberOfFrames") or 1) > 1:
         raise UnusableImage(SEVERAL)
-    syntax = dataset.file_meta.TransferSyntaxUID
+    if not syntax:
+        implicit = dataset.original_encoding[0]
+        if pixels[4 if implicit else 8 :][:4] == b"\xff" * 4:  # of a length that is not said
+            raise UnusableImage("is DICOM that does not say how its pixels are compressed")
+        syntax = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian
     try:
         if not get_decoder(syntax).is_available:
             raise UnusableImage(
@@ -239,15 +283,36 @@ def _dicom(stream: IO[bytes]) -> _Opened:
                 "`uv sync --extra dicom`"
             )
     except NotImplementedError:  # what pydicom raises for a syntax that it does not know
-        raise UnusableImage("is DICOM in a transfer syntax that cannot be decoded here") from None
+        raise UnusableImage(
+            "is DICOM in a transfer syntax that cannot be decoded here: export it uncompressed"
+        ) from None
+    colour, samples = dataset.get("PhotometricInterpretation"), dataset.get("SamplesPerPixel")
+    needed = ["Columns", "SamplesPerPixel", "PhotometricInterpretation", "BitsAllocated"]
+    needed += ["PlanarConfiguration"] if samples == 3 else []
+    needed += ["BitsStored", "PixelRepresentation"] if b"\x10" in pixels[:4] else []  # no floats
+    for keyword in ("Rows", *needed):
+        if dataset.get(keyword) in (None, ""):
+            raise UnusableImage(f"is DICOM without {dictionary_description(keyword)}")
+    if (
+        SAMPLES.get(colour) != samples
+        or (samples == 3 and dataset.PixelRepresentation)
+        or (colour in ("YBR_ICT", "YBR_RCT") and syntax not in JPEG2000TransferSyntaxes)
+    ):
+        raise UnusableImage(
+            "is DICOM whose Photometric Interpretation is not read here, or does not fit its "
+            "Samples per Pixel, Pixel Representation or compression"
+        )
     bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
-    grey = dataset.PhotometricInterpretation in ("MONOCHROME1", "MONOCHROME2")
+    if dataset.get("HighBit", bits - 1) not in (None, bits - 1):  # the standard once allowed it
+        raise UnusableImage("is DICOM whose High Bit is not one less than its Bits Stored")
+    grey = colour in ("MONOCHROME1", "MONOCHROME2")
     name = str(dataset.get("PatientID") or "").strip()
     patient = hashlib.sha256(name.encode()).hexdigest()[:16] if name else ""
 
     def decode() -> NDArray[np.uint8]:
         stream.seek(0)
-        dataset = pydicom.dcmread(stream)
+        dataset = pydicom.dcmread(stream, force=True)
+        dataset.file_meta.TransferSyntaxUID = syntax
         if syntax.is_encapsulated:  # the picture within may be far larger than its header says
             frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=1))
             with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions, not all
@@ -258,13 +323,12 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         if grey:
             return _channels_first(_dicom_grey(dataset, stored))
         entry = bits
-        if dataset.PhotometricInterpretation == "PALETTE COLOR":
+        if colour == "PALETTE COLOR":
             entry = dataset.RedPaletteColorLookupTableDescriptor[2]
             stored = apply_color_lut(stored, dataset)[..., :3]  # without transparency
         return _channels_first((stored >> max(0, entry - 8)).astype(np.uint8))
 
     width, height, channels = int(dataset.Columns), int(dataset.Rows), 1 if grey else 3
-    modality = str(dataset.get("Modality") or "")
     kind = f"DICOM {modality}" if re.fullmatch("[A-Z]{2,16}", modality) else "DICOM"
     return Header(kind, width, height, channels, bits, patient), decode
 
@@ -274,18 +338,34 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     padding = np.zeros(stored.shape, bool)
-    if (first := dataset.get("PixelPaddingValue")) is not None:
-        last = dataset.get("PixelPaddingRangeLimit")
+    if limits := _said(dataset, "PixelPaddingValue"):
+        limits = [limits[0], *_said(dataset, "PixelPaddingRangeLimit")][:2]
         # The type is that of the pixels, since some write 63536 where -2000 is meant.
-        ends = np.array([first, first if last is None else last]).astype(stored.dtype)
+        ends = np.array(limits).astype(stored.dtype)
         padding = (ends.min() <= stored) & (stored <= ends.max())
-    values = apply_modality_lut(stored, dataset)
-    top = 0
-    if tables := dataset.get("VOILUTSequence"):
-        length, start, depth = tables[0].LUTDescriptor
+    rescale = ("RescaleSlope", 1.0), ("RescaleIntercept", 0.0)
+    for keyword, default in rescale:  # a slope of 0 is none
+        numbers = [number for number in _numbers(dataset, keyword) if number]
+        setattr(dataset, keyword, next(filter(math.isfinite, numbers), default))
+    given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
+    table = bool(dataset.get("ModalityLUTSequence"))
+    values = apply_modality_lut(stored, dataset) if given or table else stored
+    function = str(next(iter(_said(dataset, "VOILUTFunction")), "LINEAR")).upper()
+    windows = zip(_numbers(dataset, "WindowCenter"), _numbers(dataset, "WindowWidth"), strict=False)
+    smallest = 1 if function == "LINEAR" else math.ulp(0)
+    usable = [(c, w) for c, w in windows if math.isfinite(c) and smallest <= w < math.inf]
+    dataset.WindowCenter, dataset.WindowWidth = usable[0] if usable else (None, None)
+    dataset.VOILUTFunction = function
+    top, (item,) = 0, (dataset.get("VOILUTSequence") or [{}])[:1]
+    if item.get("LUTDescriptor") and item.get("LUTData"):
+        length, start, depth = item.LUTDescriptor
         top = 2**depth - 1
-        # pydicom 3.0 looks values up in 8 bits if the entries have 8, whatever the length.
-        tables[0].LUTDescriptor = [length, start, 16]
+        # pydicom 3.0 looks values up in 8 bits if the entries have 8, whatever the length, and
+        # those that are far above the last one in its place from the other end.
+        item.LUTDescriptor = [length, start, 16]
+        values = values.clip(float(start), start + (length or 2**16) - 1.0)
+    elif usable and function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
+        raise UnusableImage("is DICOM with a VOI LUT Function that is not in the standard")
     windowed = apply_voi_lut(values, dataset)  # by the table, or else by the first window
     if windowed is values:
         shown = _stretched(values, ~padding)
@@ -297,6 +377,38 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         shown = 255 - shown
     shown[padding] = 0
     return shown
+
+
+def _numbers(dataset: Any, keyword: str) -> list[float]:
+    """The numbers of an attribute that is text in the file; NaN for a blank among them."""
+    from pydicom.datadict import dictionary_description
+
+    try:
+        return [math.nan if each is None else float(each) for each in _said(dataset, keyword)]
+    except ValueError:
+        name = dictionary_description(keyword)
+        raise UnusableImage(f"is DICOM with text instead of a number as {name}") from None
+
+
+def _said(dataset: Any, keyword: str) -> list[Any]:
+    """The values of an attribute that says how to show a picture; empty if there is none.
+
+    Enhanced objects have it in functional groups, of the frame or of all frames.
+    """
+    groups = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
+    macros = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
+    places = [dataset]
+    for names in (groups, macros):
+        places = [
+            item for place in places for name in names for item in (place.get(name) or [])[:1]
+        ]
+    for place in (*places, dataset):
+        found = place.get(keyword)
+        several = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
+        values = [None if each == "" else each for each in several]
+        if any(value is not None for value in values):
+            return values
+    return []
 
 
 def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
@@ -314,6 +426,12 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         raise UnusableImage("is NIfTI that is neither an image nor a volume")
     if dtype.kind not in "iuf":
         raise UnusableImage("is NIfTI with values that are no real numbers")
+    if not about["vox_offset"]:
+        about["vox_offset"] = about.single_vox_offset
+    if about["vox_offset"] < about.single_vox_offset:
+        raise UnusableImage("is NIfTI whose values begin within the header (vox_offset)")
+    if not np.isfinite(about["scl_inter"]):
+        about["scl_inter"] = 0  # the same for all pixels, it changes nothing
     # To find a slice, all before it is unzipped.
     if about.get_data_offset() + math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise UnusableImage("is NIfTI that is too large")
@@ -324,7 +442,7 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
     if not 0 <= (slice_ or 0) < depth:
         raise UnusableImage(f"has no such slice: the first is 0, the last {depth - 1}")
     # For each stored axis, which of right, anterior and superior (RAS) it is, and in which sense.
-    orientation = io_orientation(about.get_best_affine())
+    orientation = io_orientation(_affine(about))
     if orientation[0, 0] > orientation[1, 0]:
         width, height = height, width
 
@@ -338,6 +456,23 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         return _channels_first(_stretched(plane[::-1, ::-1].T))
 
     return Header("NIFTI", width, height, 1, 8 * dtype.itemsize), decode
+
+
+def _affine(about: Any) -> NDArray[np.float64]:
+    """Of a NIfTI header: by its sform, or else its qform; if it names neither, that of ANALYZE."""
+    sizes = about["pixdim"]  # only their signs count here
+    sizes[0] = -1 if sizes[0] < 0 else 1
+    sizes[1:4][~(sizes[1:4] > 0)] = 1
+    for read in (about.get_sform, about.get_qform):
+        with suppress(ValueError):  # a quaternion that is none
+            affine, code = read(coded=True)
+            if code and np.isfinite(affine).all() and np.linalg.matrix_rank(affine[:3, :3]) == 3:
+                return cast(NDArray[np.float64], affine)
+    if about["sform_code"] or about["qform_code"]:
+        raise UnusableImage(
+            "is NIfTI whose orientation (sform, qform) is no matrix that can be used: set it anew"
+        )
+    return cast(NDArray[np.float64], about.get_base_affine())
 
 
 def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:

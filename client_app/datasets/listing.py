@@ -19,12 +19,14 @@ Other columns are ignored. Nothing is dropped: what cannot be used is listed wit
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
 from client_app.datasets.files import is_image
+from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import read_table
 
@@ -77,13 +79,14 @@ class Listing:
         source: The manifest, or the folder of folders.
         entries: The images that are where they should be.
         unusable: Those that are not.
-        ignored: Files that are no images, by their names or first bytes.
+        ignored: How many files are no images, by what they are: SYSTEM, the name of a format that
+            is not read, or empty if their names and first bytes say nothing.
     """
 
     source: Path
     entries: list[Entry] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
-    ignored: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
 
 
 class _RowError(ValueError):
@@ -106,31 +109,58 @@ def list_folder(path: str) -> Listing:
             "each: these are hospitals, not classes. Name one of them; or in a simulation all, as "
             "dataset='manifest:<absolute folder>,<absolute folder>' partition='site'."
         )
-    listing, ignored = Listing(source), 0
-    # Without `onerror`, os.walk passes over a folder that it cannot read.
-    for folder, folders, names in os.walk(source, onerror=_refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        links = {name for name in folders if os.path.islink(os.path.join(folder, name))}
-        for name in sorted(links.union(names)):
-            place = Path(folder, name).relative_to(source)
-            where = str(place).encode(errors="replace").decode()
-            label, *between = place.parts[:-1] or ("",)
-            if name in links:
-                listing.unusable.append(Unusable(where, "is a link to a folder"))
-            elif not is_image(source / place):
-                ignored += 1
-            elif not label:
-                listing.unusable.append(Unusable(where, "is in no class's folder"))
-            elif where != str(place):
-                listing.unusable.append(Unusable(where, "has a name that is not UTF-8"))
-            elif _leads_out(source / place, source):
-                listing.unusable.append(Unusable(where, "is a link that leads out of the folder"))
-            else:
-                group = between[0] if between else ""
-                listing.entries.append(Entry(where, source / place, label, group))
+    listing = Listing(source)
+    for file in images_below(listing, _refuse):
+        place = file.relative_to(source)
+        where = spelt(place)
+        label, *between = place.parts[:-1] or ("",)
+        if not label:
+            listing.unusable.append(Unusable(where, "is in no class's folder"))
+        elif where != str(place):
+            listing.unusable.append(Unusable(where, "has a name that is not UTF-8"))
+        elif _leads_out(file, source):
+            listing.unusable.append(Unusable(where, "is a link that leads out of the folder"))
+        else:
+            group = between[0] if between else ""
+            listing.entries.append(Entry(where, file, label, group))
     if not listing.entries and not listing.unusable:
-        raise DataError("The hospital's folder holds no folder with images, one for each class.")
-    return Listing(source, listing.entries, listing.unusable, ignored)
+        unread = ", ".join(each.name for each in FORMATS if listing.ignored[each.name])
+        raise DataError(
+            "The hospital's folder holds no folder with images, one for each class"
+            + (f"; its files are in formats that are not read here ({unread})." if unread else ".")
+        )
+    return listing
+
+
+def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterator[Path]:
+    """The image files in a listing's folder and below it; counts and lists the others.
+
+    Args:
+        listing: What is no image is added to it.
+        onerror: Called for a folder that cannot be read.
+    """
+    # Without `onerror`, os.walk passes over a folder that it cannot read.
+    for folder, folders, names in os.walk(listing.source, onerror=onerror):
+        below = {name for name in folders if not is_system(name)}
+        for name in sorted(folders + names):
+            file = Path(folder, name)
+            if is_system(name):
+                listing.ignored[SYSTEM] += 1
+            elif name in below:
+                if file.is_symlink():
+                    where = spelt(file.relative_to(listing.source))
+                    listing.unusable.append(Unusable(where, "is a link to a folder"))
+            elif is_image(file):
+                yield file
+            else:
+                format_ = format_of(name)
+                listing.ignored[format_.name if format_ else ""] += 1
+        folders[:] = sorted(below)
+
+
+def spelt(path: Path) -> str:
+    """A path as text that can be written, though a name in it is not UTF-8."""
+    return str(path).encode(errors="replace").decode()
 
 
 def _leads_out(file: Path, source: Path) -> bool:

@@ -13,10 +13,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from client_app.datasets.files import NO_PICTURE
 from client_app.datasets.library import Opened, Progress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
+from client_app.datasets.unread import REPORTS
 from client_app.errors import DataError
 from client_app.policy import MachineRules
 from strategies.protocol.classes import ordered
@@ -75,8 +77,21 @@ class Survey:
         """The other entries, and what is no entry; for the hospital's eyes alone."""
         found = zip(self.listing.entries, self.opened.reasons, strict=True)
         return self.listing.unusable + [
-            Unusable(entry.where, reason) for entry, reason in found if reason
+            Unusable(entry.where, reason)
+            for entry, reason in found
+            if reason and not self._is_report(reason)
         ]
+
+    @cached_property
+    def ignored(self) -> Counter[str]:
+        """How many files are no images, by what they are; see `Listing`."""
+        return self.listing.ignored + Counter(
+            REPORTS for reason in self.opened.reasons if self._is_report(reason)
+        )
+
+    def _is_report(self, reason: str) -> bool:
+        """Whether a file is one of those that a PACS exports beside images. Manifests name none."""
+        return reason == NO_PICTURE and self.listing.source.is_dir()
 
     @cached_property
     def named_groups(self) -> list[list[str]]:

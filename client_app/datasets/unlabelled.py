@@ -10,9 +10,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from client_app.datasets.files import UnusableImage, is_image, read_file
+from client_app.datasets.files import UnusableImage, read_file
 from client_app.datasets.library import prepared
-from client_app.datasets.listing import Entry, Listing, Unusable, list_manifest
+from client_app.datasets.listing import (
+    Entry,
+    Listing,
+    Unusable,
+    images_below,
+    list_manifest,
+    spelt,
+)
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
 
@@ -50,21 +57,12 @@ def list_images(path: Path) -> Listing:
         return Listing(path.parent, [Entry(path.name, path, label="")])
     if not path.is_dir():
         raise DataError(f"There is no file or folder '{path}' with images.")
-    listing, ignored = Listing(path), 0
-    for folder, folders, names in os.walk(path, onerror=partial(_note, listing)):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        links = [Path(folder, name) for name in folders if Path(folder, name).is_symlink()]
-        listing.unusable.extend(Unusable(str(link), "is a link to a folder") for link in links)
-        for name in sorted(names):
-            file = Path(folder, name)
-            if is_image(file):
-                where = str(file.relative_to(path)).encode(errors="replace").decode()
-                listing.entries.append(Entry(where, file, label=""))
-            else:
-                ignored += 1
+    listing = Listing(path)
+    for file in images_below(listing, partial(_note, listing)):
+        listing.entries.append(Entry(spelt(file.relative_to(path)), file, label=""))
     if not listing.entries and not listing.unusable:
         raise DataError(f"The folder '{path}' holds no image file.")
-    return Listing(path, listing.entries, listing.unusable, ignored)
+    return listing
 
 
 def _note(listing: Listing, error: OSError) -> None:

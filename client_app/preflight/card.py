@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from client_app.datasets.own import Finding, Survey, survey
 from client_app.datasets.pool import Indices, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
+from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
 from client_app.policy import MachineRules
 from strategies.protocol.settings import Settings
@@ -47,7 +49,7 @@ class Card:
         findings: What is wrong, the worst first.
         images: How many can be used.
         unusable: Which cannot, and why.
-        ignored: How many files do not have the name of an image.
+        ignored: How many files are no images, by what they are; see `Listing`.
         classes: How many of each class are trained on, and tested on.
         groups: How many groups there are, of one image or more: the patients, as far as the folder,
             the manifest or DICOM names them.
@@ -69,7 +71,7 @@ class Card:
     findings: list[Finding]
     images: int = 0
     unusable: list[Unusable] = field(default_factory=list)
-    ignored: int = 0
+    ignored: dict[str, int] = field(default_factory=dict)
     classes: dict[str, dict[str, int]] = field(default_factory=dict)
     groups: int = 0
     patients: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -133,7 +135,8 @@ def examine(
         *_unknown_tasks(found, settings),
     ]
     if not found.entries:
-        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, found.listing.ignored)
+        ignored = dict(found.ignored)
+        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, ignored)
         return Examined(nothing)
     pool = found.pool()
     everything = np.arange(len(pool.labels))
@@ -165,7 +168,7 @@ def examine(
         findings,
         images=len(where),
         unusable=found.unusable,
-        ignored=found.listing.ignored,
+        ignored=dict(found.ignored),
         classes=_each(of_class, len),
         groups=len(np.unique(groups)),
         patients=_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
@@ -288,9 +291,19 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
     for count, problem, text, advice in doubts:
         if count and problem not in {finding.problem for finding in card.findings}:
             yield Finding(problem, text.format(count), advice, "amber")
-    if card.ignored:
-        text = f"Files that are ignored, since their names do not end like images: {card.ignored}."
-        yield Finding("ignored-files", text, "Rename those that are images.", "note")
+    for what, count in card.ignored.items():
+        yield Finding("ignored-files", *_about_ignored(what, count))
+
+
+def _about_ignored(what: str, count: int) -> tuple[str, str, Literal["amber", "note"]]:
+    """Text, advice and level of a finding about files that are no images."""
+    if format_ := next((each for each in FORMATS if each.name == what), None):
+        text = f"Files in a format that is not read here ({what}): {count}."
+        return text, f"If it shows an image of yours, {format_.cure}.", format_.level
+    if what:
+        return f"Passed over: {count} {what}.", "Nothing has to be done.", "note"
+    text = f"Files that are ignored, since their names do not end like images: {count}."
+    return text, "Rename those that are images.", "note"
 
 
 def _each(

@@ -4,6 +4,7 @@ import gzip
 import io
 import logging
 import sys
+import warnings
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import PIL.PngImagePlugin
+import PIL.TiffImagePlugin
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -198,8 +200,6 @@ def test_a_large_jpeg_is_decoded_at_a_part_of_its_size(size, expected, read):
     [
         b"",
         b"name,age\nmeier,50\n",
-        b"%!PS-Adobe-3.0 EPSF-3.0\n",
-        gzip.compress(b"meier", mtime=0),
         b"\x1f",
     ],
 )
@@ -207,13 +207,47 @@ def test_other_files_are_no_images(content, refused):
     refused(content, "^is no image file that can be read here$")
 
 
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic", "HEIC"),
+        (b"\0\0\0\x18ftypcrx \0\0\0\1crx isom", "camera raw"),
+        (b"FUJIFILMCCD-RAW 0201", "camera raw"),
+        (b"\0\0\0\x20ftypisom\0\0\2\0isomiso2", "video"),
+        (b"RIFF\0\0\0\0AVI LIST", "video"),
+        (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
+        (b"8BPS\0\1", "Photoshop"),
+        (b"NRRD0004\n", "NRRD"),
+        (b"ObjectType = Image\n", "MetaImage"),
+        (b"\x5c\1\0\0" + bytes(344), "ANALYZE or NIfTI in two files"),
+        (b"\x93NUMPY\1\0", "array"),
+        (b"%PDF-1.7\n", "PDF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n", "drawing"),
+        (b'<?xml version="1.0"?>\n<svg xmlns="meier">', "drawing"),
+        (b"PK\3\4\n\0", "archive"),
+        (gzip.compress(b"meier", mtime=0), "archive"),
+    ],
+)
+def test_formats_that_are_not_read_are_named(content, name, refused):
+    """By what is in the file, whatever its name is; with what to do."""
+    refused(content, rf"^is in a format that is not read here \({name}\): (save|unpack) ")
+
+
+def test_a_camera_s_preview_is_not_taken_for_the_photograph(refused):
+    """The first page of a Nikon or DNG file is a thumbnail, and leads to the other ones."""
+    tags = PIL.TiffImagePlugin.ImageFileDirectory_v2()
+    tags[254], tags[330] = 1, (8,)
+    refused(saved(COLOURS, "TIFF", tiffinfo=tags), r"not read here \(camera raw\): save it as JPEG")
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_truncated_files_are_refused(kind, refused):
     content = saved(np.tile(COLOURS, (20, 20, 1)), kind)
 
-    refused(
-        content[: len(content) * 2 // 3], r"^cannot be read or decoded \(\w+\)$", by_header=False
-    )
+    # Pillow looks for the pixels of AVIF when it opens a file.
+    reason = "is no image" if kind == "AVIF" else r"cannot be read or decoded \(\w+\)$"
+    refused(content[: len(content) * 2 // 3], f"^{reason}", by_header=False)
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -279,17 +313,19 @@ def dicom(pixels, **tags):
     dataset.HighBit = dataset.BitsStored - 1
     dataset.PixelRepresentation = int(pixels.dtype.kind == "i")
     dataset.PixelData = pixels.tobytes()
-    for name, value in tags.items():
-        if value is None:
-            del dataset[name]
-        else:
-            setattr(dataset, name, value)
     stream = io.BytesIO()
-    pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
+    with warnings.catch_warnings(action="ignore"):  # of values that the standard forbids
+        for name, value in tags.items():
+            if value is None:
+                del dataset[name]
+            else:
+                setattr(dataset, name, value)
+        pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
     return stream.getvalue()
 
 
 SLOPE = {"RescaleSlope": 2, "RescaleIntercept": -1000}
+WINDOW = {"WindowCenter": 299.5, "WindowWidth": 201}
 
 
 @pytest.mark.parametrize(
@@ -334,6 +370,40 @@ def test_grey_values_of_dicom(tags, expected, read):
 
     assert header == Header("DICOM", 2, 2, 1, 16)
     assert pixels.tolist() == [expected]
+
+
+@pytest.mark.parametrize(
+    ("tags", "as_if"),
+    [
+        *(({"RescaleSlope": b, "RescaleIntercept": b, **WINDOW}, WINDOW) for b in ("", " ", "\\")),
+        ({"RescaleSlope": "0", "RescaleIntercept": "0", **WINDOW}, WINDOW),
+        ({"RescaleSlope": "1\\2", **WINDOW}, WINDOW),
+        (
+            {"RescaleIntercept": "-100", **WINDOW},
+            SLOPE | {"RescaleSlope": 1, "RescaleIntercept": -100} | WINDOW,
+        ),
+        *(({"WindowCenter": b, "WindowWidth": b}, {}) for b in ("", " ", "\\")),
+        *(
+            ({"WindowCenter": 300, "WindowWidth": w}, {})
+            for w in ("", "0", "-5", "0.5", "nan", "inf")
+        ),
+        ({"WindowCenter": "", "WindowWidth": 201}, {}),
+        ({"WindowCenter": "1\\299.5", "WindowWidth": "0\\201"}, WINDOW),
+        ({"WindowCenter": "\\299.5", "WindowWidth": "9\\201"}, WINDOW),
+        ({"WindowCenter": "299.5\\1\\2", "WindowWidth": "201"}, WINDOW),
+        *(
+            ({**WINDOW, "VOILUTFunction": f}, WINDOW)
+            for f in ("", " ", "linear", "LINEAR\\SIGMOID")
+        ),
+        ({"VOILUTFunction": "OTHER"}, {}),
+        *(({**WINDOW, name: []}, WINDOW) for name in ("VOILUTSequence", "ModalityLUTSequence")),
+        ({**WINDOW, "PixelPaddingValue": "", "PixelPaddingRangeLimit": ""}, WINDOW),
+    ],
+)
+def test_blank_and_sloppy_attributes_count_as_absent(tags, as_if, read):
+    """Those that only say how to show a picture."""
+    values = np.array([[0, 200], [400, 1000]], np.uint16)
+    assert read(dicom(values, **tags))[1].tolist() == read(dicom(values, **as_if))[1].tolist()
 
 
 def test_padding_of_signed_values_may_be_written_unsigned(read):
@@ -394,14 +464,70 @@ def test_palettes_of_dicom(depth, read):
     ("tags", "reason"),
     [
         ({"NumberOfFrames": 2}, "^has several frames or pages"),
-        ({"PixelData": None}, "^is DICOM that holds no picture$"),
-        ({"Rows": None}, "^is DICOM that holds no picture$"),
+        ({"PixelData": None}, "^is DICOM that ends before its pixels: copy or export it again$"),
+        ({"Rows": None}, "^is DICOM that ends before its pixels"),
         ({"Rows": 60_000, "Columns": 60_000}, f"^has more than {MAX_PIXELS} pixels$"),
-        ({"PhotometricInterpretation": None}, r"^cannot be read or decoded \(AttributeError\)$"),
+        ({"HighBit": 6}, "^is DICOM whose High Bit is not one less than its Bits Stored$"),
+        ({"BitsStored": 6}, "^is DICOM whose High Bit is not"),
+        *(
+            ({keyword: None}, f"^is DICOM without {name}$")
+            for keyword, name in (
+                ("Columns", "Columns"),
+                ("SamplesPerPixel", "Samples per Pixel"),
+                ("PhotometricInterpretation", "Photometric Interpretation"),
+                ("BitsStored", "Bits Stored"),
+                ("PixelRepresentation", "Pixel Representation"),
+            )
+        ),
+        *(
+            ({"PhotometricInterpretation": colour}, "^is DICOM whose Photometric Interpretation is")
+            for colour in ("RGB", "HSV", "ARGB", "CMYK", "YBR_FULL", "YBR_PARTIAL_420", "XRAY")
+        ),
     ],
 )
 def test_dicom_that_does_not_fit(tags, reason, refused):
     refused(dicom(np.zeros((2, 2), np.uint8), **tags), reason)
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        *(
+            {"PhotometricInterpretation": c}
+            for c in ("MONOCHROME2", "PALETTE COLOR", "HSV", "CMYK")
+        ),
+        # Uncompressed, nothing takes these back.
+        *({"PhotometricInterpretation": c} for c in ("YBR_ICT", "YBR_RCT", "YBR_PARTIAL_422")),
+        {"PixelRepresentation": 1},
+    ],
+)
+def test_colours_of_dicom_that_do_not_fit(tags, refused):
+    refused(dicom(COLOURS, **tags), "^is DICOM whose Photometric Interpretation is")
+    refused(dicom(COLOURS, PlanarConfiguration=None), "^is DICOM without Planar Configuration$")
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"Modality": modality, "Rows": None, "PixelData": None}
+        for modality in ("SR", "PR", "KO", "DOC", "REG", "RTSTRUCT", "RTPLAN", "ECG")
+    ]
+    + [
+        {"SOPClassUID": number, "Rows": None, "PixelData": None}
+        for number in (
+            "1.2.840.10008.1.3.10",  # a DICOMDIR of another name
+            "1.2.840.10008.5.1.4.1.1.66",  # raw data
+            "1.2.840.10008.5.1.4.1.1.88.11",  # a text
+            "1.2.840.10008.5.1.4.1.1.104.1",  # a PDF
+            "1.2.840.10008.5.1.4.1.1.9.1.1",  # an ECG
+        )
+    ]
+    # A spectrum has rows and no pixels. Masks and doses have pixels, and are no images.
+    + [{"SOPClassUID": "1.2.840.10008.5.1.4.1.1.4.2", "PixelData": None}]
+    + [{"Modality": modality, "NumberOfFrames": 2} for modality in ("SEG", "RTDOSE")],
+)
+def test_dicom_that_is_no_image(tags, refused):
+    refused(dicom(np.zeros((2, 2), np.uint8), **tags), "^is DICOM that holds no picture$")
 
 
 def test_transfer_syntaxes_that_do_not_fit(refused, monkeypatch):
@@ -414,7 +540,9 @@ def test_transfer_syntaxes_that_do_not_fit(refused, monkeypatch):
     refused(content.replace(little, other), "^is DICOM in a transfer syntax that cannot be decoded")
     other = b"1.2.840.10008.1.2.1.99"
     deflated = content.replace(b"\x14\0" + little, b"\x16\0" + other)
-    refused(deflated, "^is DICOM compressed as Deflated Explicit VR, which is not read here$")
+    refused(
+        deflated, "^is DICOM compressed as Deflated Explicit VR, which is not read here: export it"
+    )
     monkeypatch.setattr(Decoder, "is_available", False)
     refused(content, "^is DICOM compressed as Explicit VR Little Endian: .*`uv sync --extra dicom`")
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from client_app.datasets.listing import Entry, Unusable, list_folder, list_manifest
+from client_app.datasets.unread import SYSTEM
 from client_app.errors import DataError
 
 
@@ -46,7 +47,7 @@ def test_a_manifest_is_listed_in_its_order(manifest):
         Entry("row 2 (2.png)", folder / "2.png", "nevus"),
         Entry("row 3 (0.png)", folder / "0.png", "melanoma"),
     ]
-    assert (listing.unusable, listing.ignored) == ([], 0)
+    assert (listing.unusable, listing.ignored.total()) == ([], 0)
 
 
 def test_a_manifest_may_have_any_name(manifest):
@@ -283,7 +284,7 @@ def test_a_folder_is_a_class_and_a_folder_in_it_a_group(tree):
     assert all(
         (entry.split, entry.site, entry.slice) == ("", "", None) for entry in listing.entries
     )
-    assert (listing.unusable, listing.ignored) == ([], 0)
+    assert (listing.unusable, listing.ignored.total()) == ([], 0)
 
 
 def test_a_folder_is_listed_in_the_same_order_everywhere(tree, monkeypatch):
@@ -313,7 +314,7 @@ def test_what_is_no_image_by_its_name_is_counted(tree):
     listing = list_folder(str(folder))
 
     assert [entry.where for entry in listing.entries] == ["a/0.png"]
-    assert (listing.unusable, listing.ignored) == ([], 5)
+    assert (listing.unusable, listing.ignored) == ([], {SYSTEM: 3, "archive": 1, "": 2})
 
 
 def test_dicom_without_a_suffix_is_found_as_a_pacs_exports_it(tree):
@@ -325,14 +326,14 @@ def test_dicom_without_a_suffix_is_found_as_a_pacs_exports_it(tree):
     (folder / "a" / "text").write_bytes(b"DICM" + bytes(200))
     listing = list_folder(str(folder))
     assert [entry.where for entry in listing.entries] == ["a/1.2.840.4711", "a/IM000001"]
-    assert (listing.unusable, listing.ignored) == ([], 4)
+    assert (listing.unusable, listing.ignored.total()) == ([], 4)
 
 
 def test_a_pipe_without_a_suffix_is_no_image_and_holds_nobody_up(tree):
     folder = tree("a/0.png")
     os.mkfifo(folder / "a" / "pipe")
     listing = list_folder(str(folder))
-    assert ([entry.where for entry in listing.entries], listing.ignored) == (["a/0.png"], 1)
+    assert ([entry.where for entry in listing.entries], listing.ignored.total()) == (["a/0.png"], 1)
 
 
 def test_a_folder_of_hospitals_is_recognised_and_none_is_named(tree):

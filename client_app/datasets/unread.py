@@ -1,0 +1,79 @@
+"""What lies among a hospital's images and is none that is read here: by its name and its start."""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+SYSTEM = "files and folders of operating systems, file servers or CDs"
+REPORTS = "DICOM files without a picture, such as reports"
+_SYSTEM = re.compile(
+    r"\..*|~\$.*|@eadir|synophoto_thumb_.*|@recycle|@recently-snapshot|#recycle|#snapshot|~snapshot"
+    r"|\$recycle\.bin|recycler|system volume information|lost\+found|found\.\d{3}|__macosx"
+    r"|(eh)?thumbs\.db.*|desktop\.ini|icon\r|dicomdir|autorun\.inf",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format that is not read.
+
+    Attributes:
+        name: What it is called.
+        suffixes: How names end, separated by blanks.
+        cure: What to do.
+        start: How such a file begins, as a regular expression; empty where TIFF begins so, too.
+        level: Of the finding, if a folder holds such files.
+    """
+
+    name: str
+    suffixes: str
+    cure: str
+    start: bytes = b""
+    level: Literal["amber", "note"] = "amber"
+
+    def __str__(self) -> str:
+        return f"is in a format that is not read here ({self.name}): {self.cure}"
+
+
+AS_IMAGE, AS_NIFTI = "save it as JPEG, PNG or TIFF", "save it as one NIfTI file (.nii)"
+RAW = Format(
+    *("camera raw", "arw cr2 cr3 dng nef orf pef raf rw2", AS_IMAGE),
+    rb".{4}ftypcrx|FUJIFILMCCD|IIR[OS]|MMOR|IIU\0",
+)
+FORMATS = (
+    RAW,
+    Format("HEIC", "heic heif hif", AS_IMAGE, rb".{4}ftyp(he[iv]|mif1|msf1)"),
+    Format("JPEG XL", "jxl", AS_IMAGE, rb"\xff\x0a|\0{3}\x0cJXL "),
+    Format("Photoshop", "psd psb", AS_IMAGE, b"8BPS"),
+    Format("whole slide", "svs ndpi mrxs scn vms vmu bif czi vsi", "save regions of it as TIFF"),
+    Format("NRRD", "nrrd nhdr", AS_NIFTI, b"NRRD"),
+    Format("MetaImage", "mha mhd", AS_NIFTI, b"ObjectType|NDims"),
+    Format("MGH", "mgh mgz", AS_NIFTI),
+    Format("ANALYZE or NIfTI in two files", "hdr", AS_NIFTI, rb"\x5c\x01\0\0|\0\0\x01\x5c"),
+    Format("array", "npy npz mat h5 hdf5", AS_IMAGE, rb"\x93NUMPY|MATLAB|\x89HDF"),
+    Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
+    Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
+    Format(
+        *("video", "mp4 m4v mov avi mkv mpg mpeg wmv webm", "save frames of it as PNG"),
+        rb".{4}ftyp(?!avi)|RIFF.{4}AVI |\x1aE\xdf\xa3|\0\0\x01[\xb3\xba]|0&\xb2u",
+    ),
+    Format("archive", "zip rar 7z tar gz", "unpack it", rb"PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b"),
+)
+
+
+def is_system(name: str) -> bool:
+    """Whether a file or folder is no hospital's own, by its name."""
+    return _SYSTEM.fullmatch(name) is not None
+
+
+def format_of(name: str) -> Format | None:
+    """The format that is not read and that a file has, by the end of its name."""
+    suffix = name.lower().rpartition(".")[2]
+    return next((each for each in FORMATS if suffix in each.suffixes.split()), None)
+
+
+def format_within(start: bytes) -> Format | None:
+    """The format that is not read and that a file has, by its first 540 bytes."""
+    found = (each for each in FORMATS if each.start and re.match(each.start, start, re.DOTALL))
+    return next(found, None)
