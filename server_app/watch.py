@@ -30,6 +30,7 @@ from server_app.enrolment import to_take_part
 from server_app.measures import Round, measure_round, took_part
 from server_app.results import event_of
 from server_app.runs import is_under_way
+from server_app.worth import texts
 from strategies.engine.events import Event
 from strategies.protocol.console import WIDTH, duration
 from strategies.protocol.settings import Settings, SettingsError
@@ -170,6 +171,7 @@ class Followed:
             yield f"The run failed: {error}"
         else:
             took = duration(self.summary["wall_seconds"])
+            yield from texts(self.summary.get("worth", ()), "run", "class")
             yield f"The run has {self.summary['status']}, after {took}."
         yield str(self.path)
 

@@ -1,9 +1,9 @@
 """A run in words: one line for a round, for an answer that matters, for a wait.
 
-In a round's line `balanced accuracy` is the mean over all pairs of model and hospital, `held` the
-mean over the hospitals, each with the model that it holds after the round, and `ensemble` that of
-all models together; `over tasks` is the mean accuracy on the tasks so far; `visits` are the global
-accuracies of a model that was tested after each visit.
+In a round's line `held` is the mean over the hospitals, each with the model that it holds after the
+round, `balanced accuracy` that over all pairs of model and hospital, each with the worst pair
+behind it, and `ensemble` that of all models together; `over tasks` is the mean accuracy on the
+tasks so far; `visits` are the global accuracies of a model that was tested after each visit.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # rounds by which the time left is estimated
 # Labels of figures, and where they are in `Summary`: the first that was measured counts.
 FIGURES = {
-    "balanced accuracy": "federation_balanced_accuracy",
-    "accuracy": "federation_accuracy",
     "held": "personalized_balanced_accuracy",
     "held (accuracy)": "personalized_accuracy",
+    "balanced accuracy": "federation_balanced_accuracy",
+    "accuracy": "federation_accuracy",
     "ensemble": "ensemble_balanced_accuracy",
     "ensemble (accuracy)": "ensemble_accuracy",
     "over tasks": "accuracy_over_tasks",
@@ -49,7 +49,7 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     parts += [
-        f"{label} {value:.3f}{_interval(measured.figures, label)}"
+        f"{label} {value:.3f}{_interval(measured.figures, label)}{_lowest(measured, label)}"
         for label, value in foremost(measured.figures).items()
     ]
     visits = finished(measured.visits)
@@ -68,7 +68,25 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
 def _interval(figures: dict[str, float], label: str) -> str:
     """The interval of a figure that is estimated from a sample; empty for others."""
     low, high = (figures.get(f"{FIGURES[label]}_{end}", nan) for end in ("low", "high"))
-    return f" ({low:.3f} to {high:.3f})" if isfinite(low) else ""
+    return f" ({low:.3f} to {high:.3f})" if low < high else ""  # of all pairs it has no width
+
+
+def _lowest(measured: Round, label: str) -> str:
+    """The worst pair of model and hospital behind a mean; empty if there are not several."""
+    kind, _, metric = FIGURES[label].partition("_")
+    pairs = {"personalized": measured.held, "federation": measured.tests.keys() - measured.held}
+    if not pairs.get(kind):
+        return ""
+    known = {
+        pair: value
+        for pair in pairs[kind] | measured.held
+        if isfinite(value := measured.tests.get(pair, {}).get(metric.replace("_", "-"), nan))
+    }
+    if len(known) < 2:
+        return ""
+    model, hospital = min(known, key=lambda pair: (known[pair], pair))
+    which = f", '{model}'" * (kind == "federation")
+    return f" (lowest {known[model, hospital]:.3f}{which} at {hospital})"
 
 
 def foremost(figures: dict[str, float]) -> dict[str, float]:

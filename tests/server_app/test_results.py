@@ -186,7 +186,8 @@ def test_a_round_is_one_line_in_the_log(results, events, said):
     results.round_finished(2)
     assert said[:2] == ["A is ready (5 s)", "B is ready (5 s)"]
     assert [line.rpartition("  ")[0] for line in said[2:]] == [
-        "round  1/10  balanced accuracy 0.700  held 0.550",
+        "round  1/10  held 0.550 (lowest 0.500 at B)"
+        "  balanced accuracy 0.700 (lowest 0.500, 'A' at B)",
         "round  2/10  loss 0.250  1 of 2 hospitals",
     ]
 
@@ -194,7 +195,8 @@ def test_a_round_is_one_line_in_the_log(results, events, said):
 def test_the_line_of_a_serial_round_tells_how_far_the_visits_differ(results, serial, said):
     run(results, serial[:11])
     assert said[0].startswith(
-        "round  1/10  balanced accuracy 0.700  held 0.500  visits 0.600 to 0.800"
+        "round  1/10  held 0.500  balanced accuracy 0.700 (lowest 0.500, 'global' at A)"
+        "  visits 0.600 to 0.800"
     )
 
 

@@ -78,12 +78,16 @@ def test_a_finished_run_is_a_line_a_round_with_its_directory_last(begin, events)
     status, lines = shown(results.path)
     assert status == 0
     assert lines[0] == f"feder, {results.path}"
-    assert [re.sub(r"  \d+ s left", "", line) for line in lines[1:-2]] == [
+    assert [re.sub(r"  \d+ s left", "", line) for line in lines[1:-4]] == [
         *("A is ready (5 s)", "B is ready (5 s)"),
         "round 2: B failed to train (timeout): No answer.",
-        "round 1/2  balanced accuracy 0.350  held 0.275",
-        "round 2/2  balanced accuracy 0.300  held 0.325  1 of 2 hospitals",
+        "round 1/2  held 0.275 (lowest 0.250 at B)"
+        "  balanced accuracy 0.350 (lowest 0.250, 'A' at B)",
+        "round 2/2  held 0.325 (lowest 0.250 at B)"
+        "  balanced accuracy 0.300 (lowest 0.200, 'A' at B)  1 of 2 hospitals",
     ]
+    worth = json.loads((results.path / "summary.json").read_text())["worth"]
+    assert lines[-4:-2] == [each["text"] for each in worth]
     assert re.fullmatch(r"The run has completed with failures, after \d+ s\.", lines[-2])
     assert lines[-1] == str(results.path)
 
@@ -148,7 +152,7 @@ def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, even
     lines = output.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
     assert re.fullmatch(r"under way: 1 of 2 rounds, 2 hospitals, \d+ s left *", lines[-5])
-    assert lines[-4].startswith("balanced accuracy  0.350  |▃|")
+    assert lines[-4].startswith("held               0.275  |▂|")
     assert re.fullmatch(r"since \S+  waits for A to train \(90 s\)", lines[-2].rstrip())
     assert lines[-1].rstrip() == "round 2: B failed to train (timeout): No answer."
 
