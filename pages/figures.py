@@ -10,7 +10,6 @@ from typing import Any
 
 Row = dict[str, Any]
 BINS = 10
-WIDE = 0.1  # half an interval above which test images are called few
 RARELY = 0.5  # of the images of a class, below which a model finds it rarely
 ESTIMATES = {
     "balanced_accuracy": "balanced-accuracy",

@@ -19,12 +19,21 @@ from client_app.policy import Policy
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError
-from pages.figures import RARELY, WIDE, Row, number, row_of, size
+from pages.figures import RARELY, Row, number, row_of, size
+from pages.verdicts import (
+    Sentence,
+    chance,
+    few_in_all,
+    few_of_a_class,
+    graver,
+    lowest,
+    objection,
+    pair,
+)
 from strategies.protocol.names import some
 from strategies.protocol.order import Order
 
 AS_LONG = "trained alone as long"  # instead of its name: the hospital's own model
-Sentence = tuple[str, str]  # its judgement (pages.page.judged), and the text
 
 
 def told(past: PastRun) -> list[Row]:
@@ -88,12 +97,6 @@ def which(own: Row | None) -> str:
     return AS_LONG if own and own["model"] == AS_LONG else "before the first hand-off"
 
 
-def is_useful(row: Row) -> bool:
-    """Whether a model is more than a constant answer here, and not worse than the hospital's."""
-    low = row["balanced_accuracy"]["low"]
-    return bool(low is None or low > same_answer(row)) and row["compared"] != "worse"
-
-
 def name_of(row: Row) -> str:
     """A row's model in a sentence."""
     return "the mean of all models" if row["kind"] == "ensemble" else f"'{row['model']}'"
@@ -106,12 +109,20 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     if best is None:
         yield "open", f"No model of this run has figures at {past.site}: see below for the reason."
         return
-    yield _handed_on(past, rows)
+    others = [row for row in rows if row["kind"] == "model" and row is not best]
+    at_chance = [row for row in others if row["balanced_accuracy"] and objection(row)]
+    judgement, text = _handed_on(past, rows)
+    yield graver(judgement, "note") if at_chance or objection(best) else judgement, text
     yield from _best(best, alone)
-    yield from _few(best)
+    if at_chance:
+        count = f"{len(at_chance)} of {len(others)} other models"
+        worst = f"lowest {pair(lowest(at_chance))}"
+        yield "bad", f"Not shown to be better than chance here: {count}; {worst}."
+    yield from few_in_all(best | best["balanced_accuracy"])
+    yield from few_of_a_class([best])
     yield from _classes(best)
-    for row in rows:
-        if row["kind"] == "model" and row is not best and (lost := _lost(row)):
+    for row in others:
+        if lost := _lost(row):
             yield "bad", f"{_upper(name_of(row))} finds no image of {some(lost)}."
 
 
@@ -151,17 +162,15 @@ def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
 
 
 def _best(best: Row, alone: Row | None) -> Iterator[Sentence]:
-    figure, same = best["balanced_accuracy"], same_answer(best)
+    figure, same, against = best["balanced_accuracy"], chance(best), objection(best)
     shown = f"balanced accuracy {number(figure)} on {size(best)}"
     text = f"The best here is {name_of(best)}: {shown}"
     if alone and alone["balanced_accuracy"]:
         text += f"; the hospital's own {which(alone)} had {number(alone['balanced_accuracy'])}"
     if best["gain"]:
         text += f", the difference is {number(best['gain'], signed=True)}"
-    beside = f" Always the same answer gives {same:.3f}, and 1 is perfect." if same else ""
-    yield "note", f"{text}.{beside}"
-    if figure["low"] is not None and figure["low"] <= same:
-        yield "bad", f"It is not shown that {name_of(best)} knows more than a constant answer."
+    beside = f" Always the same answer gives {same:.3f}, and 1 is perfect." if same > 0 else ""
+    yield "bad" if against else "note", f"{text}.{beside} {against}".rstrip()
     accuracy, largest = best["accuracy"], best["largest_class"]
     if not accuracy or not largest:
         return
@@ -169,13 +178,6 @@ def _best(best: Row, alone: Row | None) -> Iterator[Sentence]:
     if least <= largest["share"]:
         always = f"always answering '{largest['name']}' ({largest['share']:.3f})"
         yield "bad", f"Its accuracy {number(accuracy)} is not shown to be better than {always}."
-
-
-def _few(best: Row) -> Iterator[Sentence]:
-    figure = best["balanced_accuracy"]
-    if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
-        few = f"There are few test images here ({size(best)})"
-        yield "open", f"{few}: differences below {half:.2f} do not show."
 
 
 def _classes(best: Row) -> Iterator[Sentence]:
@@ -214,12 +216,6 @@ def _was_elsewhere(past: PastRun, lineage: str) -> bool:
     if manifest := past.models.get(lineage):
         return {*manifest.visited} != {past.site}
     return lineage != past.site
-
-
-def same_answer(row: Row) -> float:
-    """The balanced accuracy of always the same answer; 0 if nobody knows of how many classes."""
-    count = sum(bool(each["images"]) for each in row["classes"])
-    return 1 / count if count else 0.0
 
 
 def _lost(row: Row) -> list[str]:

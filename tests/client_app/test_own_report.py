@@ -20,7 +20,7 @@ from client_app.afterwards.alone import settings_of
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import use
-from client_app.afterwards.worth_here import AS_LONG, is_useful, sentences
+from client_app.afterwards.worth_here import AS_LONG, sentences
 from client_app.app import app
 from client_app.datasets import open_data
 from client_app.ledger import append, path_of, read
@@ -29,6 +29,7 @@ from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model
 from pages.figures import row_of
+from pages.verdicts import is_useful
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
@@ -423,6 +424,17 @@ def test_the_first_sentence_says_whether_what_came_is_better(gains, judgement, s
     assert said in first[1]
 
 
+@pytest.mark.parametrize("at_chance", [0.52, 0.5, 0.3])
+def test_no_check_mark_while_a_model_at_home_is_at_chance(at_chance):
+    """Both were handed on and beat graz's own, and only one knows anything."""
+    rows = [row("standalone", 0.2), row("m0", 0.8, 0.6), row("m1", at_chance, 0.2)]
+    said = [*sentences(PAST, rows)]
+    assert "good" not in [judgement for judgement, _ in said]
+    (text,) = [text for _, text in said if text.startswith("Not shown to be better than chance")]
+    assert f"1 of 1 other models; lowest {at_chance:.3f}" in text
+    assert "'m1' at graz" in text
+
+
 def test_where_nothing_was_handed_on_nothing_is_compared():
     judgement, said = next(sentences(PAST, [row("graz", 0.8, 0.3)]))
     assert judgement == "note"
@@ -441,8 +453,9 @@ def test_a_class_that_is_not_found_is_named():
 def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
     useless, worse, good = row("a", 0.52), row("a", 0.8, -0.2), row("a", 0.8, 0.2)
     assert [is_useful(each) for each in (useless, worse, good)] == [False, False, True]
-    texts = [text for _, text in sentences(PAST, [useless])]
-    assert "It is not shown that 'a' knows more than a constant answer." in texts
+    _, (judgement, text), *_ = sentences(PAST, [useless])
+    assert judgement == "bad"
+    assert text.endswith("That is not shown to be better than chance (0.500).")
     past: Any = SimpleNamespace(
         site="graz",
         models={"a": SimpleNamespace(visited=["wien"])},

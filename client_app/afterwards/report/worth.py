@@ -2,26 +2,23 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from math import nan
 
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.worth_here import (
     AS_LONG,
     best_of,
-    is_useful,
     name_of,
     own_of,
-    same_answer,
     which,
 )
 from learning.export import ModelManifest
 from pages import plots
 from pages.figures import Row, number
 from pages.figures_view import (
-    COMPARED,
     OF_CLASS,
     class_row,
     commonest,
+    compared_cell,
     confusion,
     interval,
     reliability,
@@ -30,6 +27,7 @@ from pages.figures_view import (
     whole,
 )
 from pages.page import figure, folded, heading, paragraph, table, verbatim
+from pages.verdicts import chance, is_useful
 
 AFTER = "the best model here after the run"
 COMMAND = "uv run python -m client_app"
@@ -47,10 +45,7 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
     shown = [*([alone] if alone else []), *(row for row in rows if row is not alone)]
     drawn = plots.spans(
         "Balanced accuracy by model",
-        [
-            plots.Row(_title(row), [span(row["balanced_accuracy"])], same_answer(row) or nan)
-            for row in shown
-        ],
+        [plots.Row(_title(row), [span(row["balanced_accuracy"])], chance(row)) for row in shown],
         marked="always the same answer",
     )
     yield figure(
@@ -66,7 +61,7 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
             _title(row),
             interval(row["balanced_accuracy"]),
             interval(row["gain"], signed=True),
-            COMPARED.get(row["compared"], "–"),
+            compared_cell(row),
             interval(row["accuracy"]),
             commonest(row["largest_class"]),
             *(interval(row[key]) for key in ("auroc", "ece")),
