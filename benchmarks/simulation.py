@@ -6,7 +6,6 @@ ended with the runs.
 """
 
 import json
-import os
 import socket
 import subprocess
 import time
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import ProxyHandler, build_opener
 
 from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -22,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from benchmarks.losses import NONE, Losses, UnreliableGrid
 from server_app.app import app
 from server_app.workers import Workers
+from strategies.protocol.local import past_proxy
 from strategies.protocol.settings import merged
 
 APP = Path(__file__).parents[1]
@@ -47,7 +47,7 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     workplace.mkdir(parents=True)
     port = str(_free_port())
     environment = {
-        **os.environ,
+        **past_proxy(),
         "FLWR_HOME": str(folder / "flwr"),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -186,7 +186,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_UP
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urlopen(url, timeout=1):
+            with build_opener(ProxyHandler({})).open(url, timeout=1):
                 return
         except (URLError, OSError):
             time.sleep(0.1)

@@ -4,6 +4,7 @@ Without it, a handler that raises or returns nothing would leave the hospital's 
 for ever. So would a process that is asked to end (SIGTERM) before it has answered.
 """
 
+import errno
 import logging
 import os
 import signal
@@ -18,6 +19,9 @@ from client_app.errors import LEAVES, failure_of
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
+
+# Of a disk that is full or read-only, or of folders that are another user's.
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Failed(Error):
@@ -56,10 +60,13 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             logging.getLogger("flwr").error(rule)
         return Message(Failed(failure_of(error), str(error), rule), reply_to=message)
     except (Exception, Terminated) as error:
-        logging.getLogger("flwr").exception(
-            "The hospital failed at %s", message.metadata.message_type
-        )
-        reason = f"{type(error).__name__}; the hospital's own log has the details."
+        reason, log = type(error).__name__, logging.getLogger("flwr")
+        if isinstance(error, OSError) and error.errno in DISK:
+            reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"
+            log.error("%s (%s). Free space, or give it another store-dir.", reason, error.filename)
+        else:
+            log.exception("The hospital failed at %s", message.metadata.message_type)
+        reason += "; the hospital's own log has the details."
         return Message(Failed(Failure.CRASHED, reason), reply_to=message)
 
 

@@ -21,6 +21,7 @@ from pages.page import (
 )
 from strategies.protocol.settings import defaults
 
+MOST = 12  # figures of a record in a terminal; the page has all
 FIELDS = {
     "round": "round",
     "hop": "hop",
@@ -38,7 +39,7 @@ def text(lines: Sequence[Line], verdict: str) -> str:
     for run, of_run in _runs(lines):
         parts.append(f"{run}\n")
         for line in of_run:
-            number, digest, time, asked, answer = _row(line)
+            number, digest, time, asked, answer = _row(line, MOST)
             parts.append(f"{number:>6} {digest} {time} {asked}\n       {answer}")
             parts += [f"       {setting}" for setting in _settings(line, changed=True)]
         parts.append("")
@@ -70,28 +71,29 @@ def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
     yield from runs.items()
 
 
-def _row(line: Line) -> tuple[str, ...]:
+def _row(line: Line, most: int = 10**9) -> tuple[str, ...]:
+    """Number, hash, time, what was asked and what left, each record with the first figures."""
     entry = line.entry
     asked = [f"{title} {entry[key]}" for key, title in FIELDS.items() if entry.get(key)]
     cells = (line.number, line.hash[:12], entry.get("time"), " ".join([entry["verb"], *asked]))
-    return (*map(printable, cells), printable(_answer(entry)))
+    return (*map(printable, cells), printable(_answer(entry, most)))
 
 
-def _answer(entry: dict[str, Any]) -> str:
+def _answer(entry: dict[str, Any], most: int) -> str:
     """What left, in words."""
     if failure := entry.get("failure"):
         rule = f" {failure['rule']}" if "rule" in failure else ""
         return f"failed ({failure['class']}): {failure['reason']}{rule}"
-    return "; ".join(map(_record, entry["left"])) or "nothing"
+    return "; ".join(_record(each, most) for each in entry["left"]) or "nothing"
 
 
-def _record(record: dict[str, Any]) -> str:
+def _record(record: dict[str, Any], most: int) -> str:
     name = record["name"]
     if "sha256" in record:
         return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
-    return (
-        f"{name}: {', '.join(f'{key} {shown(value)}' for key, value in record['values'].items())}"
-    )
+    values = [f"{key} {shown(value)}" for key, value in record["values"].items()]
+    more = f" and {len(values) - most} more (in the page)" if len(values) > most else ""
+    return f"{name}: {', '.join(values[:most])}{more}"
 
 
 def _settings(line: Line, *, changed: bool) -> list[str]:

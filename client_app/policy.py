@@ -158,9 +158,18 @@ class PrivacyRules:
         gan = settings.gan
         guaranteed = gan.method == "dp-mean-embedding"
         trained = settings.train.dp.noise_multiplier > 0
-        yield at_most("privacy.max-epsilon", gan.epsilon if guaranteed else 0, self.max_epsilon)
         deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
-        yield at_most("privacy.max-delta", max(deltas, default=0), self.max_delta)
+        if not deltas:  # an ε of 0 would read as perfect privacy
+            for name, limit in (("max-epsilon", self.max_epsilon), ("max-delta", self.max_delta)):
+                asked = "no differential privacy, no guarantee"
+                yield Ruling(f"privacy.{name}", f"{limit:g} or less", asked, True)
+            return
+        if guaranteed:
+            yield at_most("privacy.max-epsilon", gan.epsilon, self.max_epsilon)
+        else:
+            asked = "noise at every visit: the account adds up ε"
+            yield Ruling("privacy.max-epsilon", f"{self.max_epsilon:g} or less", asked, True)
+        yield at_most("privacy.max-delta", max(deltas), self.max_delta)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,18 @@ DEFAULT = STORES
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder, and those above it that are missing, for this user alone; the folder."""
+    """Make a folder, and those above it that are missing, for this user alone; the folder.
+
+    Raises:
+        OSError: One cannot be made; the text says what to do.
+    """
     for each in [*reversed(path.parents), path]:
-        each.mkdir(mode=0o700, exist_ok=True)
+        try:
+            each.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            cure = "give the hospital another folder with store-dir (--store-dir)"
+            text = f"The folder cannot be made ({error.strerror}): {cure}"
+            raise OSError(error.errno, text, str(each)) from error
     return path
 
 

@@ -18,7 +18,7 @@ from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import only_one
 from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
-from deploy.transport import ALPN
+from deploy.transport import ALPN, split_address
 from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, make_private
 
@@ -99,10 +99,8 @@ def start_supernode(hospital: Hospital) -> None:
     config = json.dumps(node_config(hospital))
     check_server(hospital.server, authority)
     hint = (
-        "If the log above shows [code: 2004], the server does not know this hospital's key: ask "
-        f"its operator to register {hospital.name}.pub. It also answers so for a minute after a "
-        "crash, and if a SuperNode with this key is connected from elsewhere. Status 0: the key is "
-        "no longer registered, or this machine's clock is wrong."
+        "With status 0 the hospital's key is no longer registered, or this machine's clock is "
+        "wrong."
     )
     facts = {"name": hospital.name, "server": hospital.server, "store": str(store)}
     with (
@@ -211,15 +209,12 @@ def check_server(server: str, authority: Path) -> None:
         DeployError: The certificate is not from that authority or not for this address, or `server`
             is not host:port.
     """
-    host, _, port = server.rpartition(":")
-    if not host or not port.isdecimal():
-        raise DeployError(f"--server is '{server}': give host:port, such as fl.example.org:9092.")
-    host = host.strip("[]")
+    host, port = split_address(server, "--server")
     context = ssl.create_default_context(cafile=authority)
     context.set_alpn_protocols([ALPN])
     try:
         with (
-            socket.create_connection((host, int(port)), timeout=10) as connection,
+            socket.create_connection((host, port), timeout=10) as connection,
             context.wrap_socket(connection, server_hostname=host),
         ):
             pass
@@ -242,7 +237,11 @@ def check_server(server: str, authority: Path) -> None:
             "port."
         ) from error
     except OSError as error:
-        print(f"{server} does not answer yet ({error}): the SuperNode retries.", flush=True)
+        print(
+            f"{server} cannot be reached now ({error}): the SuperNode tries again and again. Check "
+            "--server, the network and the firewall if this lasts.",
+            flush=True,
+        )
 
 
 def _free_port() -> int:

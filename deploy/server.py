@@ -13,9 +13,10 @@ from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import only_one
 from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
-from deploy.transport import for_commands, listen
+from deploy.transport import for_commands, listen, split_address
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import replacing
+from strategies.protocol.names import some
 
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
@@ -42,9 +43,10 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
         control_port: Port for commands, where these have one of their own (deploy.transport).
 
     Raises:
-        DeployError: A certificate is missing or not valid, the folder cannot be written to, a
-            SuperLink runs from it already, or it does not stay up.
+        DeployError: The address is not host:port, a certificate is missing or not valid, the folder
+            cannot be written to, a SuperLink runs from it already, or it does not stay up.
     """
+    split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
     for file in ("ca.crt", "server.crt", "server.key"):
         if not (folder / file).exists():
@@ -184,9 +186,10 @@ def run(folder: Path, run_config: str | None) -> None:
     """Start a run of the app, show its log, and wait for its end.
 
     Raises:
-        DeployError: No SuperLink answers, a setting is wrong, or the run has failed.
+        DeployError: No SuperLink answers, a setting is wrong, too few hospitals are registered, or
+            the run has failed.
     """
-    _check(run_config)
+    _check(folder, run_config)
     overrides = ["--run-config", run_config] if run_config else []
     number = str(_flwr(folder, "run", str(APP), NAME, *overrides)["run-id"])
     print(
@@ -199,20 +202,26 @@ def run(folder: Path, run_config: str | None) -> None:
         raise DeployError(f"Run {number} is {state['status']}: {state['status-details']}")
 
 
-def _check(run_config: str | None) -> None:
+def _check(folder: Path, run_config: str | None) -> None:
     """Refuse settings that cannot be used, before Flower is asked.
 
     Raises:
-        DeployError: Names the setting.
+        DeployError: Names the setting; or too few hospitals are registered.
     """
     from server_app.check import check  # takes a second
     from strategies.protocol.run_config import changes_of
     from strategies.protocol.settings import SettingsError, merged
 
     try:
-        check(merged(changes_of([run_config] if run_config else [])), simulated=False)
+        settings = check(merged(changes_of([run_config] if run_config else [])), simulated=False)
     except SettingsError as error:
         raise DeployError(str(error)) from error
+    names, wanted = sorted(name for name, *_ in hospitals_of(folder)), settings.min_hospitals
+    if len(names) < wanted:
+        raise DeployError(
+            f"min-hospitals is {wanted}, and {len(names)} are registered ({some(names) or 'none'}):"
+            " register more with `python -m deploy register`, or lower min-hospitals."
+        )
 
 
 def _end_of(folder: Path, number: str) -> dict[str, str]:

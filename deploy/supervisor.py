@@ -17,6 +17,7 @@ from pathlib import Path
 from deploy.errors import DeployError
 from deploy.voice import Voice, say
 from deploy.watch import Watch
+from strategies.protocol.local import past_proxy
 
 STEADY = 30.0  # seconds of running after which a program counts as up
 PATIENCE = 120.0  # seconds without counting as up after which a program is given up
@@ -49,7 +50,7 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
-        **os.environ,
+        **past_proxy(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,

@@ -4,8 +4,11 @@ Up to 1.39 hospitals have a port of their own, with gRPC. Since 1.40 the SuperLi
 which hospitals, commands and the server's own runs come, with HTTP.
 """
 
+import ipaddress
 import re
 from importlib.metadata import version
+
+from deploy.errors import DeployError
 
 ONE_PORT = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 40)
 ALPN = "http/1.1" if ONE_PORT else "h2"  # what a SuperNode offers in TLS
@@ -14,6 +17,28 @@ LISTENS = re.compile(
     r".*Starting (?:Fleet API \(gRPC-rere\)|the SuperLink Fleet HTTP API) on (\S+?)\.?$"
 )
 _EVERYWHERE = ("0.0.0.0", "[::]")
+
+
+def split_address(text: str, option: str) -> tuple[str, int]:
+    """The host and the port of an address; a host's brackets, as of [::1]:9092, are taken off.
+
+    Raises:
+        DeployError: It is not host:port.
+    """
+    host, _, port = text.rpartition(":")
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            host = str(ipaddress.IPv6Address(host[1:-1]))
+        elif not re.fullmatch(r"(?!-)[\w-]{1,63}(\.[\w-]{1,63})*\.?", host, re.ASCII):
+            raise ValueError
+        if not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 2**16:
+            raise ValueError
+    except ValueError:
+        raise DeployError(
+            f"{option} is '{text}': give host:port alone, such as fl.example.org:9092 or "
+            "[2001:db8::7]:9092, without https:// and path; a port is 1 to 65535."
+        ) from None
+    return host, int(port)
 
 
 def listen(fleet_address: str, control_port: int) -> list[str]:

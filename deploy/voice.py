@@ -27,7 +27,13 @@ _CHATTER = re.compile(
     r"|Started task |All logs for run|Connection (attempt failed|successful)"
     r'|\S+ - "\w+ \S+ HTTP/[\d.]+" [23]\d\d'
 )
+# What a SuperNode says around the reason for which it has not been let in.
+_REFUSAL = re.compile(
+    r"Exit Code: 305|Failed to initialize the connection|The SuperNode could not establish"
+    r"|For more information, visit:"
+)
 MISSED = 6  # failed attempts to connect after which the other end counts as away
+PARDON = 20  # further ones that a refused SuperNode has before that
 
 
 class Voice:
@@ -85,14 +91,24 @@ class SuperNodeVoice(Voice):
         if text.startswith("SuperNode ID: "):
             self._missed = 0
             return f"{self.hospital} is connected to {self.server} and waits for a run."
+        if "[code: 2004]" in text:
+            # A SuperNode that is refused ends with failed attempts: for a while these say nothing.
+            self._missed = -PARDON
+            return (
+                f"{self.server} answers and refuses {self.hospital}, whose key it does not know: "
+                f"ask its operator to register {self.hospital}.pub. It also refuses for a minute "
+                "after a crash, and while a SuperNode with this key is connected from elsewhere."
+            )
+        if _REFUSAL.match(text):
+            return ""
         if text.startswith("Connection attempt failed"):
             self._missed += 1
-            away = f"{self.server} does not answer; {self.hospital} tries again and again."
+            away = f"{self.server} cannot be reached; {self.hospital} tries again and again."
             return away if self._missed == MISSED else ""
         if text.startswith("Connection successful"):
             back = self._missed >= MISSED
             self._missed = 0
-            return f"{self.server} answers again." if back else ""
+            return f"{self.server} can be reached again." if back else ""
         if found := re.match(r"Receiving: (\S+) message", text):
             self._verb, self._since = found[1], time.monotonic()
             return "" if self._verb == "query.live" else f"{self._verb}: at work"

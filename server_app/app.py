@@ -9,6 +9,7 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from server_app import MISSING_CLUSTER
 from server_app.results import Results
 from server_app.workers import Workers, WorkersGrid
 from strategies.engine.courier import Courier
@@ -35,11 +36,12 @@ def main(grid: Grid, context: Context) -> None:
         with _engine(grid, settings, context) as chosen:
             courier = Courier(chosen, results.waits_for)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
-    except Exception as error:
+    except Exception as raised:
+        error = results.explain(raised)
         results.fail(error, state)
         console.told = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
-        raise
+        raise error from raised
     results.finish(state)
     console.last = str(results.path)
     log(INFO, "%s", results.path)
@@ -48,6 +50,11 @@ def main(grid: Grid, context: Context) -> None:
 @contextmanager
 def _engine(grid: Grid, settings: Settings, context: Context) -> Iterator[Grid]:
     """The grid of the run: Flower's, or with `workers` the same hospitals in warm processes."""
+    if MISSING_CLUSTER:
+        raise RunError(
+            f"RAY_ADDRESS is '{MISSING_CLUSTER}', and no Ray cluster answers there: start it (ray "
+            "start --head), or remove the variable from the SuperLink's environment."
+        )
     if settings.workers == 0 or isinstance(grid, WorkersGrid):
         yield grid
         return

@@ -1,6 +1,7 @@
-"""Which environment packages come from, if Flower has made one for the run."""
+"""The environment of a run, before Flower imports Ray: its packages, and Ray's variables."""
 
 import os
+import socket
 import sys
 import tomllib
 from importlib.metadata import Distribution, distributions
@@ -10,6 +11,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
+RAY_SOCKETS = 70  # characters that Ray adds to the temporary folder for the path of a socket
+SOCKET_PATH = 107  # characters that such a path may have
+GIVEN_ADDRESS = "FEDHANDOFF_RAY_ADDRESS"  # environment variable: RAY_ADDRESS of the user
+CONNECT = 1.0  # seconds that a Ray cluster has to accept a connection
 
 
 def prefer_compiled(pyproject: Path = PYPROJECT) -> None:
@@ -30,6 +35,39 @@ def prefer_compiled(pyproject: Path = PYPROJECT) -> None:
     wanted = map(Requirement, [*project["dependencies"], "ray"])
     if all(_is_met(each, others) for each in wanted):
         sys.path[:] = others
+
+
+def prepare_ray() -> None:
+    """Set the variables that Ray reads when it is imported, where the user has not set them."""
+    for name, value in {
+        # Ray passes on what simulated hospitals log: without colours, and every line, not one for
+        # all hospitals whose lines differ in numbers alone.
+        "RAY_COLOR_PREFIX": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Ray remembers the last cluster of a machine. It waits for it, even if that has ended.
+        "RAY_ADDRESS": "local",
+    }.items():
+        os.environ.setdefault(name, value)
+    if len(os.environ.get("TMPDIR", "")) + RAY_SOCKETS > SOCKET_PATH:
+        os.environ.setdefault("RAY_TMPDIR", "/tmp")
+
+
+def missing_cluster() -> str:
+    """The value of RAY_ADDRESS if no cluster answers there, else "".
+
+    Ray would wait for minutes. So the variable becomes "local": the run ends with a message.
+    Flower imports an app twice, so the value is kept in the environment.
+    """
+    address = os.environ.setdefault(GIVEN_ADDRESS, os.environ["RAY_ADDRESS"])
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host:  # local, or auto, which Ray refuses at once if there is none
+        return ""
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT):
+            return ""
+    except (OSError, ValueError, OverflowError):
+        os.environ["RAY_ADDRESS"] = "local"
+        return address
 
 
 def _is_met(wanted: Requirement, paths: list[str]) -> bool:

@@ -19,6 +19,7 @@ metrics.jsonl that are younger than the checkpoint: what they tell of is done on
 """
 
 import csv
+import errno
 import fcntl
 import json
 import os
@@ -26,6 +27,7 @@ import shutil
 import tomllib
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from logging import ERROR, INFO
 from math import isfinite, isnan
@@ -52,6 +54,7 @@ from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
 from strategies.engine.events import Event
+from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.files import replacing
@@ -61,6 +64,7 @@ from strategies.registry import strategy_of
 # Seconds of silence after which the log says whom the server waits for; each next time twice as
 # long, up to the second.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
+FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it, has no room
 TELL = 0.2  # seconds at least between two times that it is written down whom the server waits for
 # Settings that may change on resume.
 MAY_CHANGE = {
@@ -271,13 +275,23 @@ class Results:
         self._close(state, "")
         checkpoint.remove(self._checkpoint)
 
+    def explain(self, error: Exception) -> Exception:
+        """The same error, or one that a person can mend, of a disk that takes no more."""
+        if not isinstance(error, OSError) or error.errno not in FULL:
+            return error
+        return RunError(
+            f"The server cannot write to {self.path} ({error.strerror}): free space on that disk, "
+            "then resume the run."
+        )
+
     def fail(self, error: Exception, state: State) -> None:
         """Write what there is of a run that an error ended, and how to go on with it.
 
         Nobody can go on from settings that were refused before the first hop: a resumed run has
         the same ones.
         """
-        self._close(state, f"{type(error).__name__}: {error}")
+        with suppress(OSError):  # a disk that is full
+            self._close(state, f"{type(error).__name__}: {error}")
         log(ERROR, "The run failed: %s Its results so far are in %s", error, self.path)
         if isinstance(error, SettingsError) and (state.round, state.hop) == (1, 0):
             checkpoint.remove(self._checkpoint)
@@ -316,7 +330,8 @@ class Results:
             if name == model.lineage:  # no copy that FedAvg was going to average
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
-                shutil.copyfile(state.shelf.path(model.parcel), path)
+                with replacing(path) as draft:
+                    shutil.copyfile(state.shelf.path(model.parcel), draft)
         page = render(self.path.name, summary, events, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)

@@ -67,8 +67,9 @@ ALLOWED = {
     # It starts Flower's programs and looks into no other; the demo makes images.
     "deploy": {
         *("cryptography", "sklearn", "PIL", "server_app.check"),
-        *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.names"),
-        *("strategies.protocol.run_config", "strategies.protocol.settings"),
+        *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.local"),
+        *("strategies.protocol.names", "strategies.protocol.run_config"),
+        "strategies.protocol.settings",
     },
 }
 PACKAGES = [package for package in ALLOWED if "/" not in package]

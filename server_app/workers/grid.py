@@ -89,7 +89,7 @@ class Workers:
 
         def put(record: ArrayRecord) -> str:
             name = self.outbox.place(record)
-            worker.records.add(name)
+            worker.records |= {name} - {""}
             return name
 
         asked = message.metadata
@@ -97,7 +97,7 @@ class Workers:
         facts = [asked.message_type, asked.ttl, asked.dst_node_id - 1, hospitals, changed]
         worker.knows, worker.message = config, message
         worker.served.add(asked.dst_node_id)
-        with suppress(OSError):  # it has died: `receive` finds that out
+        with suppress(ConnectionError):  # it has died: `receive` finds that out
             send(worker.connection, facts, message.content, put)
 
     def receive(self, worker: _Worker) -> Message:
@@ -108,7 +108,10 @@ class Workers:
             failure, content = receive(worker.answers, self._take)
         except (EOFError, OSError):
             code = self._replace(worker)
-            reason = f"The hospital's process ended with {code}; -9: memory ran out, it may be."
+            reason = (
+                f"The hospital's process ended with code {code} (-9 is usually out of memory): "
+                "give the machine more memory, or use fewer workers."
+            )
             return Message(Error(Failure.CRASHED, reason), reply_to=message)
         worker.message = None
         worker.records.clear()

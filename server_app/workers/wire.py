@@ -5,6 +5,7 @@ for, however many messages it is in. The rest goes through a socket. Nothing is 
 (strategies/protocol/handover.py).
 """
 
+import errno
 import fcntl
 import os
 import shutil
@@ -70,10 +71,20 @@ def size_of(record: ArrayRecord) -> int:
     return sum(len(array.data) for array in record.values())
 
 
-def write(record: ArrayRecord, path: Path) -> None:
-    """Write a record to a file."""
-    with path.open("wb") as file:
-        handover.write(file.write, [], RecordDict({"record": record}))
+def write(record: ArrayRecord, path: Path) -> bool:
+    """Write a record to a file; False, and no file, if the folder has no room for it.
+
+    Many containers have 64 MB of shared memory.
+    """
+    try:
+        with path.open("wb") as file:
+            handover.write(file.write, [], RecordDict({"record": record}))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
 
 
 def read(path: Path) -> ArrayRecord:
@@ -85,14 +96,19 @@ def read(path: Path) -> ArrayRecord:
 def send(
     connection: socket, facts: list[Any], content: RecordDict, place: Callable[[ArrayRecord], str]
 ) -> None:
-    """Write facts and records; `place` keeps a large one, and gives the name it is found by."""
+    """Write facts and records.
+
+    `place` keeps a large record and returns its name; "" if it has no room: then the record goes
+    through the socket, too.
+    """
     names: list[tuple[str, str]] = []  # of all records in their order, and of those kept elsewhere
     small = RecordDict()
     for name, record in content.items():
+        kept = ""
         if isinstance(record, ArrayRecord) and size_of(record) >= SMALL:
-            names.append((name, place(record)))
-        else:
-            names.append((name, ""))
+            kept = place(record)
+        names.append((name, kept))
+        if not kept:
             small[name] = record
     handover.send(connection, [facts, names], small)
 
@@ -121,11 +137,12 @@ class Outbox:
         self._bytes = self._count = 0
 
     def place(self, record: ArrayRecord) -> str:
-        """The name of a record's file, which is written if it is not there yet."""
+        """The name of a record's file, which is written if it is not there yet; "" = no room."""
         if id(record) not in self._written:
             self._count += 1
             name = str(self._count)
-            write(record, self.folder / name)
+            if not write(record, self.folder / name):
+                return ""
             self._written[id(record)] = name, record
             self._bytes += size_of(record)
         self._written.move_to_end(id(record))

@@ -32,8 +32,7 @@ def main(connection: socket, folder: Path) -> None:
 
     def place(record: ArrayRecord) -> str:
         name = f"{os.getpid()}-{next(names)}"
-        write(record, folder / name)
-        return name
+        return name if write(record, folder / name) else ""
 
     with connection, connection.makefile("rb") as messages:
         while True:

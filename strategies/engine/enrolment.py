@@ -19,6 +19,7 @@ from strategies.engine.run import Run, RunError
 from strategies.engine.state import AWAY, Model
 from strategies.protocol.classes import ordered, outputs
 from strategies.protocol.code import code_hash
+from strategies.protocol.console import duration
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import some
 from strategies.protocol.order import Order
@@ -121,6 +122,7 @@ def check_ready(run: Run, failed: Failed) -> None:
 def _reached(run: Run) -> list[int]:
     """The nodes of hospitals that are not known yet, once enough of all can be reached."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
+    said = -1
     while len(reachable := run.courier.reachable()) + _excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
@@ -135,7 +137,14 @@ def _reached(run: Run) -> list[int]:
                 f"{waited:.0f} seconds (hop-timeout) that they take messages; connected: "
                 f"{connected}. Start more, or lower min-hospitals."
             )
-        log(INFO, "%d of %d hospitals can be reached, waiting", len(reachable), wanted)
+        if len(reachable) != said:
+            said, names = len(reachable), run.courier.connected()
+            here = some(sorted(names.get(node, f"node {node}") for node in reachable)) or "none"
+            left = duration(run.settings.hop_timeout - waited)
+            log(
+                *(INFO, "%d of %d hospitals (min-hospitals) can be reached: %s. The run waits %s"),
+                *(said, wanted, here, f"for the others, {left} at the most (hop-timeout)"),
+            )
         time.sleep(PAUSE)
     return strangers(run, reachable)
 

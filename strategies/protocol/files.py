@@ -2,11 +2,12 @@
 
 import codecs
 import csv
+import errno
 import io
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # Where hospitals have their stores unless they say otherwise.
@@ -17,14 +18,22 @@ STORES = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / 
 def replacing(path: Path) -> Iterator[Path]:
     """A draft beside `path` that takes its place, whole, once the block has ended without an error.
 
-    After an error the draft is removed. The folder must exist.
+    After an error the draft is removed. An error of the draft names `path`.
+
+    Raises:
+        FileNotFoundError: The folder does not exist.
     """
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "This folder does not exist", str(path.parent))
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield draft
         os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(draft):
+            error.filename = str(path)
         raise
 
 

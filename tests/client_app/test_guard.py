@@ -1,5 +1,6 @@
 """Whatever a handler does, the server gets an answer, and nothing it should not."""
 
+import errno
 import os
 import signal
 import threading
@@ -104,3 +105,16 @@ def test_a_handler_may_run_in_any_thread():
     thread.start()
     thread.join()
     assert answers[0].content == content
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES])
+def test_of_a_disk_that_takes_nothing_the_server_learns_why_and_no_path(number, caplog):
+    def handler(message, context):
+        raise OSError(number, "words", "/data/patients/Jane Doe.npz")
+
+    reason = guarded(message(), handler).error.reason
+    assert reason.startswith("The hospital cannot write to its disk or folders: ")
+    assert os.strerror(number) in reason
+    assert "Jane" not in reason
+    assert "Jane Doe.npz" in caplog.text
+    assert "Traceback" not in caplog.text

@@ -119,6 +119,18 @@ def test_it_says_which_embeddings_were_asked_for(tmp_path):
     assert "train embeddings sampled" in ledger_view.text([*read(ledger_of(place))], "")
 
 
+def test_a_terminal_shows_the_first_of_many_figures_and_the_page_shows_all(tmp_path):
+    place = deployed(tmp_path)
+    values = {f"m{n}": n / 7 for n in range(400)}
+    append(ledger_of(place), {"verb": "evaluate", "left": [{"name": "metrics", "values": values}]})
+    lines = [*read(ledger_of(place))]
+    text = ledger_view.text(lines, "")
+    assert f"m{ledger_view.MOST - 1} " in text
+    assert f"and {400 - ledger_view.MOST} more" in text
+    assert max(map(len, text.splitlines())) < 300
+    assert "m399 57.000" in ledger_view.page("graz", lines, "", whole=True)
+
+
 def test_no_setting_passes_for_the_settings_of_an_earlier_line(tmp_path):
     place = deployed(tmp_path)
     answered(place, figures)

@@ -242,6 +242,20 @@ def test_the_explanation_says_what_becomes_of_embeddings(
 
 
 @pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({}, "no guarantee"),
+        ({"train.dp.noise-multiplier": 1.0}, "the account adds up"),
+        ({"gan.method": "dp-mean-embedding", "gan.epsilon": 0.5}, "0.5"),
+    ],
+)
+def test_a_run_without_a_guarantee_does_not_read_as_one_with_an_epsilon_of_0(settings, asked):
+    rulings = Policy.read().judge(Settings.parse({**defaults(), **settings}))
+    (ruling,) = (each for each in rulings if each.rule == "privacy.max-epsilon")
+    assert asked in str(ruling.asked)
+
+
+@pytest.mark.parametrize(
     ("settings", "rule"),
     [
         ({"gan.epsilon": 1.1}, "privacy.max-epsilon"),

@@ -15,6 +15,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from requests.utils import should_bypass_proxies
 
 from client_app import node_config as app
 from deploy import hospital, server, supervisor, transport, watch
@@ -319,7 +320,7 @@ def test_a_server_is_known_by_its_authority_and_its_name(folder, listening, tmp_
 
 def test_a_server_that_does_not_answer_is_waited_for(folder, capsys):
     check_server("127.0.0.1:1", folder / "ca.crt")
-    assert "does not answer yet" in capsys.readouterr().out
+    assert "cannot be reached now" in capsys.readouterr().out
 
 
 def test_a_key_that_is_no_file_or_no_key_is_not_registered(folder):
@@ -379,24 +380,26 @@ def test_what_flower_says_is_said_clearly(answer, message, folder, flwr):
 
 def of_run(status):
     run = {"status": status, "status-details": "boom"}
-    return json.dumps({"success": True, "run-id": "7", "runs": [run]})
+    nodes = [{"node-id": n, "status": "online", "online-at": "2026-11-22"} for n in "12"]
+    return json.dumps({"success": True, "run-id": "7", "runs": [run], "nodes": nodes})
 
 
 def test_a_run_ends_as_flower_says_even_if_the_superlink_was_away(folder, flwr):
-    commands = flwr(of_run("pending"), GONE, of_run("running"), of_run("finished:completed"))
+    answers = [GONE, of_run("running"), of_run("finished:completed")]
+    commands = flwr(*[of_run("pending")] * 2, *answers)
     server.run(folder, None)
-    assert commands == ["run", "log", "ls", "log", "ls", "log", "ls"]
+    assert commands == ["supernode", "run", "log", "ls", "log", "ls", "log", "ls"]
 
 
 def test_a_run_that_failed_is_an_error(folder, flwr):
-    flwr(of_run("pending"), of_run("finished:failed"))
+    flwr(*[of_run("pending")] * 2, of_run("finished:failed"))
     with pytest.raises(DeployError, match="Run 7 is finished:failed: boom"):
         server.run(folder, None)
 
 
 def test_a_run_is_not_waited_for_if_the_superlink_stays_away(folder, flwr, monkeypatch):
     monkeypatch.setattr(server, "PATIENCE", 0)
-    flwr(of_run("pending"), GONE)
+    flwr(*[of_run("pending")] * 2, GONE)
     with pytest.raises(DeployError, match="No SuperLink answers"):
         server.run(folder, None)
 
@@ -550,3 +553,59 @@ def test_the_demo_starts_wherever_it_is_called(tmp_path):
     command = [ROOT / "deploy" / "demo"]
     output = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
     assert output.splitlines() == [str(ROOT), "run python -m deploy.demo"]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("https://fl.example.org:9092", "fl.example.org", "fl.example.org:", ":9092", "fl:0"),
+        *("fl.example.org:9092/path", "me@fl.example.org:9092", "fl.example.org:65536"),
+        "fl:\N{FULLWIDTH DIGIT NINE}",
+        *("fl example.org:9092", "fl.example.org:9092 ", "2001:db8::7:9092", "[fl]:9092", "-fl:9"),
+        *("fl..example.org:9092", "[::1:9092", "grpc://[::1]:9092", "fl.example.org:+9092", ""),
+    ],
+)
+def test_an_address_that_cannot_be_one_is_refused_at_the_start(folder, address):
+    with pytest.raises(DeployError, match=r"--server is .*: give host:port alone"):
+        check_server(address, folder / "ca.crt")
+    with pytest.raises(DeployError, match=r"--fleet-address is .*: give host:port alone"):
+        server.start_superlink(folder, address, 8000)
+
+
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [
+        ("fl.example.org:9092", ("fl.example.org", 9092)),
+        ("192.0.2.7:1", ("192.0.2.7", 1)),
+        ("[2001:db8::7]:65535", ("2001:db8::7", 65535)),
+        ("[::]:9092", ("::", 9092)),
+        ("fl_1.example.org.:9092", ("fl_1.example.org.", 9092)),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address, parts):
+    assert transport.split_address(address, "--server") == parts
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+def test_programs_of_one_machine_talk_past_a_proxy(monkeypatch, name):
+    for each in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy.example.org:3128")
+    monkeypatch.setenv(name, "intranet.example.org")
+    environment = supervisor.flower(ROOT)
+    for each in ("no_proxy", "NO_PROXY"):
+        assert environment[each].split(",") == [
+            *("intranet.example.org", "127.0.0.1", "localhost", "::1")
+        ]
+    for url in ("http://127.0.0.1:9", "http://localhost:9", "http://[::1]:9"):
+        assert should_bypass_proxies(url, environment["no_proxy"])
+    assert environment["http_proxy"] == "http://proxy.example.org:3128"  # for other machines
+
+
+def test_a_run_that_waits_for_more_hospitals_than_are_registered_does_not_begin(
+    folder, monkeypatch
+):
+    nodes = [("graz", "online", "2026-11-22"), ("linz", "offline", "2026-11-22")]
+    monkeypatch.setattr(server, "hospitals_of", lambda _: nodes)
+    with pytest.raises(DeployError, match=r"min-hospitals is 3, and 2 are registered \(graz, linz"):
+        server.run(folder, "min-hospitals=3 strategy='cwt'")

@@ -53,10 +53,24 @@ def test_a_server_that_is_away_is_named_once_until_it_answers_again(capsys):
     failed = ["Connection attempt failed, retrying in 0.74 seconds"]
     # Its own parts find each other after one or two attempts.
     assert heard(voice, capsys, *failed, "Connection successful after 0.75 seconds") == []
-    away = "fl.example.org:9092 does not answer; graz tries again and again."
+    away = "fl.example.org:9092 cannot be reached; graz tries again and again."
     assert heard(voice, capsys, *failed * (2 * MISSED)) == [away]
     back = "Connection successful after 81.3 seconds and 12 tries."
-    assert heard(voice, capsys, back, back) == ["fl.example.org:9092 answers again."]
+    assert heard(voice, capsys, back, back) == ["fl.example.org:9092 can be reached again."]
+
+
+def test_a_server_that_refuses_is_not_said_to_be_away(capsys):
+    voice = SuperNodeVoice("graz", "fl.example.org:9092")
+    failed = ["Connection attempt failed, retrying in 0.74 seconds"]
+    refusal = [
+        *("ERROR :   Exit Code: 305", "Failed to initialize the connection to the SuperLink."),
+        *("[code: 2004] Failed to activate SuperNode.", "For more information, visit: <https://x>"),
+        "The SuperNode could not establish a connection to the SuperLink.",
+    ]
+    for _ in range(3):
+        (line,) = heard(voice, capsys, *failed * MISSED, *refusal, *failed * MISSED)[-1:]
+        assert "fl.example.org:9092 answers and refuses graz" in line
+        assert "register graz.pub" in line
 
 
 def test_a_server_s_log_has_who_comes_and_goes_and_no_line_for_each_look(capsys):

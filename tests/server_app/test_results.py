@@ -1,5 +1,7 @@
 import csv
+import errno
 import json
+import os
 from dataclasses import asdict, replace
 from math import nan
 from time import monotonic, time
@@ -26,6 +28,10 @@ from tests.fakes import settings
 @pytest.fixture
 def results(tmp_path):
     return Results.open(settings(output_dir=str(tmp_path)))[0]
+
+
+def raise_(error):
+    raise error
 
 
 def at(results, *lineages):
@@ -132,6 +138,18 @@ def test_a_failed_run_keeps_what_it_measured(results, events):
     assert summary["participation"]["A"]["visits"] == 2
     assert "the power went" in (results.path / "report.html").read_text()
     assert (results.path / "parcels" / "A.npz").exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_its_cure(results, monkeypatch, number):
+    error = results.explain(OSError(number, os.strerror(number)))
+    assert str(results.path) in str(error)
+    assert "free space on that disk" in str(error)
+    monkeypatch.setattr(module, "to_json", lambda *_, **__: raise_(OSError(number, "full")))
+    results.fail(error, at(results, "A"))  # it has no room for its summary
+    assert (results.path / "checkpoint" / "resume.toml").exists()
+    other = ValueError("no matter of a disk")
+    assert results.explain(other) is other
 
 
 @pytest.mark.parametrize(

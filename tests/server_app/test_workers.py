@@ -134,3 +134,16 @@ def test_a_run_in_warm_processes_is_that_of_one_process(strategy, workers, tmp_p
     (other,) = (tmp_path / "warm").iterdir()
     assert metrics_of(other) == metrics_of(one)
     assert models_of(other) == models_of(one)
+
+
+def test_a_record_for_which_shared_memory_has_no_room_goes_through_the_socket(tmp_path):
+    (tmp_path / "1").symlink_to("/dev/full")  # the name of the first record
+    large, outbox = record(7), wire.Outbox(tmp_path)
+    ours, theirs = socketpair()
+    with ours, theirs, theirs.makefile("rb") as file:
+        wire.send(ours, ["train"], RecordDict({"model": large}), outbox.place)
+        facts, came = wire.receive(file, wire.Inbox(tmp_path).find)
+        assert facts == ["train"]
+        assert (came.array_records["model"]["weights"].numpy() == 7).all()
+        assert list(tmp_path.iterdir()) == []  # no half of a record is left
+        assert outbox.place(large) == "2"  # there is room again
