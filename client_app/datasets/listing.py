@@ -19,19 +19,26 @@ Other columns are ignored. Nothing is dropped: what cannot be used is listed wit
 """
 
 import os
+import re
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote
 
-from client_app.datasets.files import is_image
+from client_app.datasets.files import SUFFIXES, is_image
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import read_table
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
 OPTIONAL = ("split", "site", "slice", "task")
+
+_Listed = Callable[[Path], dict[str, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -190,12 +197,15 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
     header, rows = _table(source, needed)
     listing, folder = Listing(source), source.parent.resolve()
     real = cache(os.path.realpath)  # of folders; without the cache, ten thousand rows take a second
+    listed = cache(_list)
     seen: set[tuple[Path, int | None]] = set()
     for number, fields in rows:
         image = "".join(fields[header["image"] : header["image"] + 1]).strip()
         where = f"row {number} ({image})" if image else f"row {number}"
         try:
-            entry = _entry(where, partial(_file, folder, real=real), header, fields, needed)
+            entry = _entry(
+                where, partial(_file, folder, real=real, listed=listed), header, fields, needed
+            )
             if (entry.file, entry.slice) in seen:
                 raise _RowError("names an image that an earlier row names too")
         except _RowError as error:
@@ -286,22 +296,66 @@ def _entry(
     )
 
 
-def _file(folder: Path, image: str, real: Callable[[Path], str]) -> Path:
+def _file(folder: Path, image: str, real: Callable[[Path], str], listed: _Listed) -> Path:
     """The image file that a row names, with no symbolic link left in its path."""
-    for start in (folder, folder / "images"):
-        try:
-            file = start / image
-            file = Path(real(file.parent), file.name)
-            if file.is_symlink():
-                file = file.resolve()
-            if not file.is_file():
-                continue
-        except (OSError, RuntimeError, ValueError) as error:  # too long, links in a ring, a NUL
-            raise _RowError("names an image that cannot be looked up") from error
-        if not file.is_relative_to(folder):
-            raise _RowError("names an image outside of the manifest's folder")
-        return file
-    raise _RowError(
-        "names an image that is not there: it must be relative to the manifest's folder, or to "
-        "'images' in it"
-    )
+    starts = (folder, folder / "images")
+    files = filter(None, (_existing(start / image, real) for start in starts))
+    if not (found := list(islice(files, 1))):
+        meant = (file for start in starts for file in _meant(start, image, listed))
+        found = [file for each in meant if (file := _existing(each, real))]
+    if len(found) > 1:
+        raise _RowError("names several images that are there: write the name in full")
+    if not found:
+        away = re.match(r"[A-Za-z]:|\\\\|\w+://", image)
+        raise _RowError(
+            f"names an image {'by its place on another machine' if away else 'that is not there'}: "
+            "it must be relative to the manifest's folder, or to 'images' in it"
+        )
+    if not found[0].is_relative_to(folder):
+        raise _RowError("names an image outside of the manifest's folder")
+    return found[0]
+
+
+def _existing(file: Path, real: Callable[[Path], str]) -> Path | None:
+    try:
+        file = Path(real(file.parent), file.name)
+        if file.is_symlink():
+            file = file.resolve()
+        return file if file.is_file() else None
+    except (OSError, RuntimeError, ValueError) as error:  # too long, links in a ring, a NUL
+        raise _RowError("names an image that cannot be looked up") from error
+
+
+def _meant(start: Path, image: str, listed: _Listed) -> list[Path]:
+    """What a name can mean that another machine wrote.
+
+    It has backslashes, another case or Unicode form, percent signs, or no suffix.
+    """
+    parts = [part for part in re.split(r"[/\\]", image) if part not in ("", ".")]
+    *folders, last = parts or [""]
+    places = [start]
+    for part in folders:
+        places = [place / name for place in places for name in listed(place).get(_plain(part), ())]
+    for key in (_plain(last), _plain(last) + "."):
+        if found := [place / name for place in places for name in listed(place).get(key, ())]:
+            return found
+    return []
+
+
+def _list(folder: Path) -> dict[str, list[str]]:
+    """The names in a folder, by their plain form; an image's also without suffix, with a dot."""
+    names: dict[str, list[str]] = {}
+    with suppress(OSError):  # no such folder
+        for name in os.listdir(folder):
+            plain = _plain(name)
+            short = [
+                plain.removesuffix(suffix[1:]) for suffix in SUFFIXES if plain.endswith(suffix)
+            ]
+            for key in (plain, *short):
+                names.setdefault(key, []).append(name)
+    return names
+
+
+def _plain(name: str) -> str:
+    """A name without what differs from machine to machine."""
+    return unicodedata.normalize("NFC", unquote(name).casefold())

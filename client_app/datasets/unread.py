@@ -52,6 +52,10 @@ FORMATS = (
     Format("MGH", "mgh mgz", AS_NIFTI),
     Format("ANALYZE or NIfTI in two files", "hdr", AS_NIFTI, rb"\x5c\x01\0\0|\0\0\x01\x5c"),
     Format("array", "npy npz mat h5 hdf5", AS_IMAGE, rb"\x93NUMPY|MATLAB|\x89HDF"),
+    Format(
+        *("this kind of TIFF", "", "save it as TIFF of 8 or 16 bits, or as PNG"),
+        rb"II[*+]\0|MM\0[*+]",
+    ),
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
     Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
     Format(

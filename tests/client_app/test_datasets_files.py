@@ -3,6 +3,7 @@
 import gzip
 import io
 import logging
+import struct
 import sys
 import warnings
 import zlib
@@ -129,6 +130,28 @@ def test_images_are_upright(kind, orientation, turns, mirrored, read):
 
 
 @pytest.mark.parametrize(
+    ("entries", "turned"),
+    [
+        ([(0x0112, 3, 6), (0x011A, 10, 38)], True),  # a ratio of -1/0, which cannot be written
+        ([(0x0112, 3, 6), (0x011A, 5, 9_999)], True),  # one that is not in the file
+        ([(0x0112, 3, 9)], False),
+        ([], False),
+    ],
+)
+def test_a_picture_counts_whatever_else_its_exif_holds(entries, turned, read):
+    jpeg = saved(PIL.Image.new("RGB", (8, 4)), "JPEG")
+    exif = b"Exif\0\0" + struct.pack("<2sHIH", b"II", 42, 8, len(entries))
+    for tag, kind, value in entries:
+        exif += struct.pack("<HHII", tag, kind, 1, value)
+    exif += bytes(4) + struct.pack("<ii", -1, 0)
+    for data in (exif, exif[:-20], b"Exif\0\0meier"):
+        content = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(data) + 2) + data + jpeg[2:]
+        header, _ = read(content)
+        if data is exif:
+            assert (header.width, header.height) == ((4, 8) if turned else (8, 4))
+
+
+@pytest.mark.parametrize(
     ("dtype", "kind", "bits"),
     [
         (np.uint16, "PNG", 16),
@@ -148,6 +171,48 @@ def test_deep_grey_is_stretched(dtype, kind, bits, read):
     assert header == Header(kind, 2, 2, 1, bits)
     assert pixels.tolist() == [[[0, 1], [128, 255]]]
     assert read(saved(np.full((2, 2), 999, dtype), kind))[1].max() == 0
+
+
+def tiff(values, white_is_zero=False, order="<"):
+    """A TIFF of one grey page, since Pillow writes few kinds."""
+    data = values.astype(values.dtype.newbyteorder(order)).tobytes()
+    bits, kind = 8 * values.dtype.itemsize, "uif".index(values.dtype.kind) + 1
+    tags = [(256, values.shape[1]), (257, values.shape[0]), (258, bits), (259, 1)]
+    tags += [(262, int(not white_is_zero)), (273, 8), (277, 1), (278, values.shape[0])]
+    tags += [(279, len(data)), (339, kind)]
+    content = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8 + len(data))
+    content += data + struct.pack(f"{order}H", len(tags))
+    for tag, value in tags:  # of type LONG
+        content += struct.pack(f"{order}HHII", tag, 4, 1, value)
+    return content + bytes(4)
+
+
+@pytest.mark.parametrize(
+    ("values", "white_is_zero", "expected"),
+    [
+        (np.array([[0, 50, 255]], np.uint8), True, [255, 205, 0]),
+        (np.array([[0, 200, 1000]], np.uint16), True, [255, 204, 0]),
+        (np.array([[0, 200, 1000]], np.float32), True, [255, 204, 0]),
+        (np.array([[-100, 0, 100]], np.int8), False, [0, 128, 255]),
+        (np.array([[-1000, 0, 1000]], np.int16), False, [0, 128, 255]),
+        (np.array([[-(2**31), 0, 2**31 - 1]], np.int32), False, [0, 128, 255]),
+        (np.array([[0, 2**31 + 5, 2**32 - 1]], np.uint32), False, [0, 128, 255]),
+    ],
+)
+def test_tiff_of_every_kind_of_number(values, white_is_zero, expected, read):
+    assert read(tiff(values, white_is_zero))[1].tolist() == [[expected]]
+    with suppress(UnusableImage):  # Pillow reads fewer kinds in the other order
+        assert read(tiff(values, white_is_zero, ">"))[1].tolist() == [[expected]]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "white_is_zero"),
+    [(np.int16, True), (np.uint32, True), (np.float16, False), (np.float64, False)],
+)
+def test_kinds_of_tiff_that_pillow_does_not_read(dtype, white_is_zero, refused):
+    refused(
+        tiff(np.ones((2, 2), dtype), white_is_zero), r"not read here \(this kind of TIFF\): save"
+    )
 
 
 def test_values_that_are_not_finite(read):
@@ -404,6 +469,96 @@ def test_blank_and_sloppy_attributes_count_as_absent(tags, as_if, read):
     """Those that only say how to show a picture."""
     values = np.array([[0, 200], [400, 1000]], np.uint16)
     assert read(dicom(values, **tags))[1].tolist() == read(dicom(values, **as_if))[1].tolist()
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        {"RescaleSlope": "1,5"},
+        {"RescaleIntercept": "meier"},
+        {"WindowCenter": "1 2", "WindowWidth": 5},
+        {"WindowCenter": 1, "WindowWidth": "meier"},
+        {**WINDOW, "VOILUTFunction": "OTHER"},
+    ],
+)
+def test_attributes_that_say_what_is_not_understood_are_named(tags, refused):
+    content = dicom(np.array([[0, 200], [400, 1000]], np.uint16), **dict.fromkeys(tags, "77777"))
+    for value in tags.values():
+        content = content.replace(b"77777 ", f"{value:<6}".encode(), 1)
+    name = "Rescale|Window" if "VOILUTFunction" not in tags else "VOI LUT Function"
+    refused(content, f"^is DICOM with .*({name})", by_header=False)
+
+
+@pytest.mark.parametrize("groups", ["Shared", "PerFrame", "both"])
+def test_enhanced_objects_say_in_functional_groups_how_they_are_shown(groups, read):
+    pydicom = pytest.importorskip("pydicom")
+
+    def item(**tags):
+        dataset = pydicom.Dataset()
+        for name, value in tags.items():
+            setattr(dataset, name, value)
+        return dataset
+
+    shown = {**SLOPE, "WindowCenter": -399.5, "WindowWidth": 801}
+    rescale, window = item(**SLOPE), item(WindowCenter=-399.5, WindowWidth=801)
+    group = item(PixelValueTransformationSequence=[rescale], FrameVOILUTSequence=[window])
+    tags = {f"{each}FunctionalGroupsSequence": [group] for each in ("Shared", "PerFrame")}
+    if groups == "both":  # the frame's own counts
+        other = item(RescaleSlope=9, RescaleIntercept=9)
+        tags["SharedFunctionalGroupsSequence"] = [item(PixelValueTransformationSequence=[other])]
+    else:
+        tags = {name: value for name, value in tags.items() if name.startswith(groups)}
+    values = np.array([[0, 200], [400, 1000]], np.uint16)
+    found = read(dicom(values, NumberOfFrames=1, WindowCenter="", **tags))[1]
+
+    assert found.tolist() == read(dicom(values, **shown))[1].tolist() == [[[0, 64], [191, 255]]]
+
+
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("start", [132, "data"])
+def test_dicom_without_its_preamble(start, implicit, read, tmp_path):
+    """It begins with its meta information, or with its first element, whose syntax is guessed."""
+    pydicom = pytest.importorskip("pydicom")
+    values = np.array([[0, 200], [400, 1000]], np.uint16)
+    dataset = pydicom.dcmread(io.BytesIO(dicom(values, SOPInstanceUID="1.2.3")))
+    if implicit:
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.ImplicitVRLittleEndian
+    stream = io.BytesIO()
+    if start == "data":
+        del dataset.file_meta, dataset.preamble
+        pydicom.dcmwrite(stream, dataset, implicit_vr=implicit, little_endian=True)
+    else:
+        pydicom.dcmwrite(stream, dataset, enforce_file_format=True)
+    content = stream.getvalue()[0 if start == "data" else start :]
+    (tmp_path / "IM1").write_bytes(content)
+
+    assert content[:1] in (b"\x02", b"\x08")
+    assert read(content)[1].tolist() == [[[0, 51], [102, 255]]]
+    assert files.is_image(tmp_path / "IM1")
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_bits_above_those_stored_do_not_count(signed, read):
+    """Old files keep overlays there. Of 12 bits a signed value has its sign in the upper one."""
+    values = np.array([[0, 200, 400, 1000]], np.int16) - (500 if signed else 0)
+    junk = (values.view(np.uint16) & 0x0FFF) | np.array([0x9000, 0, 0x7000, 0xF000], np.uint16)
+    tags = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": int(signed)}
+
+    assert read(dicom(junk, **tags))[1].tolist() == [[[0, 51, 102, 255]]]
+
+
+@pytest.mark.parametrize("first", [0, -1000])
+def test_values_above_a_table_take_its_last_entry(first, read):
+    """Far above, by more than 16 bits count."""
+    pydicom = pytest.importorskip("pydicom")
+    item = pydicom.Dataset()
+    item.LUTDescriptor = [256, first, 8]
+    item.add_new("LUTData", "US", list(range(256)))
+    item["LUTDescriptor"].VR = "SS" if first < 0 else "US"
+    values = np.array([[0, 100], [255, 1000]], np.int16 if first < 0 else np.uint16)
+    tags = {"VOILUTSequence": [item], "RescaleSlope": 100, "RescaleIntercept": first}
+
+    assert read(dicom(values, **tags))[1].tolist() == [[[0, 255], [255, 255]]]
 
 
 def test_padding_of_signed_values_may_be_written_unsigned(read):
@@ -707,6 +862,55 @@ def test_single_slices_and_their_scale(read):
     assert read(nifti(values, slope=(-1, 7)))[1].tolist() == [[[0, 191], [128, 255]]]
     holes = np.where(values == 5, np.nan, values).astype(np.float32)
     assert read(nifti(holes))[1].tolist() == [[[0, 128], [255, 0]]]
+
+
+def damaged(image, **fields):
+    """The bytes of a NIfTI image with fields of its header changed after it was written."""
+    content = bytearray(image.to_bytes())
+    header = type(image.header)(bytes(content[: image.header.sizeof_hdr]), check=False)
+    for name, value in fields.items():
+        header[name] = value
+    content[: header.sizeof_hdr] = header.binaryblock
+    return bytes(content)
+
+
+EMPTY = dict.fromkeys(["srow_x", "srow_y", "srow_z"], 0.0)
+BY_QFORM = {"sform_code": 0, "qform_code": 1}
+
+
+@pytest.mark.parametrize("kind", ["Nifti1Image", "Nifti2Image"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"vox_offset": 0},
+        {**EMPTY, "qform_code": 1},
+        {"srow_y": np.nan, "qform_code": 1},
+        {**BY_QFORM, "pixdim": [0, 1, 1, 1, 1, 1, 1, 1]},
+        {**BY_QFORM, "pixdim": [1, -1, 0, np.nan, 1, 1, 1, 1]},
+        {"scl_slope": 0},
+        {"scl_slope": np.nan},
+        {"scl_slope": 2, "scl_inter": np.nan},
+    ],
+)
+def test_headers_of_nifti_that_other_programs_leave(kind, fields, read):
+    nibabel = pytest.importorskip("nibabel")
+    image = getattr(nibabel, kind)(VOLUME, np.diag([-1, 1, -1, 1]))
+
+    assert (read(damaged(image, **fields), 1)[1] == read(image.to_bytes(), 1)[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (EMPTY, r"^is NIfTI whose orientation \(sform, qform\)"),
+        ({**BY_QFORM, "quatern_b": 5}, r"^is NIfTI whose orientation \(sform, qform\)"),
+        ({"vox_offset": 348}, r"^is NIfTI whose values begin within the header \(vox_offset\)$"),
+        ({"vox_offset": -16}, "^is NIfTI whose values begin within the header"),
+    ],
+)
+def test_headers_of_nifti_that_say_nothing_that_can_be_used(fields, reason, refused):
+    nibabel = pytest.importorskip("nibabel")
+    refused(damaged(nibabel.Nifti1Image(VOLUME, np.eye(4)), **fields), reason, 1)
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,75 @@ def test_suffixes_in_any_case_are_images(name, tree):
     assert [entry.where for entry in list_folder(str(tree(f"a/{name}"))).entries] == [f"a/{name}"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "@eaDir/0.jpg/SYNOPHOTO_THUMB_M.jpg",
+            "@Recycle/1.png",
+            "#recycle/1.png",
+            ".@__thumb/1.jpg",
+        ),
+        *("$RECYCLE.BIN/1.png", "System Volume Information/1.png", "lost+found/1.png"),
+        *(".AppleDouble/1.png", "__MACOSX/1.png", "._1.png", ".nfs000001.png", ".~lock.1.png#"),
+        *("Thumbs.db", "THUMBS.DB", "desktop.ini", ".DS_Store", "~$1.png", "DICOMDIR"),
+    ],
+)
+def test_what_systems_and_servers_put_into_folders_is_no_image_and_no_class(name, tree):
+    folder = tree("a/0.png", "b/0.png", f"a/{name}", name)
+    listing = list_folder(str(folder))
+
+    assert [entry.where for entry in listing.entries] == ["a/0.png", "b/0.png"]
+    assert (listing.unusable, listing.ignored) == ([], {SYSTEM: 2})
+
+
+def test_a_folder_of_nothing_but_formats_that_are_not_read(tree):
+    with pytest.raises(DataError, match=r"one for each class; .* not read here \(HEIC, PDF\)\.$"):
+        list_folder(str(tree("a/0.HEIC", "b/1.heif", "b/2.pdf")))
+
+
+@pytest.mark.parametrize(
+    ("on_disk", "named"),
+    [
+        ("scans/a.png", "scans\\a.png"),
+        ("scans/a.png", ".\\scans\\a.png"),
+        ("images/scans/a.png", "Scans\\A.PNG"),
+        ("scans/a.JPG", "SCANS/a.jpg"),
+        ("La\u0308sion.png", "L\u00e4sion.png"),
+        ("l\u00e4sion/\u00c4.png", "La\u0308sion/a\u0308.png"),
+        ("a b.png", "a%20b.png"),
+        ("a%20b.png", "a b.png"),
+        ("ISIC_1.jpg", "ISIC_1"),
+        ("images/v.nii.gz", "V"),
+    ],
+)
+def test_names_as_another_machine_writes_them(on_disk, named, tree):
+    folder = tree(on_disk)
+    (folder / "manifest.csv").write_text(f"image,label\n{named},a\n")
+
+    assert [entry.file for entry in list_manifest(str(folder)).entries] == [folder / on_disk]
+
+
+@pytest.mark.parametrize(
+    ("named", "reason"),
+    [
+        ("A.png", "several images that are there: write the name in full"),
+        ("b", "several images that are there: write the name in full"),
+        ("C:\\scans\\a.PNG", "an image by its place on another machine: it must be relative"),
+        ("\\\\server\\scans\\a.PNG", "an image by its place on another machine"),
+        ("file:///scans/a.PNG", "an image by its place on another machine"),
+        ("..\\graz\\b.png", "an image that is not there: it must be relative"),
+        ("c.png", "an image that is not there: it must be relative"),
+    ],
+)
+def test_names_that_cannot_be_told(named, reason, tree):
+    folder = tree("a.PNG", "a.png", "b.png", "b.jpg")
+    (folder / "manifest.csv").write_text(f"image,label\n{named},a\n")
+    (unusable,) = list_manifest(str(folder)).unusable
+
+    assert unusable.reason.startswith(f"names {reason}")
+
+
 def test_what_is_no_image_by_its_name_is_counted(tree):
     folder = tree(
         "a/0.png", "a/.1.png", "a/Thumbs.db", "a/2.gz", "a/png", "notes.txt", ".hidden/3.png"
