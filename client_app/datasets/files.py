@@ -41,11 +41,12 @@ SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since
 MAX_PIXELS = 2**26
 TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
 MAX_BYTES = 2**32  # of a file, and of a volume that it holds
-# DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
+# Of a pixel, by the Photometric Interpretation. pydicom takes others for RGB.
 SAMPLES = {"MONOCHROME1": 1, "MONOCHROME2": 1, "PALETTE COLOR": 1, "RGB": 3}
 SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
-# Modalities of DICOM that is no image.
+# Modalities that have no image. Of some the files say that they are one.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
+# DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
 BARE = re.compile(rb"(?s)(\x02\0[\0-\x02]|\x08\0[\0-\x20])\0([A-Z]{2}|..\0\0)")
 NO_PICTURE = "is DICOM that holds no picture"
 SEVERAL = "has several frames or pages: save the one to use as a file of its own"
@@ -202,14 +203,15 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
     if tags.get(254) == 1 and 330 in tags:  # the first page is a preview of what a camera took
         raise UnusableImage(str(RAW))
     width, height = picture.size
-    with suppress(Exception):  # it stays with what could be read of it
-        PIL.Image.Image.getexif(picture)
-    # By the method of the base class, since that of PNG decodes. TIFF has turned its size already.
-    if kind != "TIFF" and PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
-        width, height = height, width
-    # Pillow takes these to be of the other sign.
-    other = {("I", 1): np.uint32, ("L", 2): np.int8}.get((picture.mode, tags.get(339, (1,))[0]))
-    other = other if kind == "TIFF" else None
+    if not tags:  # TIFF has turned its size already
+        # By the method of the base class, since that of PNG decodes.
+        with suppress(Exception):  # of a broken EXIF it keeps what it could read
+            PIL.Image.Image.getexif(picture)
+        if PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
+            width, height = height, width
+    # Pillow takes the numbers of these to have the other sign.
+    number = (picture.mode, tags.get(339, (1,))[0] if tags else 0)
+    other = {("I", 1): np.uint32, ("L", 2): np.int8}.get(number)
     deep = picture.mode.startswith(("I", "F")) or other is not None
     grey = deep or picture.mode in ("1", "L", "LA")
     raw = f"{picture.mode} {getattr(picture, 'tile', None)}"  # the latter has, say, "RGB;16B"
@@ -220,8 +222,6 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
         if size:
             shown.draft(None, (2 * size, 2 * size))
         shown.load()
-        with suppress(Exception):
-            shown.getexif()
         shown.info.clear()  # otherwise the EXIF is written anew, which fails with odd entries
         PIL.ImageOps.exif_transpose(shown, in_place=True)
         if deep:
@@ -292,7 +292,8 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     needed += ["BitsStored", "PixelRepresentation"] if b"\x10" in pixels[:4] else []  # no floats
     for keyword in ("Rows", *needed):
         if dataset.get(keyword) in (None, ""):
-            raise UnusableImage(f"is DICOM without {dictionary_description(keyword)}")
+            name = dictionary_description(keyword)
+            raise UnusableImage(f"is DICOM without {name}: export it again")
     if (
         SAMPLES.get(colour) != samples
         or (samples == 3 and dataset.PixelRepresentation)
@@ -300,11 +301,11 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     ):
         raise UnusableImage(
             "is DICOM whose Photometric Interpretation is not read here, or does not fit its "
-            "Samples per Pixel, Pixel Representation or compression"
+            "Samples per Pixel, Pixel Representation or compression: export it uncompressed"
         )
     bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
     if dataset.get("HighBit", bits - 1) not in (None, bits - 1):  # the standard once allowed it
-        raise UnusableImage("is DICOM whose High Bit is not one less than its Bits Stored")
+        raise UnusableImage("is DICOM whose High Bit is not Bits Stored - 1: export it again")
     grey = colour in ("MONOCHROME1", "MONOCHROME2")
     name = str(dataset.get("PatientID") or "").strip()
     patient = hashlib.sha256(name.encode()).hexdigest()[:16] if name else ""
@@ -338,8 +339,8 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     padding = np.zeros(stored.shape, bool)
-    if limits := _said(dataset, "PixelPaddingValue"):
-        limits = [limits[0], *_said(dataset, "PixelPaddingRangeLimit")][:2]
+    if first := _said(dataset, "PixelPaddingValue")[:1]:
+        limits = first + _said(dataset, "PixelPaddingRangeLimit")[:1]
         # The type is that of the pixels, since some write 63536 where -2000 is meant.
         ends = np.array(limits).astype(stored.dtype)
         padding = (ends.min() <= stored) & (stored <= ends.max())
@@ -365,7 +366,9 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         item.LUTDescriptor = [length, start, 16]
         values = values.clip(float(start), start + (length or 2**16) - 1.0)
     elif usable and function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
-        raise UnusableImage("is DICOM with a VOI LUT Function that is not in the standard")
+        raise UnusableImage(
+            "is DICOM with a VOI LUT Function that is not in the standard: correct or blank it"
+        )
     windowed = apply_voi_lut(values, dataset)  # by the table, or else by the first window
     if windowed is values:
         shown = _stretched(values, ~padding)
@@ -387,7 +390,9 @@ def _numbers(dataset: Any, keyword: str) -> list[float]:
         return [math.nan if each is None else float(each) for each in _said(dataset, keyword)]
     except ValueError:
         name = dictionary_description(keyword)
-        raise UnusableImage(f"is DICOM with text instead of a number as {name}") from None
+        raise UnusableImage(
+            f"is DICOM with text instead of a number as {name}: correct or blank it"
+        ) from None
 
 
 def _said(dataset: Any, keyword: str) -> list[Any]:
@@ -429,7 +434,9 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
     if not about["vox_offset"]:
         about["vox_offset"] = about.single_vox_offset
     if about["vox_offset"] < about.single_vox_offset:
-        raise UnusableImage("is NIfTI whose values begin within the header (vox_offset)")
+        raise UnusableImage(
+            "is NIfTI whose values begin within the header (vox_offset): save it anew"
+        )
     if not np.isfinite(about["scl_inter"]):
         about["scl_inter"] = 0  # the same for all pixels, it changes nothing
     # To find a slice, all before it is unzipped.

@@ -36,7 +36,8 @@ class Format:
         return f"is in a format that is not read here ({self.name}): {self.cure}"
 
 
-AS_IMAGE, AS_NIFTI = "save it as JPEG, PNG or TIFF", "save it as one NIfTI file (.nii)"
+AS_IMAGE = "save images as JPEG, PNG or TIFF"
+AS_NIFTI = "save volumes as one NIfTI file each (.nii)"
 RAW = Format(
     *("camera raw", "arw cr2 cr3 dng nef orf pef raf rw2", AS_IMAGE),
     rb".{4}ftypcrx|FUJIFILMCCD|IIR[OS]|MMOR|IIU\0",
@@ -46,23 +47,27 @@ FORMATS = (
     Format("HEIC", "heic heif hif", AS_IMAGE, rb".{4}ftyp(he[iv]|mif1|msf1)"),
     Format("JPEG XL", "jxl", AS_IMAGE, rb"\xff\x0a|\0{3}\x0cJXL "),
     Format("Photoshop", "psd psb", AS_IMAGE, b"8BPS"),
-    Format("whole slide", "svs ndpi mrxs scn vms vmu bif czi vsi", "save regions of it as TIFF"),
+    Format(
+        "whole slide", "svs ndpi mrxs scn vms vmu bif czi vsi", "save regions of slides as TIFF"
+    ),
     Format("NRRD", "nrrd nhdr", AS_NIFTI, b"NRRD"),
     Format("MetaImage", "mha mhd", AS_NIFTI, b"ObjectType|NDims"),
     Format("MGH", "mgh mgz", AS_NIFTI),
     Format("ANALYZE or NIfTI in two files", "hdr", AS_NIFTI, rb"\x5c\x01\0\0|\0\0\x01\x5c"),
     Format("array", "npy npz mat h5 hdf5", AS_IMAGE, rb"\x93NUMPY|MATLAB|\x89HDF"),
     Format(
-        *("this kind of TIFF", "", "save it as TIFF of 8 or 16 bits, or as PNG"),
+        *("this kind of TIFF", "", "save images as TIFF of 8 or 16 bits, or as PNG"),
         rb"II[*+]\0|MM\0[*+]",
     ),
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
     Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
     Format(
-        *("video", "mp4 m4v mov avi mkv mpg mpeg wmv webm", "save frames of it as PNG"),
+        *("video", "mp4 m4v mov avi mkv mpg mpeg wmv webm", "save frames of videos as PNG"),
         rb".{4}ftyp(?!avi)|RIFF.{4}AVI |\x1aE\xdf\xa3|\0\0\x01[\xb3\xba]|0&\xb2u",
     ),
-    Format("archive", "zip rar 7z tar gz", "unpack it", rb"PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b"),
+    Format(
+        "archive", "zip rar 7z tar gz", "unpack archives", rb"PK\x03\x04|Rar!|7z\xbc\xaf|\x1f\x8b"
+    ),
 )
 
 

@@ -299,7 +299,7 @@ def _about_ignored(what: str, count: int) -> tuple[str, str, Literal["amber", "n
     """Text, advice and level of a finding about files that are no images."""
     if format_ := next((each for each in FORMATS if each.name == what), None):
         text = f"Files in a format that is not read here ({what}): {count}."
-        return text, f"If it shows an image of yours, {format_.cure}.", format_.level
+        return text, f"{format_.cure[0].upper()}{format_.cure[1:]}.", format_.level
     if what:
         return f"Passed over: {count} {what}.", "Nothing has to be done.", "note"
     text = f"Files that are ignored, since their names do not end like images: {count}."

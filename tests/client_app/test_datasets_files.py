@@ -303,7 +303,9 @@ def test_a_camera_s_preview_is_not_taken_for_the_photograph(refused):
     """The first page of a Nikon or DNG file is a thumbnail, and leads to the other ones."""
     tags = PIL.TiffImagePlugin.ImageFileDirectory_v2()
     tags[254], tags[330] = 1, (8,)
-    refused(saved(COLOURS, "TIFF", tiffinfo=tags), r"not read here \(camera raw\): save it as JPEG")
+    refused(
+        saved(COLOURS, "TIFF", tiffinfo=tags), r"not read here \(camera raw\): save images as JPEG"
+    )
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -622,10 +624,10 @@ def test_palettes_of_dicom(depth, read):
         ({"PixelData": None}, "^is DICOM that ends before its pixels: copy or export it again$"),
         ({"Rows": None}, "^is DICOM that ends before its pixels"),
         ({"Rows": 60_000, "Columns": 60_000}, f"^has more than {MAX_PIXELS} pixels$"),
-        ({"HighBit": 6}, "^is DICOM whose High Bit is not one less than its Bits Stored$"),
+        ({"HighBit": 6}, "^is DICOM whose High Bit is not Bits Stored - 1: export it again$"),
         ({"BitsStored": 6}, "^is DICOM whose High Bit is not"),
         *(
-            ({keyword: None}, f"^is DICOM without {name}$")
+            ({keyword: None}, f"^is DICOM without {name}: export it again$")
             for keyword, name in (
                 ("Columns", "Columns"),
                 ("SamplesPerPixel", "Samples per Pixel"),
@@ -658,7 +660,7 @@ def test_dicom_that_does_not_fit(tags, reason, refused):
 )
 def test_colours_of_dicom_that_do_not_fit(tags, refused):
     refused(dicom(COLOURS, **tags), "^is DICOM whose Photometric Interpretation is")
-    refused(dicom(COLOURS, PlanarConfiguration=None), "^is DICOM without Planar Configuration$")
+    refused(dicom(COLOURS, PlanarConfiguration=None), "^is DICOM without Planar Configuration: ")
 
 
 @pytest.mark.parametrize(
@@ -904,7 +906,10 @@ def test_headers_of_nifti_that_other_programs_leave(kind, fields, read):
     [
         (EMPTY, r"^is NIfTI whose orientation \(sform, qform\)"),
         ({**BY_QFORM, "quatern_b": 5}, r"^is NIfTI whose orientation \(sform, qform\)"),
-        ({"vox_offset": 348}, r"^is NIfTI whose values begin within the header \(vox_offset\)$"),
+        (
+            {"vox_offset": 348},
+            r"^is NIfTI whose values begin within the header \(vox_offset\): save it anew$",
+        ),
         ({"vox_offset": -16}, "^is NIfTI whose values begin within the header"),
     ],
 )

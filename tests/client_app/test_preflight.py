@@ -12,6 +12,7 @@ import pytest
 from client_app.__main__ import main
 from client_app.datasets import library
 from client_app.datasets.files import UnusableImage
+from client_app.datasets.unread import REPORTS, SYSTEM
 from client_app.preflight.card import examine
 from client_app.preflight.page import NAMED, page, text
 from tests.fakes import settings
@@ -109,6 +110,41 @@ def test_more_damage_than_is_allowed_is_red(folder, tmp_path):
     assert examined.card.verdict == "red"
     assert problems(examined, "red") == {"unusable-images"}
     assert card_of(folder, tmp_path, max_quarantined=0.1).card.verdict == "amber"
+
+
+def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
+    (folder / "a" / "@eaDir").mkdir()
+    for name in ("Thumbs.db", "notes.txt", "1.HEIC", "2.heic", "scan.pdf"):
+        (folder / "a" / name).touch()
+    card = card_of(folder, tmp_path).card
+
+    assert (card.verdict, card.images, card.unusable) == ("amber", 40, [])
+    assert [(finding.level, finding.text) for finding in card.findings] == [
+        ("amber", "Files in a format that is not read here (HEIC): 2."),
+        ("note", f"Passed over: 2 {SYSTEM}."),
+        ("note", "Files that are ignored, since their names do not end like images: 1."),
+        ("note", "Files in a format that is not read here (PDF): 1."),
+    ]
+    assert card.findings[0].advice == "Save images as JPEG, PNG or TIFF."
+
+
+@pytest.mark.parametrize("rows", [None, 16])
+def test_reports_beside_images_are_no_damaged_images(rows, folder, tmp_path):
+    """Unless a file says that it is an image, or a manifest names it."""
+    pydicom = pytest.importorskip("pydicom")
+    report = pydicom.Dataset()
+    report.SOPClassUID, report.SOPInstanceUID = "1.2.840.10008.5.1.4.1.1.88.11", "1.2.3"
+    if rows:  # an image of computed tomography that was cut off
+        report.SOPClassUID, report.Rows = "1.2.840.10008.5.1.4.1.1.2", rows
+    report.file_meta = pydicom.dataset.FileMetaDataset()
+    report.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    pydicom.dcmwrite(folder / "a" / "SR1", report, enforce_file_format=True)
+    card = card_of(folder, tmp_path).card
+    assert (len(card.unusable), card.ignored) == ((1, {}) if rows else (0, {REPORTS: 1}))
+
+    (folder / "manifest.csv").write_text("image,label\na/SR1,a\n")
+    card = card_of(folder, tmp_path, dataset=f"manifest:{folder}").card
+    assert (len(card.unusable), card.ignored, card.verdict) == (1, {}, "red")
 
 
 def test_what_was_repaired_or_can_be_read_now_is_tried_again(folder, tmp_path, monkeypatch):
