@@ -8,7 +8,8 @@ its calibration error. Each count has normal noise with the standard deviation
 
     d m sqrt(TABLES · D) / TOLD
 
-and leaves as a share of three digits. Here m is the most images that a patient has, and d how far
+and is a share of three digits. What leaves follows from these shares alone, and agrees with itself
+(client_app.agreement). Here m is the most images that a patient has, and d how far
 one image can move a table, in Euclidean length: √2 for the answers, where one cell loses it and
 another gains it; 1; √(K − 1) for K classes; 2 for the numbers of images in bins and of right ones;
 and 2/n for the calibration error of n images. So all tables of D models, however they are made,
@@ -27,12 +28,13 @@ disclosure.py.
 
 from dataclasses import dataclass, field
 from functools import partial
-from math import hypot, sqrt
+from math import hypot, isfinite, nan, sqrt
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from client_app.agreement import area_between, at_point, shared_out
 from client_app.disclosure import COARSEST, TOLD, Disclosure
 from client_app.policy import PolicyError
 from client_app.request import log_once
@@ -56,6 +58,7 @@ from strategies.protocol.settings import rng_for
 
 TABLES = 5
 IMAGES = 1000  # of the training images, on which operating points are chosen
+VAGUE = 0.1  # noise in an AUROC above which it says nothing beside the shares that follow from it
 MOST_CLASSES = 20  # of which every pair is counted
 DIGITS = 3  # of a share between real hospitals
 ALONE = "alone"  # what is kept of the hospital's own model, in the run's folder
@@ -88,7 +91,7 @@ class Judged:
         sureness: How sure its figures are.
         told: What is told of it, by name.
         recalls: Those of the classes that there are, as they are told but without their noise.
-        noise: The standard deviation of that in the balanced accuracy.
+        noise: The standard deviation of that in the balanced accuracy; 0 = none.
     """
 
     sureness: Sureness
@@ -172,7 +175,7 @@ class Details:
             log_once(f"Nothing is told of the hospital's own model. {reason}")
             return {}
         self._alone = self._judge(said, figures)
-        return figures | (self._alone.told if self._alone else {})
+        return self._alone.told if self._alone else figures
 
     @property
     def images(self) -> str:
@@ -181,16 +184,14 @@ class Details:
         return f"{data.test_fingerprint} {data.train_fingerprint}"
 
     def of(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
-        """The details of a model; empty if none may be told.
+        """The figures of a model with its details; as they are if none may be told.
 
         Args:
             said: What the model says.
             figures: What `Disclosure.of_test` tells of it.
         """
         judged = self._judge(said, figures)
-        if judged is None:
-            return {}
-        return judged.told | self._gain(judged)
+        return judged.told | self._gain(judged) if judged else figures
 
     def _tables(self, model: str, outcome: Outcome) -> "_Tables":
         """What is counted of a model, as it is told."""
@@ -205,28 +206,39 @@ class Details:
         found = tell("found", (reached & own).sum(axis=0), 1, sizes)
         taken = tell("taken", (reached & ~own).sum(axis=0), sqrt(count - 1), sizes.sum() - sizes)
         error = tell("error", np.array([outcome.calibration_error]), 2 / sizes.sum(), 1.0)
-        images, hits = np.rint(tell("bins", np.stack(in_bins), 2, sizes.sum()) * sizes.sum())
+        images, hits = tell("bins", np.stack(in_bins), 2, sizes.sum())
         # Sizes in what follows are those that are told: a noise that is told would tell others.
         strata = self.disclosure.strata
         sizes = np.array([self.disclosure.number(strata[labels == k]) for k in range(count)])
         others, width = sizes.sum() - sizes, self._width
         tables = _Tables()
-        tables.add(CALIBRATION, error[0], 2 * width / sizes.sum())
+        tables.add(CALIBRATION, min(max(error[0], 0.0), 1.0), 2 * width / sizes.sum())
+        cells = np.zeros((count, count))
         for k in map(int, self._classes):
-            name = f"{RECALL}{k}"
+            cells[k] = shared_out(answers[k] * sizes[k], sizes[k], first=k)
+        for k in map(int, self._classes):
+            name, is_k = f"{RECALL}{k}", np.arange(count) == k
             tables.counts[f"images-of-class-{k}"] = sizes[k]
-            tables.add(name, answers[k, k], sqrt(2) * width / sizes[k])
+            tables.add(name, cells[k, k] / sizes[k], sqrt(2) * width / sizes[k])
+            tables.means[name] = answers[k, k]
             if name in tables.shares and count <= MOST_CLASSES:
-                cells = enumerate(np.rint(answers[k] * sizes[k]).tolist())
-                tables.counts.update({f"answers-{a}-of-class-{k}": cell for a, cell in cells})
-            if np.isfinite(outcome.thresholds[k]):
-                tables.add(f"{SENSITIVITY}{k}", found[k], width / sizes[k])
+                counted = enumerate(cells[k].tolist())
+                tables.counts.update({f"answers-{a}-of-class-{k}": cell for a, cell in counted})
+            if np.isfinite(point := outcome.thresholds[k]):
+                share = found[k]
+                if width:
+                    share = at_point(share, cells[k, k] / sizes[k], point, count)
+                tables.add(f"{SENSITIVITY}{k}", share, width / sizes[k])
                 if others[k]:
+                    share = taken[k]
+                    if width:
+                        share = at_point(share, cells[~is_k, k].sum() / others[k], point, count)
                     noise = sqrt(count - 1) * width / others[k]
-                    tables.add(f"{SPECIFICITY}{k}", 1 - taken[k], noise)
+                    tables.add(f"{SPECIFICITY}{k}", 1 - share, noise)
+        images = shared_out(images * sizes.sum(), sizes.sum())
+        hits = shared_out(hits * sizes.sum(), np.trace(cells), images)
         for b in np.flatnonzero(images):
-            share = min(hits[b] / images[b], 1.0)
-            if tables.add(f"{IN_BIN}{b}", share, 2 * width / images[b]):
+            if tables.add(f"{IN_BIN}{b}", hits[b] / images[b], 2 * width / images[b]):
                 tables.counts[f"images-in-bin-{b}"] = images[b]
                 if not width:
                     sure = outcome.confidence[outcome.bins == b].mean()
@@ -246,7 +258,8 @@ class Details:
     ) -> Floats:
         """A table as it is told: shares of `most`, with noise; in a simulation exact.
 
-        They are rounded, so that no share tells what it is a share of.
+        They are rounded, so that no share tells what it is a share of. Noise may make them less
+        than 0 and more than 1.
         """
         shares: Floats = np.divide(
             table, most, out=np.zeros(table.shape), where=np.asarray(most) > 0
@@ -255,7 +268,7 @@ class Details:
             return shares
         noise = moved * self._width * self.disclosure.noise_table(name, model, table.shape)
         scaled = np.divide(noise, most, out=np.zeros(table.shape), where=np.asarray(most) > 0)
-        told: Floats = np.clip(shares + scaled, 0, 1).round(DIGITS)
+        told: Floats = (shares + scaled).round(DIGITS)
         return told
 
     def _judge(self, said: Said, figures: dict[str, float]) -> Judged | None:
@@ -287,10 +300,8 @@ class Details:
         ]
         weights = [1 / len(recalls)] * len(recalls)
         noise = disclosure.noise_of(figures)
-        if rules and len(tables.recalls) == len(recalls):
-            # Finer than as one of many more models, and the same as what its classes say.
-            values, coarse = tables.accuracies()
-            figures, noise = {**figures, **values}, {**noise, **coarse}
+        if rules:
+            tables.settle(figures := dict(figures), noise)
         for name, of in (
             ("accuracy", lambda value: sureness.of_share("accuracy", value)),
             ("balanced-accuracy", lambda _: combined(weights, recalls, sureness.correlation())),
@@ -299,6 +310,7 @@ class Details:
             if name in figures:
                 value = figures[name]
                 estimates[name] = of(value).told(value, noise.get(name, 0.0))
+                figures |= {f"{name}-noise": noise[name]} if rules else {}
         told = {**figures, **self._patients_told, **tables.counts}
         told |= {
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
@@ -339,8 +351,9 @@ class Details:
             judged.sureness.correlation(alone.sureness),
         )
         gain = judged.told[name] - alone.told[name]
-        estimate = estimate.told(gain, hypot(judged.noise, alone.noise), least=-1.0)
-        return _named("gain", estimate)
+        noise = hypot(judged.noise, alone.noise)
+        told = _named("gain", estimate.told(gain, noise, least=-1.0))
+        return told | ({"gain-noise": noise} if noise else {})
 
     def _operating_point(self, said: Said) -> Floats:
         labels = self.seen.labels.cpu().numpy()
@@ -365,38 +378,58 @@ class _Tables:
     Attributes:
         counts: By name.
         shares: What follows from them, and is not too coarse to be told.
-        noise: The standard deviation of the noise in each of these.
+        noise: The standard deviation of the noise in each, also in those that are too coarse.
+        means: All recalls as they are before they are cut off at 0 and 1, for the mean of all.
     """
 
     counts: dict[str, float] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     noise: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def recalls(self) -> dict[str, float]:
-        """Those of the shares."""
-        return {name: share for name, share in self.shares.items() if name.startswith(RECALL)}
+    def settle(self, figures: dict[str, float], noise: dict[str, float]) -> None:
+        """Make figures of all classes agree with what is told of each.
 
-    def accuracies(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Both accuracies, if all recalls are told, and the noise in them."""
-        sizes = np.array(
-            [self.counts[f"images-of-class-{name[len(RECALL) :]}"] for name in self.recalls]
-        )
-        told = np.array([*self.recalls.values()])
-        noise = np.array([self.noise[name] for name in self.recalls])
-        parts = {
-            "accuracy": sizes / sizes.sum(),
-            "balanced-accuracy": np.full(len(told), 1 / len(told)),
-        }
-        return (
-            {name: float(part @ told) for name, part in parts.items()},
-            {name: float(np.hypot.reduce(part * noise)) for name, part in parts.items()},
-        )
+        Args:
+            figures: Both accuracies and the AUROC, as far as they are told of one of many more
+                models; changed.
+            noise: In these; changed.
+        """
+        classes = [name.removeprefix(RECALL) for name in self.means]
+        sizes = np.array([self.counts[f"images-of-class-{k}"] for k in classes])
+        of_class = np.array([self.noise[name] for name in self.means])
+        told = np.array([self.shares.get(name, nan) for name in self.means])
+        known = np.isfinite(told)
+        for name, part in (
+            ("accuracy", sizes / sizes.sum()),
+            ("balanced-accuracy", np.full(len(sizes), 1 / len(sizes))),
+        ):
+            coarse = float(np.hypot.reduce(part * of_class))
+            if known.all() or coarse < noise.get(name, COARSEST):
+                figures[name], noise[name] = float(part @ [*self.means.values()]), coarse
+            if name in figures:
+                least = part[known] @ told[known]
+                most = least + part[~known].sum()
+                figures[name] = float(np.clip(figures[name], least, most))
+        if "auroc" in figures:
+            areas = [
+                area_between(*(self.shares[f"{part}{k}"] for part in (SENSITIVITY, SPECIFICITY)))
+                if {f"{SENSITIVITY}{k}", f"{SPECIFICITY}{k}"} <= self.shares.keys()
+                else (0.0, 1.0)
+                for k in classes
+            ]
+            figures["auroc"] = float(np.clip(figures["auroc"], *np.mean(areas, axis=0)))
+            if noise["auroc"] > VAGUE:
+                del figures["auroc"], figures["auroc-noise"]
+        for k, size, share in zip(classes, sizes, told, strict=True):
+            if f"right-of-class-{k}" in figures and isfinite(share):
+                figures[f"right-of-class-{k}"] = round(share * size)
 
     def add(self, name: str, share: float, noise: float) -> bool:
         """Take a share in unless its noise is too large; whether it was."""
+        self.noise[name] = noise
         if noise <= COARSEST:
-            self.shares[name], self.noise[name] = float(share), noise
+            self.shares[name] = float(share)
         return noise <= COARSEST
 
 

@@ -57,6 +57,7 @@ from strategies.protocol.records import ParcelError
 
 TOLD = 4.0
 COARSEST = 0.25
+TESTED = ("accuracy", "balanced-accuracy", "auroc")  # their noise is told beside them
 
 
 class Disclosure:
@@ -205,6 +206,8 @@ class Disclosure:
                 log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
             elif name in exact:
                 told[name] = self._coarse(name, model, exact[name], step)
+                if name in TESTED:
+                    told[f"{name}-noise"] = step
             else:
                 number = name.removeprefix("right-of-class-")
                 images = f"images-of-class-{number}"

@@ -153,7 +153,7 @@ def test(message: Message, context: Context) -> Message:
             told = disclosure.of_test(model, each, per_class=per_class)
             if details and name in latest:
                 said = details.says(model, network, each)
-                told |= details.of(said, told)
+                told = details.of(said, told)
                 seen, scores[label.lineage] = seen + said.seen, each
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _refused(name, error)}
@@ -168,7 +168,7 @@ def test(message: Message, context: Context) -> Message:
             told = disclosure.of_test(model, total)
             if details:
                 said = Said(model, total / len(models), seen / len(models))
-                told |= details.of(said, told)
+                told = details.of(said, told)
             metrics |= _named("ensemble", told)
             keep_ensemble(request, told)
         except REFUSED as error:

@@ -1,6 +1,7 @@
 """A request: one message of the server, its time, and the hospital that it is for."""
 
 import logging
+import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -154,8 +155,8 @@ class Request(Inquiry):
 
 
 def _names(key: str) -> set[str]:
-    """The figures with which a metric is withheld: what it is an end of, what it is for a task."""
-    name = metric_of(key).removesuffix("-low").removesuffix("-high")
+    """The figures with which a metric is withheld: what it is said of, what it is for a task."""
+    name = re.sub("-(low|high|noise)$", "", metric_of(key))
     of_task = name.replace("-in-task-#", "-of-task-#")
     return {name, of_task, of_task.removesuffix("-of-task-#")}
 

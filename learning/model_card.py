@@ -105,11 +105,15 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
             for hospital, told in manifest.tested.items()
         ],
     )
-    yield (
-        "Behind a figure is its 95 % interval over patients, or over images where none are named. "
-        "Figures are as they leave a hospital: without classes that few patients have and, but in "
-        "a simulation, with noise, which the intervals allow for."
+    text = (
+        "Behind a figure is its 95 % interval over patients, or over images where none are named."
     )
+    if noised := [_plain(h) for h, told in manifest.tested.items() if _is_noised(told)]:
+        text += (
+            f" Figures of {', '.join(noised)} are as they leave a hospital: with noise, which the "
+            "intervals allow for, and without classes that few patients have."
+        )
+    yield text
     rows = [
         [_plain(hospital), _plain(name), _count(told, f"images-of-class-{k}")]
         + [_figure(told, f"{each}-of-class-{k}") for each in OF_CLASS.values()]
@@ -137,7 +141,7 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
         missed = [
             _plain(name)
             for k, name in enumerate(manifest.classes)
-            if told.get(f"recall-of-class-{k}") == 0
+            if told.get(f"recall-of-class-{k}") == 0 and not _is_noised(told)
         ]
         if missed:
             yield f"- At {_plain(hospital)} it found **no image** of: {', '.join(missed)}."
@@ -147,6 +151,10 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
         if counted and rare:
             names = ", ".join(map(_plain, rare))
             yield f"- {_plain(hospital)} tested it on few images, or none, of: {names}."
+
+
+def _is_noised(told: Mapping[str, float]) -> bool:
+    return any(name.endswith("-noise") for name in told)
 
 
 def _figure(told: Mapping[str, float], name: str) -> str:

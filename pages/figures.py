@@ -5,10 +5,11 @@ its interval; the server's report and the hospital's own show such rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, nan
+from math import isfinite, nan, sqrt
 from typing import Any
 
 Row = dict[str, Any]
+Z = 1.959964  # of 95 %
 BINS = 10
 RARELY = 0.5  # of the images of a class, below which a model finds it rarely
 ESTIMATES = {
@@ -33,7 +34,7 @@ def row_of(
         classes: Names of the classes, in order.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
-    gain = _estimate(metrics, "gain")
+    gain, told = _estimate(metrics, "gain"), all(each["images"] for each in described)
     return {
         "kind": kind,
         "model": model,
@@ -41,7 +42,7 @@ def row_of(
         "images": metrics.get("num-examples"),
         "patients": metrics.get("num-patients"),
         **{name: _estimate(metrics, metric) for name, metric in ESTIMATES.items()},
-        "compared": compared(gain) if gain else "",
+        "compared": compared(gain) if gain and (told or "noise" not in gain) else "",
         "largest_class": largest(described),
         "classes": described,
         "confusion": _confusion(metrics, len(classes)),
@@ -54,16 +55,24 @@ def _estimate(metrics: Mapping[str, float], name: str) -> Row | None:
         return None
     ends = {end: metrics.get(f"{name}-{end}", nan) for end in ("low", "high")}
     known = {end: value if isfinite(value) else None for end, value in ends.items()}
-    return {"value": value, **known}
+    noise = metrics.get(f"{name}-noise")
+    return {"value": value, **known} | ({} if noise is None else {"noise": noise})
 
 
 def compared(gain: Row) -> str:
-    """What may be said of a difference: nothing, if its interval has 0 in it."""
+    """What may be said of a difference: nothing, if its interval has 0 in it.
+
+    Of one with noise it is said only if it may be said of the exact difference, too, wherever in
+    its own 95 % interval the noise has it. So of 40 such verdicts about one is not the exact one's.
+    """
     if gain["low"] is None:
         return ""
-    if gain["low"] > 0:
+    noise = Z * gain.get("noise", 0.0)
+    below, above = (abs(gain["value"] - gain[end]) for end in ("low", "high"))
+    exact_below, exact_above = (sqrt(max(far**2 - noise**2, 0.0)) for far in (below, above))
+    if gain["value"] - exact_below - noise > 0:
         return "better"
-    return "worse" if gain["high"] < 0 else "not shown"
+    return "worse" if gain["value"] + exact_above + noise < 0 else "not shown"
 
 
 def _class(name: str, k: int, metrics: Mapping[str, float]) -> Row:
@@ -115,11 +124,18 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[Row]:
 
 
 def number(estimate: Row, signed: bool = False) -> str:
-    """An estimate in words: "0.712 (0.634 to 0.781)"."""
+    """An estimate in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
     sign = "+" if signed else ""
     known = [each for key in ("value", "low", "high") if (each := estimate[key]) is not None]
     value, *ends = (f"{each:{sign}.3f}" for each in known)
+    if not ends and "noise" in estimate:
+        return f"{value} (noise ±{Z * estimate['noise']:.3f})"
     return f"{value} ({' to '.join(ends)})" if ends else value
+
+
+def is_noised(rows: Iterable[Row]) -> bool:
+    """Whether a hospital has put noise into figures of these rows."""
+    return any("noise" in (row[name] or ()) for row in rows for name in ESTIMATES)
 
 
 def size(row: Row) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import nan
 
 from pages import plots
-from pages.figures import Row, number, size
+from pages.figures import Row, is_noised, number, size
 from pages.page import Marked, table
 from pages.plots import Line, Span
 from pages.verdicts import objection
@@ -19,7 +19,12 @@ OF_CLASS = ("images", "right", "share right", "sensitivity", "specificity")
 
 
 def compared_cell(row: Row) -> object:
-    """Whether a model is better than the hospital's own, without praise if it is at chance."""
+    """Whether a model is better than the hospital's own, without praise if it is at chance.
+
+    Noise hides what exact figures show, so that those say it.
+    """
+    if row["compared"] in ("", "not shown") and is_noised([row]):
+        return "exact figures say"
     against = row["compared"] == "better" and objection(row)
     return (
         f"better,{NO_BREAK}not above{NO_BREAK}chance"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from pages.figures import Row, number, size
+from pages.figures import Row, is_noised, number, size
 
 Sentence = tuple[str, str]  # its judgement (pages.page.judged), and the text
 GRAVITY = ("good", "note", "open", "bad")  # judgements, the most favourable first
@@ -40,9 +40,11 @@ def judge(row: Row) -> str:
     Returns:
         "good": it is shown to; "bad": it is inverted, or not above chance; "open": it is above,
         and its interval is not; "note": nobody knows how sure its figure is, or what chance is.
+        A figure with noise is not above chance only if its interval is not.
     """
     figure, same = row["balanced_accuracy"], chance(row)
-    if is_inverted(row) or figure["value"] <= same:
+    most = figure["high"] if "noise" in figure else figure["value"]
+    if is_inverted(row) or (most is not None and most <= same):
         return "bad"
     if figure["low"] is None or not isfinite(same):
         return "note"
@@ -57,7 +59,7 @@ def graver(one: str, other: str) -> str:
 def judge_all(rows: Sequence[Row]) -> str:
     """The judgement of several: good only if that of each is."""
     found = {judge(row) for row in rows}
-    if "bad" in found or found == {"open"}:
+    if "bad" in found or (found == {"open"} and not is_noised(rows)):
         return "bad"
     return next((each for each in ("open", "note", "good") if each in found), "open")
 

@@ -7,7 +7,7 @@ so theirs count as one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, nan
+from math import hypot, isfinite, nan
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -183,11 +183,17 @@ def everywhere_of(rows: Iterable[Row], figures: Mapping[str, Any]) -> Row | None
 def mean_over_hospitals(rows: Iterable[Row], name: str) -> Row:
     """The mean of an estimate over rows; those of one hospital err together."""
     at: dict[str, list[Estimate]] = {}
+    noise_at: dict[str, float] = {}
     for row in rows:
         at.setdefault(row["hospital"], []).append(_read(row[name]))
+        noise = max(noise_at.get(row["hospital"], 0.0), row[name].get("noise", 0.0))
+        noise_at[row["hospital"]] = noise
     total = sum(map(len, at.values()))
     means = [
         Estimate(*(fmean(getattr(one, end) for one in here) for end in ("value", "low", "high")))
         for here in at.values()
     ]
-    return _shown(combined([len(here) / total for here in at.values()], means, None))
+    shares = [len(here) / total for here in at.values()]
+    shown = _shown(combined(shares, means, None))
+    noise = hypot(*(share * noise_at[hospital] for share, hospital in zip(shares, at, strict=True)))
+    return shown | ({"noise": noise} if noise else {})

@@ -119,6 +119,8 @@ def made_of(method: Method) -> str:
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
     parts = [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
+    if comparison.noised:
+        parts.append(_wrapped(comparison.noised, ""))
     if unlike := comparison.unlike:
         lines = [_wrapped(f"{kind}: {key} – {values}") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))

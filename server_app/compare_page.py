@@ -18,6 +18,8 @@ def page(comparison: Comparison) -> str:
     methods = comparison.methods
     title = f"{len(methods)} methods compared"
     parts = [heading(title, 1), paragraph(ABOUT, soft=True)]
+    if comparison.noised:
+        parts.append(notice("amber", paragraph(comparison.noised)))
     if comparison.unlike:
         parts.append(notice("amber", paragraph(APART), table(["", "", ""], comparison.unlike)))
     if comparison.left_out:

@@ -185,6 +185,19 @@ class Comparison:
         return sorted({hospital for run in runs for hospital in run.summary["hospitals"]})
 
     @property
+    def noised(self) -> str:
+        """What is to be said of noise in the figures; empty if all are exact."""
+        runs = [(each.letter, run) for each in self.methods for run in each.runs.values()]
+        letters = dict.fromkeys(letter for letter, run in runs if run.summary.get("noise"))
+        if not letters:
+            return ""
+        return (
+            f"Hospitals have put noise into the figures of {', '.join(letters)}, and have left out "
+            "classes that few patients have. Each seed has noise of its own, so the intervals "
+            "include it. The hospitals' own pages of a run are exact."
+        )
+
+    @property
     def pairs(self) -> list[tuple[Method, Method]]:
         """Methods that have worked on the same images."""
         return [(a, b) for a, b in combinations(self.methods, 2) if a.images == b.images]

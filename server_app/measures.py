@@ -22,13 +22,15 @@ latest. Global balanced accuracy puts all test images together: it is the mean o
 the share that is right.
 
 Means are over what was measured; a figure without any measurement is NaN. Hospitals of a deployment
-round their figures, with noise, and may tell none (client_app/disclosure.py).
+round their figures, with noise, and may tell none (client_app/disclosure.py). `noise` is the
+standard deviation of that in the first of these means that there is, balanced; NaN if figures are
+exact.
 """
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite, nan, sqrt
+from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
@@ -140,6 +142,7 @@ def measure_round(
         figures[f"ensemble_{name}"] = _mean_of(metric, ensemble)
         figures[f"personalized_{name}"] = _mean_of(metric, (tests.get(pair, {}) for pair in held))
 
+    figures["noise"] = _noise(everywhere or {pair: tests.get(pair, {}) for pair in held})
     figures["fa_as_printed"] = figures["federation_accuracy"] * len(latest) / 2
     figures["disagreement"] = _disagreement(everywhere, "accuracy")
     figures["balanced_disagreement"] = _disagreement(everywhere, "balanced-accuracy")
@@ -342,6 +345,16 @@ def _sampled_mean(
         return nan, nan, nan
     estimate, half = total / pairs, Z * sqrt(spread_) / pairs
     return estimate, max(0.0, estimate - half), min(1.0, estimate + half)
+
+
+def _noise(tests: Tests) -> float:
+    """Of the mean of balanced accuracies (without any, of accuracies); NaN if these are exact."""
+    for name in ("balanced-accuracy", "accuracy"):
+        told = [metrics for metrics in tests.values() if name in metrics]
+        if told:
+            parts = [metrics.get(f"{name}-noise", 0.0) / len(told) for metrics in told]
+            return hypot(*parts) or nan
+    return nan
 
 
 def _by_task(tests: Tests, begins: str) -> dict[int, float]:

@@ -339,7 +339,8 @@ class Results:
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["model", *map(_cell, summary.hospitals)])
+            corner = "model (accuracies with noise)" if isfinite(summary.noise) else "model"
+            writer.writerow([corner, *map(_cell, summary.hospitals)])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
                 writer.writerow([_cell(model), *(a if isfinite(a) else "" for a in accuracies)])
 

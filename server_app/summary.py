@@ -35,6 +35,8 @@ class Summary:
         data: Per hospital what its images are (`kind`), the `images`, `patients`, `classes` and
             `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
             `own_settings`, which its node-config replaces.
+        noise: The standard deviation of the noise that hospitals have put into the federation's
+            balanced accuracy (without it: the personalized; or the accuracy); NaN if it is exact.
         federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
         federation_accuracy_low: With `federation_accuracy_high`, and the same of balanced accuracy
             and AUROC, the ends of the 95 % interval of a federation figure that is estimated from a
@@ -98,7 +100,8 @@ class Summary:
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
     images where none are named), or None. Details are measured once, after the last round; in other
-    rounds the ends are None. The headline is an estimate with the `figure` that it is of, its
+    rounds the ends are None. One with noise also has its standard deviation, as `noise`, and its
+    interval is wider by that. The headline is an estimate with the `figure` that it is of, its
     `round`, and the numbers of `hospitals`, `models`, `images` and `patients` behind it. A row of
     `assessments` has `kind`, `model`, `hospital`, whether the hospital has `held` the model after
     the last round, `images`, `patients` (None if none are named), and
@@ -127,6 +130,7 @@ class Summary:
     assessments: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
     pooled: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
     data: dict[str, dict[str, Any]] = field(metadata=MAY_BE_NONE)
+    noise: float
     federation_accuracy: float
     federation_balanced_accuracy: float
     federation_auroc: float

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from server_app import wording
 from server_app.enrolment import to_take_part
-from server_app.measures import Round, measure_round, took_part
+from server_app.measures import Round, Z, measure_round, took_part
 from server_app.results import event_of
 from server_app.runs import is_under_way
 from server_app.worth import texts
@@ -267,6 +267,13 @@ def picture(run: Followed, console: Console) -> Group:
             Text(f"best {best[1]:.3f}, round {best[0]}", style="dim"),
         )
     parts.append(figures)
+    if run.done and isfinite(noise := run.done[-1].figures["noise"]):
+        parts.append(
+            Text(
+                f"Figures have noise: the mean over all models may be ±{Z * noise:.3f} off.",
+                style="dim",
+            )
+        )
     now = time.time()
     for hospital, verb, since in run.waits if not run.summary else ():
         clock = time.strftime("%H:%M:%S", time.localtime(since))

@@ -2,8 +2,10 @@
 
 In a round's line `held` is the mean over the hospitals, each with the model that it holds after the
 round, `balanced accuracy` that over all pairs of model and hospital, each with the worst pair
-behind it, and `ensemble` that of all models together; `over tasks` is the mean accuracy on the
-tasks so far; `visits` are the global accuracies of a model that was tested after each visit.
+behind it, and `ensemble` that of all models together; `noise` is how far that of hospitals may have
+moved the mean over all pairs (or over those that hold it), in 95 of 100 cases; `over tasks` is the
+mean accuracy on the tasks so far; `visits` are the global accuracies of a model that was tested
+after each visit.
 """
 
 from collections.abc import Sequence
@@ -11,7 +13,7 @@ from logging import INFO, WARNING
 from math import isfinite, nan
 from statistics import fmean
 
-from server_app.measures import Round, finished
+from server_app.measures import Round, Z, finished
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import some
@@ -52,6 +54,8 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
         f"{label} {value:.3f}{_interval(measured.figures, label)}{_lowest(measured, label)}"
         for label, value in foremost(measured.figures).items()
     ]
+    if isfinite(noise := measured.figures["noise"]):
+        parts.append(f"noise ±{Z * noise:.3f}")
     visits = finished(measured.visits)
     accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
     if len(accuracies) > len({row["lineage"] for row in visits}):

@@ -7,7 +7,7 @@ model at one hospital, `pages.verdicts` judges.
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from math import isfinite
 
-from pages.figures import RARELY, Row, compared, number, size
+from pages.figures import RARELY, Row, compared, is_noised, number, size
 from pages.verdicts import (
     GRAVITY,
     few_in_all,
@@ -20,6 +20,7 @@ from pages.verdicts import (
     objection,
     pair,
 )
+from server_app import noised
 from server_app.assessments import mean_over_hospitals
 from strategies.protocol.names import some
 
@@ -57,6 +58,9 @@ def sentences(
         whose = "tested pairs of model and hospital, the model"
         found.append(_beside_chance("Everywhere: in", whose, everywhere, tests, ()))
     own = held or tests
+    if is_noised(tests):
+        of_noise = noised.sentences(own, pooled, round_)
+        return found + [_said(*said, **place) for *said, place in of_noise]
     learnt = judge_all(own) == "good"
     found += _largest(own)
     if headline["low"] is not None:
@@ -78,6 +82,7 @@ def _beside_chance(
     judgement, same, worst = judge_all(rows), mean_chance(rows), lowest(rows)
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
+    text += " by figures with noise" * is_noised(rows)
     if judgement == "note":
         text = f"{where} {len(rows)} {whose} was measured, without an interval"
     text += f": balanced accuracy {number(mean)}"

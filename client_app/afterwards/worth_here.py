@@ -19,7 +19,7 @@ from client_app.policy import Policy
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError
-from pages.figures import RARELY, Row, number, row_of, size
+from pages.figures import RARELY, Row, is_noised, number, row_of, size
 from pages.verdicts import (
     Sentence,
     chance,
@@ -108,6 +108,13 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     best = best_of(rows)
     if best is None:
         yield "open", f"No model of this run has figures at {past.site}: see below for the reason."
+        return
+    if is_noised(rows):
+        yield (
+            "open",
+            f"{past.site} told these figures with noise, and without classes of few patients. "
+            "Exact figures say what is better here: give the hospital's images (--data-dir).",
+        )
         return
     others = [row for row in rows if row["kind"] == "model" and row is not best]
     at_chance = [row for row in others if row["balanced_accuracy"] and objection(row)]
@@ -201,7 +208,7 @@ def _judged(details: Details, said: Said, about: str, classes: Sequence[str]) ->
     except DivergedError:
         return []
     site = details.disclosure.request.hospital.name
-    return [_row(about, site, figures | details.of(said, figures), classes)]
+    return [_row(about, site, details.of(said, figures), classes)]
 
 
 def _row(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Row:

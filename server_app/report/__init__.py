@@ -15,8 +15,10 @@ from datetime import datetime
 
 from flwr.common.config import flatten_dict
 
+from pages.figures import is_noised
 from pages.page import document, heading, notice, paragraph
 from pages.verdicts import mean_chance
+from server_app import noised
 from server_app.report import (
     embeddings,
     method,
@@ -86,6 +88,8 @@ def title_of(name: str, summary: Summary) -> str:
     if summary.classes:
         many = len(summary.classes) > NAMED
         named = f"{len(summary.classes)} classes" if many else ", ".join(summary.classes)
+        if is_noised(summary.assessments) and noised.left_out(summary.assessments):
+            named += f"; figures of {noised.some_of(summary.assessments)}"
         parts.append(f"({named})")
     if began := re.match(r"\d{4}-\d\d-\d\d", name):
         date = datetime.fromisoformat(began[0])
@@ -116,6 +120,8 @@ def _head(title: str, name: str, summary: Summary, queues: bool) -> Iterator[str
     if sentence := QUEUES if queues else _method(summary.strategy)[1]:
         yield paragraph(f"{sentence[:1].upper()}{sentence[1:]}")
     yield paragraph(" · ".join(facts), soft=True)
+    if is_noised(summary.assessments):
+        yield notice("amber", paragraph(noised.banner(summary.assessments)))
     if summary.status == "failed":
         yield notice("red", paragraph(f"The run failed. {summary.error}"))
     elif summary.status != "completed":

@@ -16,6 +16,7 @@ from pages.page import (
 )
 from pages.plots import Line, Row, Span
 from server_app.measures import LAST_ROUNDS, finished
+from server_app.report.worth import noise_note
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
@@ -71,7 +72,8 @@ def _everywhere(summary: Summary, chances: Mapping[str, float]) -> Iterator[str]
             "How much the models agree at each hospital: the mean of their balanced accuracies "
             "there, and one standard deviation to both sides "
             f"({shown(summary.balanced_disagreement)} on average). "
-            "The shorter the line, the less it matters which model the hospital has.",
+            "The shorter the line, the less it matters which model the hospital has."
+            + noise_note(summary, "Noise makes it longer."),
             plots.spans("Mean and standard deviation of all models by hospital", rows),
         )
 
@@ -85,7 +87,7 @@ def _matrix(summary: Summary, chances: Mapping[str, float]) -> str:
     return figure(
         "Balanced accuracy after the last evaluated round. Rows are models, by the hospital they "
         "started at; columns are the hospitals whose test images they were tested on. A dash: not "
-        f"measured, or not told.{many}",
+        f"measured, or not told.{noise_note(summary, 'All have noise.')}{many}",
         plots.heat(
             "Balanced accuracy of every model (row) at every hospital (column)",
             summary.models,
@@ -144,7 +146,13 @@ def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str
         else ""
     )
     yield figure(
-        f"Means over hospitals, on axes from 0 to 1.{_sampled(summary)}{best}",
+        f"Means over hospitals, on axes from 0 to 1.{_sampled(summary)}{best}"
+        + noise_note(
+            summary,
+            "Each point has noise of its own, with a standard deviation of up to "
+            f"{max(filter(isfinite, history['noise']), default=0):.3f}, and more at one hospital; "
+            "accuracy and balanced accuracy have not the same. Smaller steps say nothing.",
+        ),
         f'<div class="panels">{"".join(charts)}</div>\n',
     )
     rows = [[number, *values] for number, *values in zip(rounds, *columns.values(), strict=True)]
@@ -157,7 +165,8 @@ def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str
     yield heading("What each hospital holds", 3)
     yield figure(
         "Balanced accuracy of the model that a hospital holds after a round, on its own test "
-        "images. The grey line is the mean of all hospitals, the dashed one is chance.",
+        "images. The grey line is the mean of all hospitals, the dashed one is chance."
+        + noise_note(summary, "Each point has noise of its own."),
         f'<div class="panels small">{"".join(panels)}</div>\n',
     )
 
@@ -184,7 +193,7 @@ def _visits(summary: Summary, chance: float) -> Iterator[str]:
         "The model that goes from hospital to hospital, on the test images of all hospitals "
         "together. Mean and standard deviation over all visits of the last "
         f"{rounds} rounds: {amplitude}. The deviation is the amplitude of the oscillation; "
-        "progress in these rounds adds to it.",
+        "progress in these rounds adds to it." + noise_note(summary, "So does noise."),
         f'<div class="panels">{plots.chart("Over all visits", lines, chance)}</div>\n',
     )
     if len(summary.hospitals) <= PANELS:
@@ -195,7 +204,8 @@ def _visits(summary: Summary, chance: float) -> Iterator[str]:
             panels.append(plots.small(Line(hospital, xs, ys, dots), None))
         yield figure(
             "Accuracy of that model on each hospital's own test images. Dots: the hospital has "
-            "just trained it. A line that falls between dots shows what is forgotten elsewhere.",
+            "just trained it. A line that falls between dots shows what is forgotten elsewhere."
+            + noise_note(summary, "Each point has noise of its own."),
             f'<div class="panels small">{"".join(panels)}</div>\n',
         )
 

@@ -4,10 +4,11 @@ What is judged, `Summary.worth` has judged, in its own words; here are figures a
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 from typing import Any
 
 from pages import plots
-from pages.figures import size
+from pages.figures import Z, size
 from pages.figures_view import (
     OF_CLASS,
     class_row,
@@ -112,13 +113,14 @@ def _headline(summary: Summary) -> Iterator[str]:
     everywhere = everywhere_of(summary.assessments, vars(summary))
     rows = [*_mean_and_lowest("the models that hospitals hold", first, held)]
     rows += _mean_and_lowest("every model at every hospital", everywhere, tests)
+    noise = f", and on the noise, which alone may be ±{Z * first.get('noise', 0):.3f}"
     yield figure(
         "Balanced accuracy of the model that a hospital holds, on its own test images, averaged "
         f"over hospitals; on {size(first)}, after round {first['round']}. It is the share of a "
         "class's images that are answered right, averaged over the classes, so that a rare class "
         f"counts as much as a common one. Always the same answer gives {shown(mean_chance(held))}, "
         "and 1 is perfect. In brackets a 95 % interval: how far the figure depends on which "
-        "patients happened to be tested. Below it the worst model.",
+        f"patients happened to be tested{noise * ('noise' in first)}. Below it the worst model.",
         f'<p class="headline"><b>{value}</b> {within}</p>\n',
         plots.spans("Balanced accuracy of the run", rows),
     )
@@ -166,7 +168,12 @@ def _alone(
         f"{caption} The table "
         "has the difference of the two on the same images; if its interval has 0 in it, no "
         "difference is shown. The hospital's own model was trained for one visit: a hospital that "
-        "trains alone for longer may get further, as a run with the strategy standalone shows.",
+        "trains alone for longer may get further, as a run with the strategy standalone shows."
+        + noise_note(
+            summary,
+            "The intervals allow for the noise. A difference that it hides here may show on the "
+            "hospital's exact page, and so may one in classes that are not told.",
+        ),
         drawn,
     )
     lines = [
@@ -199,7 +206,7 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
         "The share of each class's images (rows) that the model a hospital holds (columns) gets "
         "right, on the hospital's own test images. A dash: no such images, or too few patients to "
         "tell."
-    )
+    ) + noise_note(summary, "Shares have noise.")
     halves = [0.5] * len(own)
     drawn = plots.heat("Share right", summary.classes, list(own), shares, halves, "half or less")
     yield figure(caption, drawn)
@@ -241,7 +248,9 @@ def _all(summary: Summary) -> Iterator[str]:
     yield paragraph(
         "AUROC: how often an image of a class is given more of this class than an image of "
         "another; 0.5 is guessing. ECE: how far, on average, the probability that a model gives "
-        "is from the share that is right; 0 is best." + note,
+        "is from the share that is right; 0 is best."
+        + noise_note(summary, "All have noise, for which the intervals allow.")
+        + note,
         soft=True,
     )
     everywhere = [[row["hospital"], *_figures(row)] for row in rows]
@@ -273,7 +282,12 @@ def _probabilities(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
         if row["confusion"]
     ]
     if confused:
-        yield folded("What is taken for what: the model that each hospital holds", *confused)
+        note = noise_note(
+            summary,
+            "Counts have noise. Numbers of images are in whole groups, and rows add up to them.",
+        )
+        title = "What is taken for what: the model that each hospital holds"
+        yield folded(title, *([paragraph(note, soft=True)] if note else []), *confused)
     panels = [reliability(h, row["calibration"]) for h, row in own.items() if row["calibration"]]
     if panels:
         yield folded(
@@ -281,10 +295,16 @@ def _probabilities(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
             figure(
                 "Reliability of the model that each hospital holds: of the images that are "
                 "answered with a probability (from left to right), the share that is right "
-                "(upwards). On the dashed line a model is right as often as it says.",
+                "(upwards). On the dashed line a model is right as often as it says."
+                + noise_note(summary, "The shares have noise, most where few images are."),
                 f'<div class="panels small">{"".join(panels)}</div>\n',
             ),
         )
+
+
+def noise_note(summary: Summary, text: str) -> str:
+    """What a caption adds about noise; empty if figures are exact."""
+    return f" {text}" if isfinite(summary.noise) else ""
 
 
 def _said(summary: Summary, about: str) -> str:

@@ -88,6 +88,7 @@ class Feed:
         kinds = sorted({own["kind"] for own in summary.data.values() if own["kind"]})
         # What hospitals really used, in the place of the setting.
         tags = {"status": summary.status} | ({"data": ", ".join(kinds)} if kinds else {})
+        tags |= {"noise": "in all figures of hospitals"} if isfinite(summary.noise) else {}
         self._tell(lambda tracker: tracker.end(tags, files))
         for name, line in self._lines.items():
             if line.waiting:

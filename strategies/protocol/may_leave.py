@@ -145,6 +145,10 @@ METRICS: Mapping[str, Range] = {
     "accuracy-in-task-#": SHARE,  # the same, if only the task's own classes can be the answer
     "balanced-accuracy": SHARE,
     "auroc": SHARE,
+    # Unless they are exact, the standard deviation of the noise in these three.
+    "accuracy-noise": SHARE,
+    "balanced-accuracy-noise": SHARE,
+    "auroc-noise": SHARE,
     # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
     "images-of-class-#": COUNT,
     "right-of-class-#": COUNT,
@@ -152,6 +156,7 @@ METRICS: Mapping[str, Range] = {
     # interval, behind these names and the three above. Of class # against the others at its
     # operating point, a probability chosen on training images: sensitivity, specificity.
     "calibration-error": SHARE,  # expected calibration error
+    "gain-noise": SHARE,
     "gain": Range(-1, 1),  # of balanced accuracy over the model that the hospital trained alone
     "recall-of-class-#": SHARE,
     "sensitivity-of-class-#": SHARE,

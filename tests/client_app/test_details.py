@@ -13,6 +13,7 @@ from client_app.disclosure import TOLD, Disclosure
 from client_app.policy import Policy
 from client_app.store import Store
 from learning.samples import Samples
+from pages.figures import row_of
 from strategies.protocol.may_leave import METRICS, metric_of
 from strategies.protocol.order import Order
 
@@ -184,6 +185,78 @@ def test_intervals_of_a_deployment_hold_what_is_true_without_noise(tmp_path):
     assert [each["balanced-accuracy"] for each in told] == pytest.approx(recalls)
 
 
+def drawn(seed, most=40):
+    """A hospital's labels, and what two models of unequal skill say of them."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.choice([2, 3, 5, 10]))
+    labels = np.repeat(np.arange(count), rng.integers(10, most, count))
+    skills = [rng.uniform(0, 3, count)]
+    skills.append(skills[0] + rng.choice([-1.0, 0.0, 0.3, 1.0]))
+    scores = []
+    for skill in skills:
+        sure = 2 * (
+            rng.normal(size=(len(labels), count)) + np.eye(count)[labels] * skill[labels, None]
+        )
+        scores.append(torch.from_numpy(sure).softmax(dim=1))
+    return labels.tolist(), *scores
+
+
+def row(tmp_path, seed, policy, most=40):
+    """What pages get of the second model, with that of the first as the hospital's own."""
+    labels, own, new = drawn(seed, most)
+    count = new.shape[1]
+    figures = details(tmp_path, labels, policy=policy, classes=count)
+    figures.disclosure.secret = seed.to_bytes(2)
+    (figures.disclosure.request.run.folder / "detailed").unlink(missing_ok=True)
+    figures.of_alone(said(own, "own"))
+    told = told_of(figures, said(new, f"model {seed}"))
+    return row_of("model", "a", "graz", told, [*map(str, range(count))])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_noised_figures_do_not_contradict_one_another(tmp_path, seed):
+    told = row(tmp_path, seed, policy="", most=90)
+    classes = told["classes"]
+    total, known = sum(each["images"] for each in classes), True
+    for k, (each, cells) in enumerate(zip(classes, told["confusion"], strict=True)):
+        if each["recall"] is None:
+            assert cells == [None] * len(classes)
+            known = False
+            continue
+        assert sum(cells) == each["images"]
+        assert cells[k] == each["right"] == pytest.approx(each["recall"]["value"] * each["images"])
+        if len(classes) == 2 and each["threshold"] == 0.5:
+            assert each["sensitivity"]["value"] == pytest.approx(each["recall"]["value"])
+    recalls = [each["recall"]["value"] for each in classes if each["recall"]]
+    least = sum(recalls) / len(classes)
+    rest = 1 - len(recalls) / len(classes)
+    assert least - 1e-9 <= told["balanced_accuracy"]["value"] <= least + rest + 1e-9
+    if known:
+        right = sum(each["right"] for each in classes)
+        assert told["accuracy"]["value"] == pytest.approx(right / total)
+        assert sum(each["images"] for each in told["calibration"]) <= total
+    if told["auroc"]:
+        areas = [
+            each["sensitivity"]["value"] * each["specificity"]["value"]
+            for each in classes
+            if each["sensitivity"] and each["specificity"]
+        ]
+        assert told["auroc"]["value"] >= sum(areas) / len(classes) - 1e-9
+
+
+def test_a_verdict_with_noise_is_that_of_the_exact_figures(tmp_path):
+    """Of 40 verdicts about one is not (pages.figures.compared), and none is the opposite."""
+    said_, other = 0, 0
+    for seed in range(100):
+        noised = row(tmp_path, seed, policy="")["compared"]
+        if noised in ("better", "worse"):
+            exact = row(tmp_path, seed, policy=None)["compared"]
+            said_, other = said_ + 1, other + (exact != noised)
+            assert {exact, noised} != {"better", "worse"}, seed
+    assert said_ > 10
+    assert other <= 2
+
+
 def test_small_classes_and_what_would_be_too_coarse_are_not_told(tmp_path):
     """Of nine patients nothing, of 14 no share: the noise in a recall is 3.5 / 14 and more."""
     labels = [0] * 200 + [1] * 9 + [2] * 13
@@ -202,7 +275,8 @@ def test_so_many_models_are_told_of_and_no_more(tmp_path):
     again = told_of(figures, said(saying([0, 1] * 50), "0"))
     assert again == told[0]
     none = details(tmp_path, [0, 1] * 50, policy="figures.max-detailed = 0")
-    assert told_of(none, said(saying([0, 1] * 50))) == {}
+    few = said(saying([0, 1] * 50))
+    assert told_of(none, few) == none.disclosure.of_test(few.model, few.test)
 
 
 def test_a_training_image_does_not_decide_on_an_operating_point(tmp_path):

@@ -53,6 +53,7 @@ def test_figures_are_about_classes_of_enough_patients(tmp_path):
     told = figures.of_test("m", saying(labels), per_class=True)
     assert set(told) == {
         *("num-examples", "accuracy", "balanced-accuracy"),
+        *("accuracy-noise", "balanced-accuracy-noise"),
         *("images-of-class-0", "right-of-class-0"),
     }
     wrong = [0] * 400 + [2] * 209
@@ -207,7 +208,8 @@ def test_what_would_be_too_coarse_is_not_said(tmp_path):
     """The area under the ROC curve of ten patients against a hundred."""
     labels = [0] * 100 + [1] * 10
     assert step_of(effects(np.arange(110), np.array(labels))["auroc"], 1000) > COARSEST
-    assert set(of(tmp_path, labels).of_test("m", saying(labels))) == {"num-examples", "accuracy"}
+    told = of(tmp_path, labels).of_test("m", saying(labels))
+    assert set(told) == {"num-examples", "accuracy", "accuracy-noise"}
     few = of(tmp_path, labels, policy="figures.max-models = 50")
     assert "auroc" in few.of_test("m", saying(labels))
 
