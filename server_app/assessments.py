@@ -175,8 +175,8 @@ def everywhere_of(rows: Iterable[Row], figures: Mapping[str, Any]) -> Row | None
     value, low, high = (figures[name + end] for end in ("", "_low", "_high"))
     if not isfinite(value) or all(row["held"] for row in tests):
         return None
-    if isfinite(low):  # estimated from a sample of all pairs
-        return {"value": value, "low": low, "high": high}
+    if low < high:  # estimated from a sample of all pairs
+        return {"value": value, "low": low, "high": high, "sampled": True}
     return mean_over_hospitals(tests, "balanced_accuracy")
 
 

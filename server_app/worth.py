@@ -87,7 +87,8 @@ def _beside_chance(
         text = f"{where} {len(rows)} {whose} was measured, without an interval"
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
-        text += f" on average; lowest {pair(worst)}"
+        of_all = "estimated for all pairs" if "sampled" in mean else "on average"
+        text += f" {of_all}; lowest {pair(worst)}"
     if isfinite(same):
         text += f". Always the same answer gives {same:.3f}"
     if silent:
@@ -125,14 +126,15 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
         return
     whose = "the model that a hospital holds" if rows[0]["held"] else "a model"
     gain, places = mean_over_hospitals(rows, "gain"), len({row["hospital"] for row in rows})
+    worst = min(rows, key=lambda row: float(row["gain"]["value"]))
+    where = f"at {worst['hospital']}"
+    if places > 1:
+        least = number(worst["gain"], signed=True)
+        where = f"mean over {places} hospitals; lowest {least} {where}"
     beside = (
         f"{number(gain, signed=True)} in balanced accuracy, {whose} after round {round_} beside "
-        f"the hospital's own before the first hand-off, mean over {places} "
-        f"hospital{'s' * (places > 1)}"
+        f"the hospital's own before the first hand-off, {where}"
     )
-    worst = min(rows, key=lambda row: float(row["gain"]["value"]))
-    if places > 1:
-        beside += f"; lowest {number(worst['gain'], signed=True)} at {worst['hospital']}"
     judgement, text = {
         "better": ("good", "Better than the hospitals' own models"),
         "worse": ("bad", "Worse than the hospitals' own models"),

@@ -162,7 +162,10 @@ def _alone(
     drawn = plots.spans("Balanced accuracy by hospital", rows, names, CHANCE)
     caption = "Balanced accuracy on each hospital's own test images, with 95 % intervals."
     if not compares:
-        yield figure(f"{caption} Nothing was handed on: there is no gain to tell.", drawn)
+        yield figure(
+            f"{caption} There is no model from before a first hand-off to compare with.",
+            drawn,
+        )
         return
     yield figure(
         f"{caption} The table "

@@ -202,6 +202,16 @@ def learnt_nothing() -> FakeRun:
     return fake_run(ring(NAMES, 4, lambda model, hospital, round_: 0.5))
 
 
+def stayed_alone() -> FakeRun:
+    """Nothing is handed on: each model is trained and held at home, and tested everywhere."""
+    events = [
+        replace(event, lineage=event.hospital) if event.verb in ("train", "hand-off") else event
+        for event in ring(NAMES, 2)
+        if event.verb != "standalone"
+    ]
+    return fake_run(events, "standalone")
+
+
 def handed_on_with_images() -> FakeRun:
     """FedER: at wien the check failed, and it takes part without a buffer."""
     events = ring(NAMES, 4)
@@ -334,6 +344,7 @@ RUNS: dict[str, Callable[[], FakeRun]] = {
             learnt,
             learnt_nothing,
             with_noise,
+            stayed_alone,
             handed_on_with_images,
             failed,
             fifty,

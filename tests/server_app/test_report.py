@@ -26,6 +26,7 @@ from tests.server_app.fake_runs import (
     one_model,
     ring,
     serial,
+    stayed_alone,
 )
 
 
@@ -93,6 +94,25 @@ def test_the_sentences_are_those_of_the_summary():
     text = text_of(run.page())
     assert run.summary.worth
     assert all(each["text"] in text for each in run.summary.worth)
+
+
+def test_a_run_that_hands_nothing_on_asks_for_no_gain():
+    """Handed-on models are compared with those from before; here there is nothing to compare."""
+    alone, handed_on = text_of(stayed_alone().page()), text_of(learnt().page())
+    for words in ("Is it better than staying alone?", "is better?"):
+        assert words not in alone
+        assert words in handed_on
+    assert "What each hospital holds" in alone
+    assert "–" not in alone.partition("What each hospital holds")[2].partition("For which class")[0]
+
+
+def test_the_lowest_model_is_drawn_below_each_mean():
+    drawn = unescape(
+        fake_run(ring(NAMES, 2, lambda model, at, _: 0.3 if at == "linz" else 0.8)).page()
+    )
+    assert "Lowest: 'graz' at linz" in drawn
+    assert "Mean of the models that hospitals hold" in drawn
+    assert "Mean of every model at every hospital" in drawn
 
 
 def test_the_same_run_gives_the_same_page():

@@ -6,6 +6,7 @@ import pytest
 
 from pages.figures_view import compared_cell
 from pages.page import Marked
+from server_app.assessments import everywhere_of
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
 from strategies.engine.events import Event
@@ -194,6 +195,18 @@ def test_a_gain_on_average_does_not_hide_who_loses():
     assert kind == "note"
     assert text.startswith("Better than the hospitals' own models: +0.150")
     assert text.endswith("lowest -0.100 (-0.150 to -0.050) at B.")
+
+
+@pytest.mark.parametrize(("ends", "estimated"), [((0.7, 0.78), True), ((0.75, 0.75), False)])
+def test_a_sample_of_all_pairs_is_no_estimate(ends, estimated):
+    """Then the intervals of the pairs count: 0.05 / sqrt(2), since two hospitals err apart."""
+    figures = {"": 0.75, "_low": ends[0], "_high": ends[1]}
+    rows = summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.7))).assessments
+    named = {f"federation_balanced_accuracy{end}": value for end, value in figures.items()}
+    mean = everywhere_of(rows, named)
+    assert mean is not None
+    assert mean["low"] == pytest.approx(ends[0] if estimated else 0.75 - 0.05 / 2**0.5)
+    assert ("sampled" in mean) == estimated
 
 
 def test_a_hospital_that_tells_nothing_is_named():
