@@ -15,6 +15,7 @@ from client_app.members import add_member, member_line, read_members, remove_mem
 from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
+from strategies.protocol.redaction import redacted
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import Settings, SettingsError, merged
 
@@ -64,7 +65,7 @@ def main() -> None:
     try:
         sys.exit(arguments.command(arguments))
     except (ValueError, OSError) as error:  # what a user can mend
-        parser.error(str(error))
+        parser.error(redacted(str(error)))
 
 
 def identity(arguments: argparse.Namespace) -> int:

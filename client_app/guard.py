@@ -19,6 +19,7 @@ from client_app.errors import LEAVES, failure_of
 from client_app.node_config import is_simulated, own_config
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
+from strategies.protocol.redaction import redacted
 
 # Of a disk that is full or read-only, or of folders that are another user's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -58,7 +59,7 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
         rule = error.explain() if isinstance(error, PolicyError) else ""
         if rule:
             logging.getLogger("flwr").error(rule)
-        return Message(Failed(failure_of(error), str(error), rule), reply_to=message)
+        return Message(Failed(failure_of(error), redacted(str(error)), rule), reply_to=message)
     except (Exception, Terminated) as error:
         reason, log = type(error).__name__, logging.getLogger("flwr")
         if isinstance(error, OSError) and error.errno in DISK:

@@ -36,6 +36,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays
 from strategies.protocol.records import from_record
+from strategies.protocol.redaction import redacted
 
 LONGEST = 2**20  # bytes of a line; what would need more does not leave
 ORDER = (
@@ -187,7 +188,8 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
     """Under which settings, code and policy the hospital was asked."""
     policy = Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
     rules = _hash(policy.read_bytes()) if policy.is_file() else ""
-    settings = dict(sorted(context.run_config.items()))
+    given = sorted(context.run_config.items())  # also of a run that is refused
+    settings = {k: redacted(value) if isinstance(value, str) else value for k, value in given}
     return {"settings": settings, "code": code_hash(), "policy": rules}
 
 

@@ -10,6 +10,7 @@ from deploy.errors import DeployError
 from deploy.hospital import Hospital, start_supernode
 from deploy.server import APP, register, run, start_superlink
 from deploy.status import status
+from strategies.protocol.redaction import redacted
 
 
 def main() -> None:
@@ -107,7 +108,7 @@ def main() -> None:
     try:
         _do(arguments)
     except DeployError as error:
-        sys.exit(f"python -m deploy {arguments.command}: {error}")
+        sys.exit(redacted(f"python -m deploy {arguments.command}: {error}"))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -68,8 +68,8 @@ ALLOWED = {
     "deploy": {
         *("cryptography", "sklearn", "PIL", "server_app.check"),
         *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.local"),
-        *("strategies.protocol.names", "strategies.protocol.run_config"),
-        "strategies.protocol.settings",
+        *("strategies.protocol.names", "strategies.protocol.redaction"),
+        *("strategies.protocol.run_config", "strategies.protocol.settings"),
     },
 }
 PACKAGES = [package for package in ALLOWED if "/" not in package]

@@ -21,6 +21,7 @@ from server_app.summary import Summary
 from server_app.tracking.mlflow import MLflow
 from server_app.tracking.tensorboard import TensorBoard
 from strategies.engine.events import Event
+from strategies.protocol.redaction import redacted
 from strategies.protocol.settings import Settings, SettingsError, require
 
 # By their names in the setting, which are the extras that bring them and their packages' names.
@@ -103,7 +104,8 @@ class Feed:
                     line.waiting.popleft()
             except Exception as error:  # whatever a library or a server of others comes up with
                 if not line.broken:
-                    log(WARNING, "Tracking by %s fails, the run goes on: %s", name, error)
+                    said = redacted(str(error))
+                    log(WARNING, "Tracking by %s fails, the run goes on: %s", name, said)
                 line.broken = True
             else:
                 if line.broken:
@@ -143,7 +145,7 @@ def check(settings: Settings) -> None:
                 f"`uv sync --extra {name}`, or set tracking=''."
             )
         try:
-            log(INFO, "Figures of each round go to %s", tracker.check())
+            log(INFO, "Figures of each round go to %s", redacted(tracker.check()))
         except Exception as error:
             raise SettingsError(
                 f"{start}, and {name} cannot be used: {error} Start it, or set tracking=''."

@@ -12,6 +12,8 @@ from logging import INFO, WARNING, FileHandler, LogRecord, StreamHandler
 from time import localtime, monotonic, strftime
 from typing import Self
 
+from strategies.protocol.redaction import redacted
+
 WIDTH = 80  # columns
 CLOCK = "%H:%M:%S  "
 PAUSE = 10.0  # seconds between two lines about one piece of work
@@ -57,10 +59,10 @@ class Console(logging.Handler):
             text = record.getMessage().strip()
             known = record.exc_info and self.told and record.exc_info[1] is self.told
             if text and text != _FAREWELL and not known:
-                print(self.format(record), flush=True)
+                print(redacted(self.format(record)), flush=True)
                 self._newest = text
             if record.funcName == "flwr_exit" and self.last not in ("", self._newest):
-                print(self.laid_out(self.last), flush=True)
+                print(redacted(self.laid_out(self.last)), flush=True)
         except Exception:  # as every handler: logging must not end a run
             self.handleError(record)
 

@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from strategies.protocol.redaction import redacted
+
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut` by which a task is some classes
 PUBLIC = "public:"  # how a setting begins that names a file of public images
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -29,7 +31,10 @@ SectionT = TypeVar("SectionT")
 
 
 class SettingsError(ValueError):
-    """A setting has a value that cannot be used."""
+    """A setting has a value that cannot be used. The text shows no password or token."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(redacted(text))
 
 
 @dataclass(frozen=True)
@@ -359,8 +364,13 @@ class Settings:
         """Check a Flower run config and freeze it.
 
         Raises:
-            SettingsError: A key is missing, or its value has the wrong type or range.
+            SettingsError: A key is missing, or its value has the wrong type or range, or holds a
+                password or token.
         """
+        for key, value in run_config.items():
+            allowed = "without a password or token, since settings are written into files and "
+            allowed += "pages: leave it to an environment variable of the process that needs it"
+            require(redacted(str(value)) == str(value), key, value, allowed)
         known = set(_keys(cls, ""))
         tables = tuple(sorted((k, v) for k, v in run_config.items() if k not in known))
         return read_section({**run_config, "tables": tables}, cls)
