@@ -17,24 +17,27 @@ from server_app.comparison import (
     FIGURES,
     MORE,
     OVER_TASKS,
+    SEEDS,
     Comparison,
     Difference,
     Figure,
     Method,
     compared,
+    listed,
 )
 from server_app.measures import mean, spread
 
 WIDTH = 80  # of a line of text
-MOST_HOSPITALS, MOST_PAIRS = 5, 21  # in the terminal: what fits into a line, and on a page
+MOST_HOSPITALS, MOST_PAIRS = 4, 21  # in the terminal: what fits into a line, and on a page
+AT_HOME, EVERYWHERE = FIGURES[2], FIGURES[0]  # what the conclusion is about
 COLUMNS = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
 ABOUT = (
-    "Mean ± standard deviation over runs. Federation: every model at every hospital. Personalised: "
-    "the model that a hospital holds after the hand-off. Differences: mean over the seeds that "
-    "both methods have, with a 95 % interval (Student's t over seeds: hospitals of one seed share "
-    "their models and are no independent repetitions, and a bootstrap of so few seeds is too "
-    "narrow). It says how far other seeds would move the difference, not other hospitals or "
-    "patients. Of 20 such intervals one misses."
+    "Mean ± standard deviation over runs. At home: the model that a hospital holds after the "
+    "hand-off. Everywhere: every model at every hospital. Differences: mean over the seeds that "
+    "both methods have, with a 95 % interval from three seeds on (Student's t: hospitals of one "
+    "seed share their models and are no independent repetitions, and a bootstrap of so few seeds "
+    "is too narrow). It says how far other seeds would move the difference, not other hospitals "
+    "or patients. Of 20 such intervals one misses."
 )
 APART = "Not alike. Methods with other data or another split are not compared in pairs."
 
@@ -90,17 +93,60 @@ def cell(values: Sequence[float], digits: int) -> str:
     """Mean and standard deviation, as far as they exist; of costs the mean alone."""
     if not values:
         return "–"
-    deviation = f" ± {spread(values):.{digits}f}" if len(values) > 1 and digits > 1 else ""
+    deviation = f"±{spread(values):.{digits}f}" if len(values) > 1 and digits > 1 else ""
     return f"{mean(values):.{digits}f}{deviation}"
 
 
 def interval(difference: Difference, digits: int) -> str:
-    """A difference and its interval."""
+    """A difference and its interval, if there are seeds enough for one."""
     if not difference.by_seed:
         return "–"
     low, high = (f"{end:+.{digits}f}" for end in difference.interval)
-    within = f" [{low}, {high}]" if len(difference.by_seed) > 1 else ""
+    within = f" [{low}, {high}]" if len(difference.by_seed) >= SEEDS else ""
     return f"{difference.mean:+.{digits}f}{within}"
+
+
+def conclusions(comparison: Comparison) -> Iterator[str]:
+    """A sentence about the models that hospitals hold, and one about all models everywhere."""
+    yield from _conclusion(comparison, AT_HOME, "At home, with the model that a hospital holds")
+    yield from _conclusion(comparison, EVERYWHERE, "Everywhere, every model at every hospital")
+
+
+def _conclusion(comparison: Comparison, figure: Figure, where: str) -> Iterator[str]:
+    """Which of the methods that have the same images is highest, and above which this is shown."""
+    differences = [each for each in comparison.differences(figure) if each.by_seed]
+    if not differences:
+        return
+    methods = {method.name: method for each in differences for method in (each.first, each.second)}
+    best = max(methods.values(), key=lambda method: mean(method.values(figure)))
+    value, constant = mean(best.values(figure)), best.constant(figure)
+    text = f"{where}: {listed([best.name])} has the highest balanced accuracy ({value:.3f})"
+    if value <= constant:
+        text += f", which is no more than always the same answer reaches ({constant:.3f})"
+    by_verdict: dict[str, list[str]] = {}
+    for each in differences:
+        if best in (each.first, each.second):
+            other = each.second if each.first is best else each.first
+            kind = "few" if len(each.by_seed) < SEEDS else verdict(each)
+            by_verdict.setdefault(kind, []).append(other.name)
+    above = by_verdict.pop(f"{best.name} is higher", [])
+    few = by_verdict.pop("few", [])
+    rest = [name for names in by_verdict.values() for name in names]
+    parts = [f"shown to be above {listed(above)}"] * bool(above)
+    parts += [f"not shown to differ from {listed(rest)}"] * bool(rest)
+    parts += [f"not to be compared with {listed(few)} ({SEEDS} seeds are needed)"] * bool(few)
+    yield f"{text}; {'; '.join(parts)}."
+
+
+def several(differences: Sequence[Difference]) -> str:
+    """What it means that many pairs are compared at once; nothing for one pair."""
+    count = sum(len(each.by_seed) >= SEEDS for each in differences)
+    if count < 2:
+        return ""
+    return (
+        f"{count} pairs are compared at once: if no method differed, {count / 20:.1f} of these "
+        "intervals would leave out 0 by chance."
+    )
 
 
 def made_of(method: Method) -> str:
@@ -118,7 +164,8 @@ def made_of(method: Method) -> str:
 
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
-    parts = [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
+    parts = [_wrapped(each, "") for each in conclusions(comparison)]
+    parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
     if comparison.noised:
         parts.append(_wrapped(comparison.noised, ""))
     if unlike := comparison.unlike:
@@ -132,7 +179,7 @@ def text(comparison: Comparison) -> str:
 
 def _tables(comparison: Comparison) -> Iterator[str]:
     methods, headline, hospitals = comparison.methods, FIGURES[0], comparison.hospitals
-    yield "\n".join(_wrapped(f"{method.letter}  {made_of(method)}", "") for method in methods)
+    yield "\n".join(_wrapped(made_of(method), "") for method in methods)
     yield _overview(methods, FIGURES + COSTS)
     if with_tasks := [m for m in methods if any(map(m.values, OVER_TASKS))]:
         yield _overview(with_tasks, OVER_TASKS)
@@ -141,7 +188,7 @@ def _tables(comparison: Comparison) -> Iterator[str]:
         rows = [["", *(hospital[:13] for hospital in hospitals)]]
         for method in methods:
             values = (method.values(headline, hospital) for hospital in hospitals)
-            rows.append([method.letter, *(cell(each, headline.digits) for each in values)])
+            rows.append([method.name, *(cell(each, headline.digits) for each in values)])
         yield f"{title}, by hospital:\n{_aligned(rows)}"
     differences = comparison.differences(headline)
     if len(differences) > MOST_PAIRS:
@@ -151,19 +198,21 @@ def _tables(comparison: Comparison) -> Iterator[str]:
             [*names(each), interval(each, headline.digits), verdict(each)] for each in differences
         ]
         yield f"{title}, differences:\n{_aligned(rows)}"
+        if note := several(differences):
+            yield _wrapped(note, "")
 
 
 def _overview(methods: Sequence[Method], figures: Sequence[Figure]) -> str:
     return _aligned(
         [["", *(figure.heading[line] for figure in figures)] for line in (0, 1)]
-        + [[m.letter, *(cell(m.values(f), f.digits) for f in figures)] for m in methods]
+        + [[m.name, *(cell(m.values(f), f.digits) for f in figures)] for m in methods]
     )
 
 
 def names(difference: Difference) -> list[str]:
     """Which methods, and over how many seeds."""
     seeds = len(difference.by_seed)
-    pair = f"{difference.first.letter} − {difference.second.letter}"
+    pair = f"{difference.first.name} − {difference.second.name}"
     return [pair, f"{seeds} seed{'s' * (seeds != 1)}"]
 
 
@@ -172,16 +221,25 @@ def verdict(difference: Difference) -> str:
     low, high = difference.interval
     if not difference.by_seed:
         return "not measured, or no seed in common"
-    if len(difference.by_seed) == 1:
-        return "one seed: no interval"
+    if (count := len(difference.by_seed)) < SEEDS:
+        return f"{count} seed{'s' * (count > 1)}: too few to say"
     if low <= 0 <= high:
         return "no difference shown"
-    return f"{(difference.first if low > 0 else difference.second).letter} is higher"
+    return f"{(difference.first if low > 0 else difference.second).name} is higher"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    """Rows below one another; a name for which a line has no room stands above its figures."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
+    room = WIDTH - sum(width + 2 for width in widths)
+    first = max((len(name) for name, *_ in rows if len(name) <= room), default=0)
+    lines = []
+    for name, *cells in rows:
+        if len(name) > room:
+            lines.append(name)
+            name = ""
+        padded = map(str.ljust, [name, *cells], [first, *widths])
+        lines.append("  ".join(padded).rstrip())
     return "\n".join(lines)
 
 

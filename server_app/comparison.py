@@ -3,7 +3,8 @@
 Runs that differ in nothing but `seed` and `fold` are the runs of one method. Two methods are
 compared over the seeds that both have: a seed fixes the cut and the split of the images, so that
 both have seen and tested the same ones. With d_s the difference at seed s, of the means over
-hospitals and folds, the interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n.
+hospitals and folds, the interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n, cut off
+where no difference can be. Fewer than `SEEDS` have none: t is 12.7 for two.
 
 Seeds are the units, because they are what is repeated independently: hospitals and folds of one
 seed share models or images. A bootstrap of so few seeds as people run is too narrow. The interval
@@ -13,7 +14,7 @@ says how far other seeds would move the difference; not what other hospitals or 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
-from math import isfinite, nan, sqrt
+from math import inf, isfinite, nan, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,6 +23,8 @@ from server_app.measures import mean, spread
 from server_app.results import MAY_CHANGE
 from server_app.runs import LeftOut, Run, find
 from strategies.protocol.settings import Settings
+
+SEEDS = 3  # the least number that an interval is made of
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class Figure:
         held: Of the model that a hospital holds, not of all models.
         digits: After the point.
         signed: It may be below 0.
+        most: How large a difference of two methods can be.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Figure:
     held: bool = False
     digits: int = 3
     signed: bool = False
+    most: float = 1.0
 
     def of(self, run: Run) -> float:
         """The figure of a run; NaN if it was not measured."""
@@ -72,31 +77,29 @@ class Traffic(Figure):
 
 # The first is the one that is shown first, and that the terminal shows by hospital and by pairs.
 FIGURES = (
-    Figure("federation_balanced_accuracy", ("federation", "balanced"), "balanced-accuracy"),
-    Figure("federation_accuracy", ("federation", "accuracy"), "accuracy"),
-    Figure(
-        "personalized_balanced_accuracy", ("personalised", "balanced"), "balanced-accuracy", True
-    ),
-    Figure("personalized_accuracy", ("personalised", "accuracy"), "accuracy", True),
+    Figure("federation_balanced_accuracy", ("everywhere", "balanced"), "balanced-accuracy"),
+    Figure("federation_accuracy", ("everywhere", "accuracy"), "accuracy"),
+    Figure("personalized_balanced_accuracy", ("at home", "balanced"), "balanced-accuracy", True),
+    Figure("personalized_accuracy", ("at home", "accuracy"), "accuracy", True),
 )
 # Of runs whose images arrive in tasks (server_app/over_tasks.py).
 OVER_TASKS = (
-    Figure("accuracy_over_tasks", ("accuracy", "over tasks")),
-    Figure("accuracy_within_tasks", ("accuracy", "within tasks")),
-    Figure("forgetting", ("forgetting", "over tasks")),
-    Figure("backward_transfer", ("backward", "transfer"), signed=True),
+    Figure("accuracy_over_tasks", ("over tasks", "accuracy")),
+    Figure("accuracy_within_tasks", ("within tasks", "accuracy")),
+    Figure("forgetting", ("over tasks", "forgetting")),
+    Figure("backward_transfer", ("over tasks", "transfer back"), signed=True, most=2.0),
 )
 # In the CSV file and on the page; in the terminal only those over tasks, if there are any.
 MORE = (
-    Figure("federation_auroc", ("federation", "AUROC"), "auroc"),
-    Figure("personalized_auroc", ("personalised", "AUROC"), "auroc", True),
+    Figure("federation_auroc", ("everywhere", "AUROC"), "auroc"),
+    Figure("personalized_auroc", ("at home", "AUROC"), "auroc", True),
     Figure("ensemble_balanced_accuracy", ("ensemble", "balanced")),
     Figure("ensemble_accuracy", ("ensemble", "accuracy")),
     *OVER_TASKS,
 )
 COSTS = (
-    Figure("wall_seconds", ("time", "s"), digits=0),
-    Traffic("megabytes", ("traffic", "MB"), digits=1),
+    Figure("wall_seconds", ("time", "s"), digits=0, most=inf),
+    Traffic("megabytes", ("traffic", "MB"), digits=1, most=inf),
 )
 
 # What decides which images are used, and which of them are tested on. With another value of these,
@@ -117,13 +120,11 @@ class Method:
     """Runs that differ in their seeds and folds alone.
 
     Attributes:
-        letter: What it is called in tables.
         name: Its strategy, and the settings in which it differs from others of that strategy.
         facts: Its settings without seed and fold; and `hospitals`, and `commit` if it is known.
         runs: By (seed, fold).
     """
 
-    letter: str
     name: str
     facts: dict[str, Any]
     runs: dict[tuple[int, int], Run]
@@ -140,6 +141,20 @@ class Method:
         )
         return [value for value in of if isfinite(value)]
 
+    def constant(self, figure: Figure) -> float:
+        """What a model reaches that always gives the same answer; NaN if nobody knows."""
+        return mean(run.constant.get(figure.metric, nan) for run in self.runs.values())
+
+    def curve(self, figure: Figure) -> dict[int, float]:
+        """The figure after each round that was evaluated, mean over the runs that have it."""
+        found: dict[int, list[float]] = {}
+        for run in self.runs.values():
+            history = run.summary["history"]
+            for number, value in zip(history["round"], history.get(figure.name, []), strict=False):
+                if value is not None:
+                    found.setdefault(number, []).append(value)
+        return {number: fmean(values) for number, values in sorted(found.items())}
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -148,6 +163,7 @@ class Difference:
     first: Method
     second: Method
     by_seed: dict[int, float]
+    most: float = inf  # how large it can be
 
     @property
     def mean(self) -> float:
@@ -156,14 +172,14 @@ class Difference:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 %, by Student's t; NaN for fewer than two seeds."""
+        """95 %, by Student's t; NaN for fewer than `SEEDS` seeds."""
         from scipy.special import stdtrit  # takes half a second
 
         count = len(self.by_seed)
-        if count < 2:
+        if count < SEEDS:
             return nan, nan
         half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
-        return self.mean - half, self.mean + half
+        return max(self.mean - half, -self.most), min(self.mean + half, self.most)
 
 
 @dataclass(frozen=True)
@@ -187,12 +203,12 @@ class Comparison:
     @property
     def noised(self) -> str:
         """What is to be said of noise in the figures; empty if all are exact."""
-        runs = [(each.letter, run) for each in self.methods for run in each.runs.values()]
-        letters = dict.fromkeys(letter for letter, run in runs if run.summary.get("noise"))
-        if not letters:
+        runs = [(each.name, run) for each in self.methods for run in each.runs.values()]
+        names = dict.fromkeys(name for name, run in runs if run.summary.get("noise"))
+        if not names:
             return ""
         return (
-            f"Hospitals have put noise into the figures of {', '.join(letters)}, and have left out "
+            f"Hospitals have put noise into the figures of {listed(names)}, and have left out "
             "classes that few patients have. Each seed has noise of its own, so the intervals "
             "include it. The hospitals' own pages of a run are exact."
         )
@@ -204,7 +220,9 @@ class Comparison:
 
     def differences(self, figure: Figure, hospital: str = "") -> list[Difference]:
         """Of each pair; over all hospitals, or at one."""
-        return [Difference(a, b, _by_seed(a, b, figure, hospital)) for a, b in self.pairs]
+        return [
+            Difference(a, b, _by_seed(a, b, figure, hospital), figure.most) for a, b in self.pairs
+        ]
 
     @property
     def unlike(self) -> list[tuple[str, str, str]]:
@@ -214,19 +232,19 @@ class Comparison:
         for key in sorted(keys, key=lambda key: (key not in DATA, key not in SPLIT)):
             if key == "strategy" or key.partition(".")[0] not in _COMMON | _FACTS:
                 continue
-            letters: dict[str, list[str]] = {}
+            having: dict[str, list[str]] = {}
             for method in self.methods:
-                letters.setdefault(_text(method.facts.get(key)), []).append(method.letter)
-            if len(letters) > 1:
+                having.setdefault(_text(method.facts.get(key)), []).append(method.name)
+            if len(having) > 1:
                 kind = "data" if key in DATA else "split" if key in SPLIT else "setting"
-                values = "; ".join(f"{', '.join(who)}: {value}" for value, who in letters.items())
+                values = "; ".join(f"{value} ({listed(who)})" for value, who in having.items())
                 rows.append((kind, key, values))
         return rows + self._other_images()
 
     def _other_images(self) -> list[tuple[str, str, str]]:
         """Seeds at which hospitals of a pair had other images, although the settings are equal."""
         return [
-            ("data", f"images at seed {repeat[0]}", f"{a.letter} and {b.letter} had other images")
+            ("data", f"images at seed {repeat[0]}", f"{listed([a.name, b.name])} had other ones")
             for a, b in self.pairs
             for repeat in a.runs.keys() & b.runs.keys()
             if not _same_images(a.runs[repeat], b.runs[repeat])
@@ -268,8 +286,8 @@ def compared(places: Iterable[Path]) -> Comparison:
     every = list(groups.values())
     return Comparison(
         [
-            Method(_letter(place), name, facts_of[index], dict(sorted(every[index].items())))
-            for place, (name, index) in enumerate(named)
+            Method(name, facts_of[index], dict(sorted(every[index].items())))
+            for name, index in named
         ],
         left_out,
     )
@@ -298,8 +316,9 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join([facts["strategy"] or "unknown strategy", *parts])
 
 
-def _letter(place: int) -> str:
-    return chr(ord("A") + place) if place < 26 else _letter(place // 26 - 1) + _letter(place % 26)
+def listed(names: Iterable[str]) -> str:
+    """Names of methods in a sentence; those with a comma in them have quotes."""
+    return ", ".join(f"'{name}'" if "," in name else name for name in names)
 
 
 def _short(value: Any) -> str:

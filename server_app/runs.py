@@ -9,10 +9,14 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from flwr.common.config import flatten_dict
+
+from pages.verdicts import mean_chance
 
 Tests = dict[tuple[str, str], dict[str, float]]  # what was measured, by (model, hospital)
 
@@ -37,6 +41,8 @@ class Run:
         held: Which (model, hospital) are a hospital and the model that it held then.
         images: Which images each hospital trains and tests on, as far as it said so: how many, and
             hashes, which are comparable with those of the same name.
+        constant: By metric, what a model reaches that always gives the same answer, mean over
+            hospitals; of the accuracy that of the most frequent class.
     """
 
     path: Path
@@ -45,6 +51,7 @@ class Run:
     tests: Tests
     held: set[tuple[str, str]]
     images: dict[str, dict[str, object]]
+    constant: dict[str, float]
 
 
 def find(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
@@ -88,7 +95,18 @@ def _read(path: Path) -> Run:
     images = {
         event["hospital"]: _images(event) for event in events if event["verb"] == "query.prepare"
     }
-    return Run(path, {"strategy": "", "seed": 0, **settings}, summary, tests, held, images)
+    settings = {"strategy": "", "seed": 0, **settings}
+    return Run(path, settings, summary, tests, held, images, _constant(summary))
+
+
+def _constant(summary: dict[str, Any]) -> dict[str, float]:
+    rows = [row for row in summary.get("assessments") or [] if row["kind"] == "model"]
+    shares = [row["largest_class"]["share"] for row in rows if row["largest_class"]]
+    return {
+        "balanced-accuracy": mean_chance(rows),
+        "accuracy": fmean(shares) if shares else nan,
+        "auroc": 0.5,
+    }
 
 
 def _images(event: dict[str, Any]) -> dict[str, object]:

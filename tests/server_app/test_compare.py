@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import sys
+from itertools import combinations
 from math import isnan, sqrt
 
 import pytest
@@ -12,7 +13,16 @@ import tomli_w
 from flwr.common.config import unflatten_dict
 
 from server_app import __main__ as command
-from server_app.compare import COLUMNS, interval, records, text, verdict
+from server_app.compare import (
+    COLUMNS,
+    WIDTH,
+    conclusions,
+    interval,
+    records,
+    several,
+    text,
+    verdict,
+)
 from server_app.compare_page import page
 from server_app.comparison import COSTS, FIGURES, MORE, Difference, compared
 from server_app.runs import find
@@ -82,11 +92,11 @@ def study(tmp_path):
     return tmp_path / "runs"
 
 
-def pair(comparison, letters, figure=BALANCED, hospital=""):
+def pair(comparison, names, figure=BALANCED, hospital=""):
     (found,) = [
         each
         for each in comparison.differences(figure, hospital)
-        if each.first.letter + each.second.letter == letters
+        if [each.first.name, each.second.name] == names
     ]
     return found
 
@@ -102,9 +112,9 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
     half = 4.3027 * 0.1 / sqrt(3) = 0.2484: the interval has 0 in it.
     """
     comparison = compared([study])
-    names = [f"{method.letter} {method.name}" for method in comparison.methods]
-    assert names == ["A cwt", "B fedavg", "C feder", "D fedprox", "E rwt"]
-    difference = pair(comparison, "AE")
+    names = [method.name for method in comparison.methods]
+    assert names == ["cwt", "fedavg", "feder", "fedprox", "rwt"]
+    difference = pair(comparison, ["cwt", "rwt"])
     assert difference.by_seed == pytest.approx({0: -0.1, 1: -0.2, 2: -0.3})
     half = 4.302653 * 0.1 / sqrt(3)
     assert difference.interval == pytest.approx((-0.2 - half, -0.2 + half))
@@ -116,11 +126,11 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
     ("by_seed", "words"),
     [
         ({}, "not measured, or no seed in common"),
-        ({0: 0.5}, "one seed: no interval"),
-        ({0: 0.5, 1: 0.4}, "no difference shown"),  # t(1) = 12.7
-        ({0: 0.5, 1: 0.49, 2: 0.51}, "A is higher"),
-        ({0: -0.5, 1: -0.49, 2: -0.51}, "E is higher"),
-        ({0: 0.0, 1: 0.0}, "no difference shown"),
+        ({0: 0.5}, "1 seed: too few to say"),
+        ({0: 0.5, 1: 0.4}, "2 seeds: too few to say"),  # t(1) = 12.7
+        ({0: 0.5, 1: 0.49, 2: 0.51}, "cwt is higher"),
+        ({0: -0.5, 1: -0.49, 2: -0.51}, "rwt is higher"),
+        ({0: 0.0, 1: 0.0, 2: 0.0}, "no difference shown"),
     ],
 )
 def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, study):
@@ -130,10 +140,11 @@ def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, stu
 
 def test_methods_with_another_split_are_named_and_not_compared(study):
     comparison = compared([study])
-    pairs = {a.letter + b.letter for a, b in comparison.pairs}
-    assert pairs == {"AB", "AD", "AE", "BD", "BE", "DE"}
-    assert comparison.unlike == [("split", "partition-alpha", "A, B, D, E: 0.5; C: 0.1")]
-    assert "split: partition-alpha – A, B, D, E: 0.5; C: 0.1" in text(comparison)
+    names = ["cwt", "fedavg", "fedprox", "rwt"]
+    assert [(a.name, b.name) for a, b in comparison.pairs] == [*combinations(names, 2)]
+    values = "0.5 (cwt, fedavg, fedprox, rwt); 0.1 (feder)"
+    assert comparison.unlike == [("split", "partition-alpha", values)]
+    assert f"split: partition-alpha – {values}" in text(comparison)
 
 
 def test_figures_at_hospitals_are_of_the_latest_models_and_of_those_held(study):
@@ -145,7 +156,7 @@ def test_figures_at_hospitals_are_of_the_latest_models_and_of_those_held(study):
     assert method.values(FIGURES[3]) == []  # null
     assert method.values(FIGURES[3], "A") == []
     assert [method.values(figure) for figure in COSTS] == [[60.0] * 3, [2.0] * 3]
-    assert pair(compared([study]), "AE", BALANCED, "B").by_seed[2] == pytest.approx(-0.3)
+    assert pair(compared([study]), ["cwt", "rwt"], BALANCED, "B").by_seed[2] == pytest.approx(-0.3)
 
 
 def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
@@ -163,7 +174,11 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
         ("data", "dataset"),
         ("setting", "train.epochs"),
     ]
-    assert verdict(pair(comparison, "BC")) == "no difference shown"
+    first, second = comparison.methods[1:]
+    assert verdict(pair(comparison, [first.name, second.name])) == "2 seeds: too few to say"
+    (said, _) = conclusions(comparison)
+    assert f"'{first.name}' has the highest" in said  # a name with a comma has quotes
+    assert f"not to be compared with '{second.name}' (3 seeds are needed)" in said
 
 
 def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
@@ -173,7 +188,7 @@ def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
             split = {"num_folds": 2, "fold": fold}
             write_run(folder / "cwt", "cwt", seed, (0.3 + more, 0.5 + more), **split)
             write_run(folder / "rwt", "rwt", seed, (0.3, 0.5), **split)
-    difference = pair(compared([tmp_path]), "AB")
+    difference = pair(compared([tmp_path]), ["cwt", "rwt"])
     assert difference.by_seed == pytest.approx({0: 0.2, 1: 0.2})
 
 
@@ -181,9 +196,9 @@ def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)
     comparison = compared([tmp_path])
-    words = ("data", "images at seed 0", "A and B had other images")
+    words = ("data", "images at seed 0", "cwt, rwt had other ones")
     assert comparison.unlike == [words]
-    assert pair(comparison, "AB").by_seed == {}
+    assert pair(comparison, ["cwt", "rwt"]).by_seed == {}
 
 
 def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys):
@@ -224,10 +239,73 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
 def test_the_text_fits_into_a_terminal(study):
     lines = text(compared([study])).splitlines()
     assert max(map(len, lines)) <= 80
-    assert "A  cwt (3 runs, seeds 0, 1, 2)" in lines
-    assert "A  0.400 ± 0.000  0.500 ± 0.000  0.500 ± 0.000  –             60    2.0" in lines
-    assert "C  0.600 ± 0.000  0.800 ± 0.000" in lines  # feder at A and at B
-    assert "A − E  3 seeds  -0.200 [-0.448, +0.048]  no difference shown" in lines
+    assert "cwt (3 runs, seeds 0, 1, 2)" in lines
+    assert "cwt      0.400±0.000  0.500±0.000  0.500±0.000  –         60    2.0" in lines
+    assert "feder    0.600±0.000  0.800±0.000" in lines  # at A and at B
+    assert "cwt − rwt         3 seeds  -0.200 [-0.448, +0.048]  no difference shown" in lines
+
+
+def test_a_name_for_which_a_line_has_no_room_stands_above_its_figures(tmp_path):
+    for epochs in (1, 2):
+        write_run(tmp_path / f"{epochs}", "fedrewind", 0, train__epochs=epochs, rewind__base="rwt")
+    lines = text(compared([tmp_path])).splitlines()
+    place = lines.index("fedrewind, train.epochs=1")
+    assert lines[place + 1].split()[:3] == ["0.700", "0.800", "0.800"]
+    assert max(map(len, lines)) <= WIDTH
+
+
+def test_no_interval_goes_beyond_what_a_difference_can_be(study):
+    methods = compared([study]).methods
+    by_seed = {0: -0.9, 1: 0.9, 2: 0.6}
+    free = Difference(methods[0], methods[4], by_seed).interval
+    assert free[0] < -1
+    assert free[1] > 1
+    assert Difference(methods[0], methods[4], by_seed, 1.0).interval == (-1.0, 1.0)
+    differences = compared([study]).differences
+    assert {each.most for figure in FIGURES for each in differences(figure)} == {1.0}
+
+
+def test_the_conclusion_names_the_best_and_what_is_shown(study):
+    """rwt has 0.2 more than cwt on average, and its interval has 0 in it."""
+    home, everywhere = conclusions(compared([study]))
+    assert home.startswith("At home, with the model that a hospital holds: rwt has the highest")
+    assert "(0.600); not shown to differ from cwt, fedavg, fedprox." in everywhere
+    for seed in range(3):  # now it is 0.1 more each time, within a thousandth
+        write_run(study / "new" / f"{seed}", "fedbn", seed, (0.7 + seed / 1000, 0.9))
+    _, everywhere = conclusions(compared([study]))
+    assert "fedbn has the highest balanced accuracy (0.800" in everywhere
+    assert "shown to be above cwt, fedavg, fedprox; not shown to differ from rwt." in everywhere
+
+
+def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
+    for run in study.glob("*/*/summary.json"):
+        classes = [{"images": 5}] * 2
+        row = {"kind": "model", "classes": classes, "largest_class": {"share": 0.9}}
+        summary = json.loads(run.read_text())
+        run.write_text(json.dumps({**summary, "assessments": [row]}))
+    comparison = compared([study / "cwt", study / "fedavg"])
+    _, everywhere = conclusions(comparison)
+    assert "(0.400), which is no more than always the same answer reaches (0.500);" in everywhere
+    shown = page(comparison)
+    assert "always the same answer, or chance: 0.50" in shown
+    assert "always the most frequent class: 0.90" in shown
+
+
+def test_many_comparisons_at_once_are_named(study):
+    comparison = compared([study])
+    assert several(comparison.differences(BALANCED)).startswith("6 pairs are compared at once")
+    assert "0.3 of these intervals" in text(comparison).replace("\n", " ")
+    assert several(comparison.differences(BALANCED)[:1]) == ""
+
+
+def test_the_page_has_curves_over_the_rounds(study):
+    for run in study.glob("cwt/*/summary.json"):
+        summary = json.loads(run.read_text())
+        summary["history"][BALANCED.name] = [0.2, None if run.parent.name == "0" else 0.4]
+        run.write_text(json.dumps(summary))
+    comparison = compared([study])
+    assert comparison.methods[0].curve(BALANCED) == {1: pytest.approx(0.2), 2: pytest.approx(0.4)}
+    assert "Balanced accuracy, everywhere, by round" in page(comparison)
 
 
 def test_many_pairs_and_hospitals_are_left_to_the_files(study, tmp_path, monkeypatch):
@@ -252,10 +330,10 @@ def test_the_csv_file_has_every_mean_and_every_difference(study):
 def test_the_page_shows_all_figures_and_loads_nothing(study):
     shown = page(compared([study]))
     assert shown.count("<svg") == 2 * 3  # two of each figure that was measured
-    assert "<td>A − E</td><td>3 seeds</td><td>-0.200 [-0.448, +0.048]</td>" in shown
+    assert "<td>cwt − rwt</td><td>3 seeds</td><td>-0.200 [-0.448, +0.048]</td>" in shown
     assert "partition-alpha" in shown
     assert "<script" not in shown
-    assert "<h2>Personalised accuracy</h2>" not in shown
+    assert "<h2>Accuracy, at home</h2>" not in shown
 
 
 def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
@@ -264,7 +342,7 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 0
-    assert "federation balanced, differences:" in capsys.readouterr().out
+    assert "everywhere balanced, differences:" in capsys.readouterr().out
     with (tmp_path / "table.csv").open(newline="") as file:
         assert tuple(next(csv.reader(file))) == COLUMNS
     assert (tmp_path / "table.html").read_text().startswith("<!DOCTYPE html>")
