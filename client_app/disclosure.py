@@ -184,18 +184,21 @@ class Disclosure:
             scores: Of all test images, [n, K].
             per_class: Whether also for each class.
 
+        Returns:
+            By name; nothing if there is no image to test on.
+
         Raises:
             DivergedError: A score is not finite, in a simulation. Elsewhere that would tell of the
                 image that it happens for.
         """
+        if not self.num_test:
+            return {}
         if self.rules is None:
             if not scores.isfinite().all():
                 raise DivergedError("The outputs of the model are not finite.")
             scores = self._of_arrived(scores)
             counts = count_right(scores, self.labels) if per_class else {}
             return score(scores, self.labels) | self._of_tasks(scores) | counts
-        if not self.num_test:
-            return {}
         scores = self._of_arrived(scores[self.chosen].nan_to_num())
         exact = score(scores, self.labels) | self._of_tasks(scores)
         told = {"num-examples": self.number(self.strata)}

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from client_app.policy import ModelRules, at_most, uphold
-from client_app.request import Request
+from client_app.request import Request, log_once
 from learning.evaluation import probabilities
 from learning.intervals import Estimate
 from learning.membership import Contrast, Predictions, contrast, network_attack
@@ -47,6 +47,9 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
     """
     hospital, limit = request.hospital, rules.max_membership
     last = request.order.round == hospital.settings.num_server_rounds
+    if len(hospital.data.train) < 2 or not len(hospital.data.test):
+        log_once("No model is attacked: the hospital has no two training images, or no test image.")
+        return
     with request.clock.measure("evaluate"):
         members, others = (
             _predictions(network, part, request.clock.deadline)

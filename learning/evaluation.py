@@ -1,6 +1,7 @@
 """How good a model is on a hospital's test images. Nothing but the figures leaves this file."""
 
 import time
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,14 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
-        [N, K]; NaN for an image for which an output is not finite.
+        [N, K], also of no image; NaN for an image for which an output is not finite.
 
     Raises:
         DeadlineError: The deadline has passed.
     """
     model.eval()
     logits = []
-    for batch in images.split(batch_size(images[0].numel())):
+    for batch in images.split(batch_size(prod(images.shape[1:]))):
         if time.monotonic() > deadline:
             raise DeadlineError("Evaluation took longer than allowed (hop-timeout).")
         logits.append(model(batch))
