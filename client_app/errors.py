@@ -8,7 +8,7 @@ hospital's own log has the rest.
 from client_app.policy import PolicyError
 from learning.errors import DeadlineError, DivergedError, ModelError
 from strategies.protocol.may_leave import Failure, UndeclaredError
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
 from strategies.protocol.settings import SettingsError
 
 
@@ -36,6 +36,7 @@ LEAVES: dict[type[Exception], Failure] = {
     PolicyError: Failure.POLICY,
     ModelError: Failure.SETTINGS,
     DataError: Failure.DATA,
+    UselessError: Failure.USELESS,  # before its parent
     ParcelError: Failure.PARCEL,
     UndeclaredError: Failure.UNDECLARED,
     DivergedError: Failure.DIVERGED,

@@ -14,6 +14,7 @@ from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint, secret_of
 from client_app.errors import DataError, failure_of
+from client_app.judge import Judge
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.policy import PolicyError
 from client_app.presets import fitted_preset
@@ -146,6 +147,7 @@ def test(message: Message, context: Context) -> Message:
     for name, parcel in parcels.items():
         try:
             network, label, _ = unpack(request, parcel, tested=True)
+            Judge(request, network, label)
             with clock.measure("evaluate"):
                 model = disclosure.fingerprint(network, label)
                 disclosure.admit(model, label)

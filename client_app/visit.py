@@ -15,6 +15,7 @@ from client_app.disclosure import Disclosure, in_large_classes
 from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
 from client_app.hospital import Hospital
+from client_app.judge import Judge
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.policy import ModelRules, PolicyError, Ruling, uphold
 from client_app.privacy_account import Account, Spent
@@ -41,7 +42,8 @@ def train_here(message: Message, context: Context) -> Message:
 
     Raises:
         ParcelError: A parcel or a buffer is refused, by its learner for instance.
-        DivergedError: The trained network, or its memory, is not finite.
+        UselessError: The model is of no use as it arrives.
+        DivergedError: Training has blown up.
         DeadlineError: The deadline has passed.
         PolicyError: The hospital allows no such model, no more visits today, or not that a model
             leaves that tells so much of who it was trained on.
@@ -51,9 +53,11 @@ def train_here(message: Message, context: Context) -> Message:
     if policy := request.hospital.policy:
         count_visit(request.run, policy.runs.max_visits)
     network, before, carried = unpack(request, parcel_in(message.content))
-    if request.seal:
-        check_newest(request.run, before)
     order, hospital, clock = request.order, request.hospital, request.clock
+    images = _images(request)
+    judge = Judge(request, network, before, images)
+    if request.seal:  # what is refused must not count: an older copy comes in its place
+        check_newest(request.run, before)
     label = before.after(order)
     place = (*request.visit, hospital.name)
     if hospital.settings.asynchronous:  # so that it does not matter in which round it comes
@@ -66,7 +70,7 @@ def train_here(message: Message, context: Context) -> Message:
 
     received = _received(request, before, carried)
     with clock.measure("train"):
-        learner = request.learner(network, _images(request), hospital.settings, received)
+        learner = request.learner(network, images, hospital.settings, received)
         if order.epochs < 1 or not len(learner.samples):
             raise ParcelError("The order is to train for no epoch, or on no image.")
         rng = rng_for(hospital.settings.seed, "visit", *place)
@@ -78,6 +82,7 @@ def train_here(message: Message, context: Context) -> Message:
             metrics = train(
                 learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
             )
+        judge.check_visit()
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     if rules := _attacked_by(request):
         from client_app.model_attack import attack_model  # with it come imports that take seconds

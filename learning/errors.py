@@ -6,7 +6,7 @@ class ModelError(ValueError):
 
 
 class DivergedError(ArithmeticError):
-    """A network has weights that are not finite."""
+    """Training blew up: what came of it is of no use."""
 
 
 class DeadlineError(TimeoutError):

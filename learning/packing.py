@@ -1,9 +1,9 @@
 """Networks, memories and buffers as records, and back.
 
 A network that arrives is checked before it is built: the names, dtypes and shapes of its arrays,
-and that they are finite. So it takes no more memory than what has arrived. A network that is not
-finite does not leave. The images of a buffer travel as one PNG picture, one below the other, which
-is compressed without loss.
+and their numbers (strategies/protocol/soundness.py). So it takes no more memory than what has
+arrived. A network whose numbers are absurd does not leave. The images of a buffer travel as one PNG
+picture, one below the other, which is compressed without loss.
 """
 
 from collections.abc import Container, Mapping
@@ -22,7 +22,8 @@ from learning.errors import DivergedError
 from learning.models import Architecture
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest, pack
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
+from strategies.protocol.soundness import flaw_of
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -44,7 +45,7 @@ def pack_network(
         half: Whether floating-point numbers travel in 16 bits.
 
     Raises:
-        DivergedError: The network is not finite, or would not be in 16 bits.
+        DivergedError: The network is of no use, or would not be in 16 bits.
     """
     state: dict[str, Tensor] = network.state_dict()
     travelling = {name: tensor for name, tensor in state.items() if name not in withheld}
@@ -56,10 +57,13 @@ def pack_network(
 
 
 def _check_converged(state: Mapping[str, Tensor]) -> None:
-    if infinite := [name for name, tensor in state.items() if not torch.isfinite(tensor).all()]:
-        raise DivergedError(
-            f"Training diverged: '{infinite[0]}' is not finite. Try a smaller train.learning-rate."
-        )
+    if flaw := flaw_of(as_arrays(state)):
+        raise DivergedError(f"Training blew up: {flaw}. Lower train.learning-rate.")
+
+
+def as_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+    """Tensors as NumPy sees them, by name; on a CPU they are not copied."""
+    return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
 
 
 def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -70,7 +74,7 @@ def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
     """Write what a method carries beside the model as a record.
 
     Raises:
-        DivergedError: The memory is not finite.
+        DivergedError: The memory is of no use.
     """
     _check_converged(memory)
     return _record(memory)
@@ -80,10 +84,10 @@ def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> di
     """What a method carries beside a model; its learner checks names and shapes.
 
     Raises:
-        ParcelError: The memory is not finite.
+        UselessError: The memory is.
     """
     memory = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-    _check_finite(memory, f"The memory of lineage '{lineage}'")
+    _check_sound(memory, f"The memory of lineage '{lineage}'")
     return {name: tensor.to(device) for name, tensor in memory.items()}
 
 
@@ -101,14 +105,15 @@ def unpack_network(
         device: The network's.
 
     Raises:
-        ParcelError: The arrays are not those of the architecture, or not finite.
+        ParcelError: The arrays are not those of the architecture.
+        UselessError: Their numbers are those of no usable model.
         ModelError: The architecture is unknown.
     """
     arrived = {name: array.numpy() for name, array in parcel.array_records["model"].items()}
     state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
     what = f"The model of lineage '{manifest.lineage}'"
     check_layout(state, layout(manifest.architecture), what)
-    _check_finite(state, what)
+    _check_sound(state, what)
     network = _network(manifest.architecture, device)
     network.load_state_dict(state)
     return network
@@ -162,10 +167,9 @@ def check_layout(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
             )
 
 
-def _check_finite(state: Mapping[str, Tensor], what: str) -> None:
-    for name, tensor in state.items():
-        if not np.isfinite(tensor.numpy()).all():  # 20 times as fast as torch's on a CPU
-            raise ParcelError(f"{what} is not finite: '{name}'.")
+def _check_sound(state: Mapping[str, Tensor], what: str) -> None:
+    if flaw := flaw_of(as_arrays(state)):
+        raise UselessError(f"{what} is of no use: {flaw}.")
 
 
 def pack_buffer(samples: Samples, dossier: str) -> ArrayRecord:

@@ -37,6 +37,7 @@ VERBS = {
     "train": "train",
     "train.rewind": "train (rewind)",
     "evaluate": "test",
+    "average": "average",
 }
 
 

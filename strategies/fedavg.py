@@ -112,7 +112,9 @@ class FedAvg(Strategy):
         trained = [model for _, model in copies if model.round == state.round]
         mean = state.models[GLOBAL]
         if trained:
+            last = mean.parcel  # that nobody refused in this round
             mean = as_global(state, trained[0], self.merged(state, trained), state.round)
+            mean = replace(mean, good=last)
         state.models = {GLOBAL: mean}
 
     def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
 
 from strategies.engine.courier import Delivery
 from strategies.engine.events import figures
@@ -22,7 +23,8 @@ from strategies.protocol.parcel import (
     parcel_in,
     unbundle,
 )
-from strategies.protocol.records import ParcelError
+from strategies.protocol.records import ParcelError, UselessError
+from strategies.protocol.soundness import flaw_of
 
 AdmittedT = TypeVar("AdmittedT")
 
@@ -30,13 +32,17 @@ AdmittedT = TypeVar("AdmittedT")
 def admit(
     delivery: Delivery[Any], check: Callable[..., AdmittedT], *expected: object
 ) -> tuple[Delivery[Any], AdmittedT | None]:
-    """What a check makes of a good answer; a refusal makes a failed delivery of it."""
+    """What a check makes of a good answer; a refusal makes a failed delivery of it.
+
+    A model of no use is the failure of the hospital that sends it, as if it had judged it itself.
+    """
     if delivery.failure is not None:
         return delivery, None
     try:
         return delivery, check(delivery.content, *expected)
     except ParcelError as error:
-        return replace(delivery, failure=Failure.PARCEL, reason=str(error)), None
+        failure = Failure.DIVERGED if isinstance(error, UselessError) else Failure.PARCEL
+        return replace(delivery, failure=failure, reason=str(error)), None
 
 
 def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> RecordDict:
@@ -59,14 +65,15 @@ def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> Record
     check_sealed([parcel], order.sealed)
     if order.buffer_size and "buffer" not in parcel:
         raise ParcelError("The hospital's first parcel has no buffer.")
+    if not order.sealed:
+        _check_sound(parcel)
     return parcel
 
 
 def admit_trained(
     content: RecordDict,
     order: Order,
-    sent: Manifest,
-    layout: Layout,
+    came_from: RecordDict,
     encoder: Mapping[str, Array],
     check_memory: Callable[[ArrayRecord, Layout], None],
 ) -> Mapping[str, RecordDict]:
@@ -75,15 +82,16 @@ def admit_trained(
     Args:
         content: The answer.
         order: The visit that was ordered.
-        sent: The label of the parcel that was sent.
-        layout: The layout of its model.
+        came_from: The parcel that was sent.
         encoder: The arrays that models travel without.
         check_memory: Of the method (`Strategy.check_memory`).
 
     Raises:
         ParcelError: A model is not the one that was sent, after the visit that was ordered; there
             are embeddings for which nobody has asked; or the method cannot read the memory.
+        UselessError: A model that is not sealed is of no use.
     """
+    sent, layout = Manifest.of(came_from), layout_of(came_from)
     expected = sent.after(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     found = {**unbundle(content), "visit": parcel_in(content)}
@@ -104,6 +112,8 @@ def admit_trained(
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
         if memory := parcel.array_records.get("memory"):
             check_memory(memory, layout)
+        if not order.sealed:
+            _check_sound(parcel, came_from)
     if not figures(content).get("num-examples", 0) > 0:
         raise ParcelError("The metric 'num-examples' must be above 0.")
     return parcels
@@ -122,6 +132,22 @@ def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, d
             raise ParcelError(f"There are figures of '{name}', which was not sent to be tested.")
         found.setdefault(name, {})[metric] = value
     return found
+
+
+def _check_sound(parcel: RecordDict, came_from: RecordDict | None = None) -> None:
+    """Refuse models of no use, before they are averaged for instance, as far as numbers tell."""
+    before = _arrays(came_from, "model") if came_from else None
+    flaw = flaw_of(_arrays(parcel, "model"), before) or flaw_of(_arrays(parcel, "memory"))
+    if flaw:
+        raise UselessError(
+            f"The hospital sent a model of no use, which was refused: {flaw}. Lower "
+            "train.learning-rate there, or ask who runs it: its own software did not refuse it."
+        )
+
+
+def _arrays(parcel: RecordDict, name: str) -> dict[str, NDArray[Any]]:
+    record = parcel.array_records.get(name, ArrayRecord())
+    return {key: array.numpy() for key, array in record.items()}
 
 
 def _check_lineage(label: Manifest, lineage: str) -> None:

@@ -36,7 +36,9 @@ from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, 
 from strategies.engine.run import Content, Ordered, Run, RunError
 from strategies.engine.state import Model, State
 from strategies.engine.testing import Batch, begin_tests, letters, record_tests, to_test
+from strategies.engine.undoing import failure, maker_of, undo, undo_tested
 from strategies.engine.visit import Visit
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import some
 from strategies.protocol.order import Order
 
@@ -161,6 +163,11 @@ class Engine:
         state = self.state
         if state.tested_round:
             self.exchange.withdraw("evaluate")
+            undone = undo_tested(self.run)
+            if undone and self.run.is_last_round:  # what the run ends with is tested, too
+                begin_tests(self.run, undone)
+                self._ask_for_tests()
+                return
             self.run.journal.round_finished(state.tested_round)
             state.tested, state.tested_round, state.owing = {}, 0, {}
 
@@ -170,20 +177,23 @@ class Engine:
         reachable = self._reachable() if visits else set()
         for visit in visits:
             model = state.models[visit.model]
-            if (node := state.nodes[visit.hospital]) in reachable:
-                ordered = self._ordered(visit)
+            if state.nodes[visit.hospital] in reachable:
                 state.under_way.append(visit)
-                state.sent[visit.key] = state.shelf.label(ordered.sent).round
-                letter = self.run.letter(
-                    visit.verb, node, ordered.order, ordered, partial(self._content, ordered)
-                )
-                self.exchange.post([letter])
+                self._post(self._ordered(visit))
             else:
-                self.run.courier.missed(node)
+                self.run.courier.missed(state.nodes[visit.hospital])
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
                 self._end(visit, None)
+
+    def _post(self, ordered: Ordered) -> None:
+        """Send a model to the hospital that is to train it."""
+        visit, state = ordered.visit, self.state
+        state.sent[visit.key] = state.shelf.label(ordered.sent).round
+        node, content = state.nodes[visit.hospital], partial(self._content, ordered)
+        letter = self.run.letter(visit.verb, node, ordered.order, ordered, content)
+        self.exchange.post([letter])
 
     def _reachable(self) -> set[int]:
         """The nodes that take messages, as far as can be told without holding anybody up."""
@@ -263,28 +273,36 @@ class Engine:
         """Take in what a visit has come to."""
         state, about = self.state, delivery.letter.about
         visit, order = about.visit, about.order
-        sent, layout = state.shelf.label(about.sent), state.shelf.layout(about.sent)
+        sent, check = state.shelf.get(about.sent), self.strategy.check_memory
         encoder = state.encoder_arrays
-        check = self.strategy.check_memory
-        delivery, parcels = admit(delivery, admit_trained, order, sent, layout, encoder, check)
+        delivery, parcels = admit(delivery, admit_trained, order, sent, encoder, check)
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
         place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
         facts = _embeddings(order, parcels["visit"]) if parcels and order.embeddings else {}
+        held = [*order.hash_of.values(), order.encoder, order.members_hash]
+        state.note_delivered(visit.hospital, held, arrived=parcels is not None)
+        useless = delivery.failure is Failure.USELESS
+        by, why = [visit.hospital], delivery.reason
+        if useless and undo(self.run, visit.model, about.sent, by, why):
+            self._post(replace(about, sent=state.models[visit.model].parcel))
+            return
         event = Event.of(delivery, visit.hospital, lineage=model.lineage, facts=facts, **place)
+        if useless and not model.good:  # nobody vouches for it
+            event = failure(self.run, about.sent, by, why)
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
-        held = [*order.hash_of.values(), order.encoder, order.members_hash]
-        state.note_delivered(visit.hospital, held, arrived=parcels is not None)
         trained = None
         if parcels is not None:
             names = {name: state.shelf.put(parcel) for name, parcel in parcels.items()}
             if self.run.tests_every_visit:
                 state.after_visits |= {f"hop-{order.hop}-{k}": each for k, each in names.items()}
+            vouched = not model.good or visit.hospital != maker_of(self.run, about.sent)
             trained = replace(
                 model,
                 parcel=names["visit"],
+                good=about.sent if vouched else model.good,
                 round=order.round,
                 num_examples=event.metrics["num-examples"],
             )

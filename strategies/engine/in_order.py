@@ -130,7 +130,11 @@ class Replayed(InVirtualTime):
             visit = letter.about.visit
             model = self.state.models[visit.model]
             if (visit.hospital, model.lineage) == (turn.hospital, turn.lineage):
-                return _as_recorded(self._taken(letter), turn)
+                delivery = self._taken(letter)
+                if delivery.failure is Failure.USELESS:  # it is ordered again, in the same turn
+                    self.state.replayed -= 1
+                    return delivery
+                return _as_recorded(delivery, turn)
         raise RunError(
             f"In the record of async.replay '{turn.lineage}' visits '{turn.hospital}' next, here "
             "it does not: have settings, hospitals and images stayed the same?"
@@ -174,6 +178,8 @@ def _turns(events: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
             yield Turn(verb, hospital, "", outcome, "")
         elif verb.startswith("train"):
             began = True
+            if outcome == "useless":  # of a visit that was undone
+                continue
             yield Turn(verb, hospital, event["lineage"], outcome, event["reason"])
 
 

@@ -24,6 +24,9 @@ class Model:
         lineage: Its identity, named after its first hospital.
         place: The hospital that it is at, or `GLOBAL`.
         parcel: The name of its parcel on the shelf.
+        good: That of the last good copy, where the lineage goes on if the newest one is of no use:
+            the newest that another hospital than the one that made it has trained on, or the first;
+            empty before the first visit.
         previous: Where it was before; empty before the first visit.
         round: Of the last good visit; 0 = none yet.
         num_examples: Training images at the last good visit.
@@ -34,6 +37,7 @@ class Model:
     place: str
     parcel: str
     previous: str = ""
+    good: str = ""
     round: int = 0
     num_examples: float = 0.0
     turns: int = 0
@@ -76,6 +80,7 @@ class State:
         tested: The parcels of the models that are being tested, by name.
         tested_round: The round that they are of; 0 = none.
         sampled: Which of them each hospital tests, if a sample is drawn (`evaluate.cross`).
+        found: Of each parcel that was tested, by hospital: whether it was found of no use.
         owing: How many answers each hospital still owes about them; 0 = it is still to be asked.
         clock: Seconds of virtual time since the run began.
         replayed: How many turns of the run that is replayed are over.
@@ -108,6 +113,7 @@ class State:
     tested: dict[str, str] = field(default_factory=dict)
     tested_round: int = 0
     sampled: dict[str, list[str]] = field(default_factory=dict)
+    found: dict[str, dict[str, bool]] = field(default_factory=dict)
     owing: dict[str, int] = field(default_factory=dict)
     clock: float = 0.0
     replayed: int = 0
@@ -164,7 +170,10 @@ class State:
     @property
     def parcels(self) -> Iterator[str]:
         """The names of all parcels that the run needs to go on."""
-        yield from (model.parcel for model in self.models.values())
+        for model in self.models.values():
+            yield model.parcel
+            if model.good:
+                yield model.good
         yield from self.after_visits.values()
         yield from self.tested.values()
         yield from self.buffers.values()

@@ -35,10 +35,20 @@ class Batch:
     sizes: Mapping[str, int]
 
 
-def begin_tests(run: Run) -> None:
-    """Note which models are to be tested, as they are now, and who uses which from now on."""
+def begin_tests(run: Run, again: Collection[str] = ()) -> None:
+    """Note which models are to be tested, as they are now, and who uses which from now on.
+
+    Args:
+        run: The run.
+        again: The models that are tested once more, since older copies are in their place; empty =
+            all are tested.
+    """
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
+    if again:
+        state.tested = {name: everything[name] for name in again}
+        state.owing = dict.fromkeys(run.strategy.present(state), 0)
+        return
     chosen = state.after_visits if run.settings.evaluate.cross is True else {}
     state.tested, state.tested_round = {**(chosen or everything)}, state.round
     state.owing = dict.fromkeys(run.strategy.present(state), 0)
@@ -149,7 +159,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
             run.journal.record(Event(verb, batch.round, hop, batch.hospital, metrics=figures))
     tested = len(batch.parcels)
     share = {key: value / tested for key, value in told.get("", {}).items()}
-    for name in batch.parcels:
+    for name, parcel in batch.parcels.items():
         label = batch.labels[name]
         event = replace(
             answer,
@@ -160,7 +170,11 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
             bytes_sent=batch.sizes[name],
             epochs=label.epochs,
         )
-        run.journal.record(_judged(event))
+        event = _judged(event)
+        run.journal.record(event)
+        useless = event.outcome == Failure.USELESS.name.lower()
+        if event.outcome == "ok" or useless:
+            state.found.setdefault(parcel, {})[batch.hospital] = useless
 
 
 def _judged(event: Event) -> Event:

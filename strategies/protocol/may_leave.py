@@ -228,7 +228,7 @@ class Failure(IntEnum):
     SETTINGS = 4201  # the settings of the run cannot be used
     DATA = 4202  # the hospital's data cannot be used
     PARCEL = 4203  # the parcel that arrived was refused
-    DIVERGED = 4204  # training gave a model that is not finite
+    DIVERGED = 4204  # training blew up: the model is of no use, and stayed
     TIMEOUT = 4205  # no answer within the time allowed
     CRASHED = 4206  # an unforeseen error; its details stay in the hospital's own log
     UNDECLARED = 4207  # the answer held something that may not leave a hospital
@@ -236,6 +236,7 @@ class Failure(IntEnum):
     RELEASE = 4209  # the hospital's synthetic images may not leave it
     POLICY = 4210  # the hospital's policy does not allow it
     LEDGER = 4211  # the hospital cannot write down what would leave it
+    USELESS = 4212  # the model that arrived is of no use: whoever trained it last has failed
 
 
 class UndeclaredError(ValueError):

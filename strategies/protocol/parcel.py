@@ -8,8 +8,8 @@ A parcel is a Flower RecordDict of
     embeddings ArrayRecord    of images of the last visit, for the server (embeddings.py)
     manifest   ConfigRecord   the label: `Manifest`
 
-The server relays parcels bit for bit and reads their labels only: it checks the manifest, the
-hashes and the shapes, and opens no array.
+The server relays parcels bit for bit. It checks the manifest, the hashes and the shapes, and the
+numbers of models that are not sealed (soundness.py).
 
 Arrays of the model that no visit changes, its encoder, travel to a hospital once. Other messages
 leave them out (`without`), and whoever gets one puts them back (`completed`) before it looks at the

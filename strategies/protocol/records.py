@@ -12,6 +12,10 @@ class ParcelError(ValueError):
     """A parcel, or what travels beside it, is not what it must be."""
 
 
+class UselessError(ParcelError):
+    """A parcel is in order, and the model in it is of no use (soundness.py)."""
+
+
 def to_record(value: Any) -> ConfigRecord:
     """Write a dataclass of texts, numbers and lists as a Flower record."""
     return ConfigRecord(asdict(value))

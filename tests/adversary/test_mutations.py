@@ -27,7 +27,7 @@ from strategies.engine.shelf import Shelf
 from strategies.protocol import archive
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import Manifest, bundle, check_parcel, hash_arrays, layout_of, pack
+from strategies.protocol.parcel import Manifest, bundle, check_parcel, hash_arrays, pack
 from strategies.protocol.records import to_record
 from strategies.registry import strategy_of
 from tests.fakes import (
@@ -367,7 +367,7 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
             admit_first,
             (first, first.classes),
         ),
-        ("train", trained, admit_trained, (visit, sent, layout_of(given), {}, check_memory)),
+        ("train", trained, admit_trained, (visit, given, {}, check_memory)),
         ("evaluate", {"metrics": about}, admit_tested, ("a",)),
     ]
     for verb, good, check, expected in answers:

@@ -303,7 +303,7 @@ def test_a_model_that_cannot_be_tested_loses_its_own_test_alone(tmp_path):
     sent = {"a": good, "b": garbage, "c": good, "d": overflowing}
     figures = ask("evaluate", bundle(sent, ["manifest", "model"]))["metrics"]
     assert figures["b/refused"] == Failure.PARCEL
-    assert figures["d/refused"] == Failure.DIVERGED
+    assert figures["d/refused"] == Failure.USELESS
     assert {name.partition("/")[0] for name in figures if name.endswith("/accuracy")} == {
         *("a", "c", "ensemble")
     }

@@ -150,14 +150,30 @@ def test_a_single_image_is_in_no_figure(tmp_path):
 
 
 def test_outputs_that_are_not_finite_for_one_image_are_no_answer_either(tmp_path):
-    """The sum of two weights of 3e38 is not finite where pixel 0 is white, and another bright."""
-    victim = Victim(tmp_path, SINGLE)
-    weights = np.zeros((3, PIXELS))
-    weights[-1, [0, int(victim.image[1:].argmax()) + 1]] = 3e38
-    parcels = {"m": victim.linear(weights, np.zeros(3)), "c": victim.constant(0)}
-    answer = victim.ask("evaluate", bundle(parcels, ["manifest", "model"]))
-    told = {key.partition("/")[::2] for key in answer.content["metrics"] if "/" in key}
-    assert {key for name, key in told if name == "m"} == {k for name, k in told if name == "c"}
+    """The sum of two weights of 3e38 is not finite where pixel 0 is white, and another bright.
+
+    Such weights are refused whatever the images are.
+    """
+    bright = int(Victim(tmp_path, SINGLE).image[1:].argmax()) + 1
+    for pixels in ([0, bright], [0, 1], [bright]):
+        victim = Victim(tmp_path, SINGLE)
+        weights = np.zeros((3, PIXELS))
+        weights[-1, pixels] = 3e38
+        parcels = {"m": victim.linear(weights, np.zeros(3)), "c": victim.constant(0)}
+        told = victim.figures(parcels)
+        assert [each["refused"] for each in told] == [Failure.USELESS, None]
+
+
+def test_whether_a_tested_model_is_refused_tells_of_no_image(tmp_path):
+    """Its loss is huge for white corners alone, and random pixels are what decides."""
+    told = []
+    for sizes in (SINGLE, (40, 100, 50)):
+        (folder := tmp_path / str(sizes)).mkdir()
+        victim = Victim(folder, sizes)
+        weights = np.zeros((3, PIXELS))
+        weights[-1, 0] = 9e5
+        told += victim.figures({"m": victim.linear(weights, np.zeros(3))})
+    assert told[0]["refused"] == told[1]["refused"]
 
 
 def single_out(victim, each):

@@ -1,0 +1,80 @@
+"""Undoing: who receives a model of no use refuses it, and its lineage goes on from a good copy.
+
+The last good copy of a lineage is the newest that another hospital than the one that made it has
+trained on without refusing it. So no hospital can put its own garbage in the place of that copy. A
+hospital that refuses a good model takes one visit back; of the copy before it is believed no more.
+A model that is tested is undone if half or more refuse it of those who did not train it last.
+"""
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from strategies.engine.events import Event
+from strategies.engine.run import Run
+from strategies.engine.topology import GLOBAL
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.names import some
+
+SERVER = "server"  # in the place of a hospital, of what it has averaged
+
+
+def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> bool:
+    """Let a lineage go on from its last good copy.
+
+    Args:
+        run: The run.
+        name: Of the model in the state.
+        parcel: The copy that was refused, on the shelf.
+        by: The hospitals that refused it.
+        why: In words, with a full stop.
+
+    Returns:
+        Whether there is another copy to go on from.
+    """
+    state = run.state
+    model = state.models[name]
+    if model.parcel == parcel != model.good and model.good:
+        good = state.shelf.label(model.good)
+        state.models[name] = replace(model, parcel=model.good, round=good.round)
+        run.journal.record(
+            failure(run, parcel, by, f"{why} Its lineage goes on from a copy before.")
+        )
+    return state.models[name].parcel != parcel
+
+
+def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
+    """That of the hospital that made a copy which others refuse."""
+    label, maker = run.state.shelf.label(parcel), maker_of(run, parcel)
+    return Event(
+        "average" if maker == SERVER else "train",
+        label.round,
+        label.hop,
+        maker,
+        label.lineage,
+        Failure.USELESS.name.lower(),
+        f"{some(sorted(by))} received the model that '{maker}' made in round {label.round} and "
+        f"refused it: {why} Lower train.learning-rate at '{maker}', or ask who runs it: its own "
+        "software has not refused the model.",
+    )
+
+
+def maker_of(run: Run, parcel: str) -> str:
+    """Who made a copy of a model: the hospital that trained it last, or begun it."""
+    label = run.state.shelf.label(parcel)
+    whose = SERVER if label.lineage == GLOBAL else label.lineage
+    return label.visited[-1] if label.visited else whose
+
+
+def undo_tested(run: Run) -> list[str]:
+    """Undo the models that were tested and are of no use; their names."""
+    state, undone = run.state, []
+    for name, model in [*state.models.items()]:
+        found = state.found.get(model.parcel, {})
+        maker = maker_of(run, model.parcel)
+        judges = {each: useless for each, useless in found.items() if each != maker} or found
+        refused = [hospital for hospital, useless in judges.items() if useless]
+        enough = refused and 2 * len(refused) >= len(judges)
+        if enough and undo(run, name, model.parcel, refused, "It is of no use when it is tested."):
+            undone.append(name)
+    state.found = {}
+    return undone

@@ -1,0 +1,277 @@
+"""Models of no use: a hospital's own blow-up stays at home; what one sends anyway spoils nobody's.
+
+Real hospitals with the networks and images of a simulation, behind a fake grid.
+"""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+
+from client_app.app import app as hospital_app
+from client_app.judge import Judge
+from server_app.app import app as server_app
+from strategies.engine.undoing import SERVER
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.parcel import Manifest, load, pack
+from tests.fakes import (
+    CountingHospital,
+    FakeGrid,
+    Ledger,
+    context,
+    failing,
+    federation,
+    go,
+    models_of,
+    run_config,
+    run_here,
+    settings,
+    write_archive,
+)
+
+HANDED_ON = ["cwt", "rwt", "cwc", "cwt-serial", "feder", "fedrewind", "asynchronous"]
+AVERAGED = ["fedavg", "fedprox", "fedbn", "fedspace"]
+
+
+def chosen(tmp_path, strategy, **changes):
+    write_archive(tmp_path / "data.npz", 60)
+    plain = {
+        "strategy": "rwt" if strategy == "asynchronous" else strategy,
+        "asynchronous": strategy == "asynchronous",
+        "dataset": f"npz:{tmp_path / 'data.npz'}",
+        "partition": "iid",
+        "model": {"fedspace": "rotation-mlp", "fedbn": "cnn"}.get(strategy, "mlp"),
+        "mlp__hidden": "8",
+        "num_server_rounds": 2,
+        "train__epochs": 3 if strategy == "fedrewind" else 1,
+        "train__optimizer": "sgd",
+        "feder__buffer_size": 0,
+        "min_hospitals": 1,
+        "output_dir": str(tmp_path / "runs"),
+    }
+    return run_config(**{**plain, **changes})
+
+
+def places(tmp_path, config, own=None, count=3):
+    store = {"store-dir": str(tmp_path / "store")}
+    return [context(k, count, config, **store, **(own or {}).get(k, {})) for k in range(count)]
+
+
+def summary_of(result):
+    return json.loads((result / "summary.json").read_text())
+
+
+def largest(result):
+    """The largest number in each model at the end."""
+    return {
+        path.stem: max(
+            float(np.abs(array.numpy().astype("f8")).max())
+            for array in load(path).array_records["model"].values()
+        )
+        for path in (result / "parcels").iterdir()
+    }
+
+
+@pytest.mark.parametrize("strategy", [*HANDED_ON, *AVERAGED, "standalone"])
+@pytest.mark.parametrize("rate", [1e30, 1e4])
+def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, strategy, rate):
+    own = {1: {"train.learning-rate": rate}}
+    result, _ = run_here(places(tmp_path, chosen(tmp_path, strategy), own))
+    failures = summary_of(result)["failures"]
+    assert failures
+    assert {(f["hospital"], f["outcome"]) for f in failures} == {("hospital-1", "diverged")}
+    assert max(largest(result).values()) < 1e3
+    for failure in failures:
+        for word in (
+            "hospital-1",
+            f"round {failure['round']}",
+            "blew up",
+            "Lower train.learning-rate",
+        ):
+            assert word in failure["reason"]
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+@pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 100.0), ("adam", 100.0), ("adam", 30.0)])
+def test_a_rate_that_is_far_too_large_is_no_plain_success(tmp_path, model, optimizer, rate):
+    changes = {"train__optimizer": optimizer, "train__learning_rate": rate, "train__epochs": 3}
+    config = chosen(tmp_path, "cwt", model=model, **changes)
+    result, _ = run_here(places(tmp_path, config))
+    assert summary_of(result)["status"] != "completed"
+    assert max(largest(result).values()) <= 1e6
+
+
+def numbers(change):
+    """Changes the weights and statistics of a model, each by its name, and keeps its dtype."""
+
+    def changed(parcel):
+        arrays = parcel.array_records["model"]
+        floats = {name: each.numpy() for name, each in arrays.items() if "float" in each.dtype}
+        changed = {k: Array(change(k, v).astype(v.dtype)) for k, v in floats.items()}
+        return ArrayRecord({**arrays, **changed})
+
+    return changed
+
+
+GARBAGE = {
+    "huge": numbers(lambda name, array: array + 1e30),
+    "large in each layer": numbers(lambda name, array: array + 9e5),
+    "not a number": numbers(lambda name, array: array * np.nan),
+    "negative variances": numbers(lambda n, a: a - 9 if n.endswith("running_var") else a),
+    "means far away": numbers(lambda n, a: a + 9e5 if n.endswith("running_mean") else a),
+    "steep": numbers(lambda n, a: a * 5e4 if n.endswith("weight") else a),
+}
+
+
+class Garbage:
+    """A hospital whose answers to `train` hold another model than it has trained.
+
+    Its own software judges nothing.
+    """
+
+    def __init__(self, place, change, rounds):
+        self.place, self.change, self.rounds = place, change, rounds
+
+    def __call__(self, message):
+        answer = hospital_app(message, self.place)
+        if not message.metadata.message_type.startswith("train") or answer.has_error():
+            return answer
+        label = Manifest.of(answer.content)
+        if label.round not in self.rounds:
+            return answer
+        records = {k: v for k, v in answer.content.array_records.items() if k in ("memory",)}
+        sent = pack({"model": self.change(answer.content), **records}, label)
+        return Message(RecordDict({**answer.content, **sent}), reply_to=message)
+
+
+def spoilt(tmp_path, strategy, change, rounds=range(9), **changes):
+    """A run in which `hospital-1` sends garbage in some rounds."""
+    all_of_them = places(tmp_path, chosen(tmp_path, strategy, **changes))
+    handlers = {p.node_id: (lambda message, p=p: hospital_app(message, p)) for p in all_of_them}
+    handlers[101] = Garbage(all_of_them[1], change, rounds)
+    server_app(FakeGrid(handlers), all_of_them[0])
+    (result,) = (tmp_path / "runs").iterdir()
+    return result
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [*(("cwt", kind) for kind in GARBAGE), *((strategy, "steep") for strategy in HANDED_ON[1:])],
+)
+def test_garbage_that_is_sent_anyway_spoils_no_lineage(tmp_path, strategy, kind):
+    result = spoilt(tmp_path, strategy, GARBAGE[kind], model="cnn")
+    failures = summary_of(result)["failures"]
+    assert {f["hospital"] for f in failures if f["verb"] != "evaluate"} == {"hospital-1"}
+    assert max(largest(result).values()) < 1e3
+    matrix = summary_of(result)["accuracy_matrix"]
+    assert all(isinstance(each, float) for row in matrix for each in row)  # all are tested again
+
+
+def test_garbage_in_the_last_round_is_not_what_the_run_ends_with(tmp_path):
+    result = spoilt(tmp_path, "cwt", GARBAGE["steep"], rounds=[2])
+    failures = summary_of(result)["failures"]
+    assert {f["hospital"] for f in failures if f["verb"] == "train"} == {"hospital-1"}
+    assert max(largest(result).values()) < 1e3
+
+
+@pytest.mark.parametrize("strategy", AVERAGED)
+@pytest.mark.parametrize("kind", ["huge", "large in each layer", "not a number", "steep"])
+def test_garbage_is_not_averaged(tmp_path, strategy, kind):
+    result = spoilt(tmp_path, strategy, GARBAGE[kind])
+    failures = summary_of(result)["failures"]
+    assert {(f["hospital"], f["outcome"]) for f in failures} == {("hospital-1", "diverged")}
+    assert max(largest(result).values()) < 1e3
+
+
+def test_weights_that_are_all_zero_are_merely_bad(tmp_path):
+    result = spoilt(tmp_path, "cwt", numbers(lambda name, array: array * 0))
+    assert summary_of(result)["failures"] == []
+
+
+class Fussy(CountingHospital):
+    """Refuses models that `useless` names, by who trained them last."""
+
+    def __init__(self, name, *useless):
+        super().__init__(name)
+        self.useless, self.refused = useless, 0
+
+    def train(self, message, order):
+        visited = Manifest.of(message.content).visited
+        if visited and visited[-1] in self.useless:
+            self.refused += 1
+            return failing(message, Failure.USELESS, "It is of no use: its loss is not finite.")
+        return super().train(message, order)
+
+
+def counted(handlers, **changes):
+    ledger = Ledger()
+    chosen = settings(**{"strategy": "cwt", "num_server_rounds": 4, **changes})
+    return go(chosen, FakeGrid(handlers), ledger), ledger
+
+
+def failures(ledger):
+    return {(e.hospital, e.outcome, e.verb) for e in ledger.events if e.outcome != "ok"}
+
+
+def test_a_refused_visit_is_undone_and_the_hospital_trains_the_copy_before():
+    """Of each lineage the visit at h1 is lost, and no other."""
+    state, ledger = counted(federation(3, h2=Fussy("h2", "h1"), h0=Fussy("h0", "h1")))
+    assert failures(ledger) == {("h1", "useless", "train")}
+    for model in state.models.values():
+        assert "h1" not in state.shelf.label(model.parcel).visited[:-1]
+    reasons = {e.reason for e in ledger.events if e.outcome == "useless"}
+    assert all("received the model that 'h1' made in round" in reason for reason in reasons)
+
+
+def test_a_hospital_that_refuses_everything_takes_back_one_visit_and_is_then_named():
+    state, ledger = counted(federation(3, h2=Fussy("h2", "h0", "h1", "h2")))
+    assert ("h2", "useless", "train") in failures(ledger)
+    assert all(model.round > 1 for model in state.models.values())
+
+
+def test_an_average_that_is_refused_names_no_hospital():
+    class Refusing(CountingHospital):
+        def train(self, message, order):
+            if Manifest.of(message.content).round == 2:
+                return failing(message, Failure.USELESS, "It is of no use.")
+            return super().train(message, order)
+
+    _, ledger = counted(federation(3, h2=Refusing("h2")), strategy="fedavg")
+    assert failures(ledger) == {(SERVER, "useless", "average")}
+    assert len([e for e in ledger.of("train") if e.round == 3 and e.outcome == "ok"]) == 3
+
+
+@pytest.mark.parametrize(("refusing", "undone"), [(["h0"], False), (["h0", "h2"], True)])
+def test_one_of_three_testers_undoes_no_model(refusing, undone):
+    """The lineage that h1 trained last is tested by all; h1's own word does not count."""
+
+    class Tester(CountingHospital):
+        def evaluate(self, message, order):
+            told = {}
+            for name in {key.partition("/")[0] for key in message.content if "/" in key}:
+                label = Manifest.of(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
+                bad = order.final and label.visited[-1] == "h1" and self.name in refusing
+                told |= (
+                    {f"{name}/refused": float(Failure.USELESS)}
+                    if bad
+                    else {f"{name}/accuracy": 0.5}
+                )
+            return Message(RecordDict({"metrics": MetricRecord(told)}), reply_to=message)
+
+    state, ledger = counted({100 + k: Tester(f"h{k}") for k in range(4)})
+    last = {state.shelf.label(model.parcel).visited[-1] for model in state.models.values()}
+    assert ("h1" not in last) == undone
+    assert (("h1", "useless", "train") in failures(ledger)) == undone
+
+
+def test_honest_runs_are_what_they_are_without_a_judge(tmp_path, monkeypatch):
+    """Models and figures do not change by one bit."""
+    found = []
+    for name in ("with", "without"):
+        (tmp_path / name).mkdir()
+        result, _ = run_here(places(tmp_path / name, chosen(tmp_path / name, "cwt", model="cnn")))
+        found.append((models_of(result), summary_of(result)["accuracy_matrix"]))
+        monkeypatch.setattr(Judge, "__init__", lambda *_: None)
+        monkeypatch.setattr(Judge, "check_visit", lambda _: None)
+    assert found[0] == found[1]
