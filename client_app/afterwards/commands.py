@@ -106,6 +106,7 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
 
 def open_parcels(arguments: argparse.Namespace) -> int:
     """Open parcels, and keep their models in the hospital's store."""
+    from client_app.afterwards.home import SIMULATED
     from client_app.afterwards.opening import take_home
     from learning.errors import ModelError
 
@@ -114,7 +115,7 @@ def open_parcels(arguments: argparse.Namespace) -> int:
     for name, path in paths.items():
         if not path.is_file():  # `Identity.of` would make new keys, which open nothing
             raise SettingsError(
-                f"There is no file '{path}': give --site and --store-dir, or --{name}."
+                f"There is no file '{path}': give --site and --store-dir, or --{name}. {SIMULATED}"
             )
     identity = Identity.of(arguments.site, paths["identity"])
     members = read_members(paths["members"])
@@ -156,6 +157,8 @@ def predict(arguments: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"\r{done} of {total} images", end="", file=sys.stderr, flush=True)
 
+    if arguments.ensemble and not arguments.model:
+        raise SettingsError("--ensemble is of all models beside one: name that with --model.")
     folder = arguments.store_dir.expanduser()
     home = folder / arguments.site
     files = [find_model(home, name) for name in arguments.model]

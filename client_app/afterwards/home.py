@@ -38,6 +38,11 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
 SUFFIX, MIXTURE = ".safetensors", "mixture.json"
+SIMULATED = (
+    "A simulation leaves its models and figures in its result folder alone, and report.html says "
+    "there what they are worth. `uv run python -m server_app export RESULT --model NAME --to "
+    "model.safetensors` writes one as a file, which `predict --model model.safetensors` takes."
+)
 LEAST = 0.01  # models of a smaller weight in a mixture are not asked
 
 
@@ -184,7 +189,7 @@ def find_model(store: Path, name: str) -> Path:
         )
         raise SettingsError(
             f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
-            f"those that are there ({', '.join(there) or 'none'})."
+            f"those that are there ({', '.join(there) or 'none'})." + f" {SIMULATED}" * (not there)
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 
@@ -222,7 +227,9 @@ def newest_run(store: Path) -> Path:
     """
     runs = [path for path in (store / "models").glob("*") if any(path.glob(f"*{SUFFIX}"))]
     if not runs:
-        raise SettingsError(f"There is no model in {store / 'models'}: name a file with --model.")
+        raise SettingsError(
+            f"There is no model in {store / 'models'}: name a file with --model. {SIMULATED}"
+        )
     return max(runs, key=lambda path: path.stat().st_mtime)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-from client_app.afterwards.home import MIXTURE, SUFFIX, read_mixture
+from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
 from client_app.ledger import BrokenLedger, Line, path_of, read
 from client_app.ledger_view import printable
 from client_app.model_attack import FILE
@@ -83,7 +83,10 @@ class PastRun:
         chosen = runs[0] if run is None else run
         of_run = [line for line in lines if line.entry.get("run") == chosen]
         others = [name for name in runs if name != chosen]
-        return cls(site, folder, chosen, of_run, broken, others)
+        past = cls(site, folder, chosen, of_run, broken, others)
+        if not (of_run or broken or past.files):
+            raise SettingsError(f"Nothing of the run {chosen} is in {folder}. {SIMULATED}")
+        return past
 
     @property
     def home(self) -> Path:

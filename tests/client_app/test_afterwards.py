@@ -593,6 +593,71 @@ def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, 
     assert "After visits of its own: " in text
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory):
+    """A simulation as it is by default: nothing is sealed, and hospitals take nothing home."""
+    keep = dict.fromkeys(NAMES, "none")
+    return Finished(tmp_path_factory.mktemp("simulated"), sealed=False, keep=keep)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["report", "--to", "page.html"],
+        ["report", "--to", "page.html", "--data-dir", "images/graz"],
+        ["predict", "--data", "images/graz", "--output", "out.csv"],
+        ["predict", "--model", "graz", "--data", "images/graz", "--output", "out.csv"],
+        ["export", "graz", "--to", "m.safetensors"],
+        ["alone", "--data-dir", "images/graz"],
+        ["open", "runs/the-run/parcels/graz.npz", "--run-config", "runs/the-run/config.toml"],
+    ],
+)
+def test_after_a_simulation_commands_name_the_one_that_has_its_models(
+    simulated, call, monkeypatch, command
+):
+    monkeypatch.chdir(simulated.place)
+    status, printed = call(*command, *simulated.hospital("graz"))
+    assert status == 2
+    assert "uv run python -m server_app export RESULT --model NAME" in printed.err
+    assert not {"page.html", "out.csv", "m.safetensors"} & {*os.listdir()}
+
+
+def test_what_they_name_leads_to_a_table(simulated, call, monkeypatch):
+    monkeypatch.chdir(simulated.place)
+    words = ["server_app", "export", "runs/the-run", "--model", "graz", "--to", "m.safetensors"]
+    monkeypatch.setattr(sys, "argv", words)
+    server_commands.main()
+    status, _ = call("predict", "--model", "m.safetensors", "--data", "images", "--output", "o.csv")
+    assert status == 0
+    assert len(table(simulated.place / "o.csv")) == 3 * 24 + 1
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["report", "--to", "nowhere/page.html"], "nowhere"),
+        (["report", "--to", "page.html", "--run", "0"], "There is no run '0'"),
+        (["report", "--to", "page.html", "--policy", "no.toml"], "no.toml"),
+        (["export", "graz", "--to", "nowhere/m.safetensors"], "nowhere"),
+        (["export", "no.safetensors", "--to", "m.safetensors"], "no.safetensors"),
+        (["predict", "--data", "nowhere", "--output", "out.csv"], "nowhere"),
+        (["predict", "--data", "images", "--output", "nowhere/out.csv"], "nowhere"),
+        (["predict", "--ensemble", "--data", "images", "--output", "out.csv"], "--model"),
+        (["predict", "--model", "no.safetensors", "--data", "images", "--output", "o"], "no.safe"),
+        (["dossier"], "There is no dossier"),
+        (["alone", "--data-dir", "none", "--run-config", "runs/the-run/config.toml"], "'data-dir'"),
+        (["open", "no.npz", "--run-config", "runs/the-run/config.toml"], "no.npz"),
+        (["open", "no.npz", "--run-config", "no.toml"], "no.toml"),
+    ],
+)
+def test_a_command_names_what_is_not_there(run, call, monkeypatch, command, named):
+    monkeypatch.chdir(run.place)
+    status, printed = call(*command, *run.hospital("graz"))
+    assert status not in (0, None)
+    assert named in printed.err
+    assert "Traceback" not in printed.err
+
+
 def test_a_file_that_is_no_model_is_named(run, call, tmp_path):
     (tmp_path / "x.safetensors").write_bytes(b"hello")
     status, printed = call(
