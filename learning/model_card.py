@@ -13,6 +13,11 @@ from pathlib import Path
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import replacing
 
+NOT_OWN = {
+    "everyone": "the images of all hospitals together, as only a simulation can",
+    "public": "a public archive, and on no image of the hospital",
+    "none": "synthetic images alone, and on no image of the hospital's own",
+}
 # Of each class: titles, and what hospitals measure.
 OF_CLASS = {"found": "recall", "sensitivity": "sensitivity", "specificity": "specificity"}
 
@@ -31,8 +36,9 @@ def model_card(manifest: ModelManifest) -> str:
         f"{len(manifest.classes)} classes: {', '.join(map(_plain, manifest.classes))}. It always "
         "answers with one of these, whatever the image shows.",
         f"Images are bytes of {shape.channels} x {shape.height} x {shape.width} (channels, height, "
-        f"width), brought to this form with {_form(manifest)}. They are scaled inside the model "
-        f"(pixels = {_plain(shape.pixels)}).",
+        f"width), brought to this form with {_form(manifest)}. The interpolation is "
+        f"{_plain(manifest.resized)}: with another one some answers are others. Bytes are scaled "
+        f"inside the model (pixels = {_plain(shape.pixels)}).",
         "## Who trained it",
         *_training(manifest),
         "## Where it was tested",
@@ -64,21 +70,42 @@ def _form(manifest: ModelManifest) -> str:
 
 
 def _training(manifest: ModelManifest) -> Iterator[str]:
+    places = dict(each.partition("=")[::2] for each in manifest.not_own)
+    trainers = {name for k, name in enumerate(manifest.visited, 1) if str(k) not in places}
     if manifest.visited:
-        visits = Counter(manifest.visited)
+        visited = Counter(manifest.visited)
         route = [_plain(name) for name in manifest.visited]
         shown = route if len(route) <= 12 else ["...", *route[-11:]]
-        counts = ", ".join(f"{_plain(name)} {count}" for name, count in visits.items())
-        yield f"Visits: {counts}. Route: {' → '.join(shown)}."
+        counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
+        passes = f"{manifest.epochs} time{'s' * (manifest.epochs != 1)}"
+        yield (
+            f"Visits: {counts}. Route: {' → '.join(shown)}. In its last visit it saw each image "
+            f"{passes}."
+        )
     elif manifest.round:
-        yield "The mean of the models that all hospitals trained; a server computed it."
+        yield (
+            "The mean of the models that hospitals trained; a server computed it, and it carries "
+            "no list of these hospitals."
+        )
+        trainers = set(manifest.images)
     else:
         yield "No hospital has trained it."
+    for images, visits in Counter(places.values()).items():
+        yield f"At {visits} of these visits it was trained on {NOT_OWN.get(images, _plain(images))}."
+    if "everyone" in places.values():
+        trainers = set(manifest.images)
+    if lent := Counter(each.partition("=")[2] for each in manifest.replayed):
+        visits_of = ", ".join(
+            f"{_plain(name)} in {n} visit{'s' * (n > 1)}" for name, n in lent.items()
+        )
+        yield f"Synthetic images that it was trained on: of {visits_of}."
+    elif manifest.visited:
+        yield "It was trained on no synthetic images."
     if not manifest.images:
         yield "How many images the hospitals have is not known here."
         return
     rows = [
-        [_plain(hospital), title, *(f"{counts[key]:g}" if key in counts else "" for key in keys)]
+        [_plain(hospital), title, *(_seen(counts, key, hospital in trainers) for key in keys)]
         for hospital, counts in manifest.images.items()
         for title, *keys in [
             ("all", "train", "test"),
@@ -87,9 +114,16 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         ]
         if any(key in counts for key in keys)
     ]
-    yield _table(["hospital", "images", "for training", "for testing"], rows)
-    if unknown := sorted(set(manifest.visited) - manifest.images.keys()):
+    yield _table(["hospital", "images", "trained on", "for testing"], rows)
+    if unknown := sorted(trainers - manifest.images.keys()):
         yield f"Not known here: the images of {', '.join(map(_plain, unknown))}."
+
+
+def _seen(counts: Mapping[str, float], key: str, trained: bool) -> str:
+    """How many images; none to train on where the model was not trained."""
+    if key.startswith("train") and not trained:
+        return "none"
+    return f"{counts[key]:g}" if key in counts else ""
 
 
 def _tests(manifest: ModelManifest) -> Iterator[str]:

@@ -87,6 +87,7 @@ def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any
     """How many images each hospital said that it has, and what it last measured of the model."""
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}
+    trained: set[str] = set()
     for line in metrics.read_text(encoding="utf-8").splitlines():
         event = json.loads(line)
         figures = {key: value for key, value in event["metrics"].items() if value is not None}
@@ -98,9 +99,15 @@ def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any
             }
             counts = {name: figures[key] for key, name in names.items() if key in figures}
             images[event["hospital"]] = counts
+        if event["verb"].startswith("train") and event["outcome"] == "ok":
+            trained.add(event["hospital"])
         version = (event["lineage"], event["hop"], event["epochs"])
         newest = version == (label.lineage, label.hop, label.epochs)
         if event["verb"] == "evaluate" and event["outcome"] == "ok" and newest:
             told = {key: each for key, each in figures.items() if not key.startswith("seconds-")}
             tested[event["hospital"]] = told
-    return images, tested
+    # The label of a mean does not say whose models it is of.
+    took_part = {*label.visited, *tested} if label.visited else trained
+    if any(each.endswith("=everyone") for each in label.not_own):
+        took_part = {*images}
+    return {name: counts for name, counts in images.items() if name in took_part}, tested

@@ -131,7 +131,7 @@ def as_global(
 ) -> Model:
     """The global model with the records of a parcel, and otherwise like another model."""
     label = state.shelf.label(like.parcel)
-    label = replace(label, lineage=GLOBAL, round=server_round, visited=[])
+    label = replace(label, lineage=GLOBAL, round=server_round, visited=[], replayed=[], not_own=[])
     return Model(GLOBAL, GLOBAL, state.shelf.put(pack(records, label)), round=server_round)
 
 

@@ -54,6 +54,10 @@ class Manifest:
         parent: Hash of the model that the last visit started from; empty before the first.
         hashes: Hash of each array record, as "name=hash". A record that is listed but absent is
             one that the receiver holds already.
+        replayed: Whose synthetic images were trained on beside, as "<place in visited>=<hospital>";
+            places count from 1.
+        not_own: At which visits it was trained on others than the hospital's own images, as
+            "<place in visited>=<`Order.images`>".
         format: Version of this format.
     """
 
@@ -66,6 +70,8 @@ class Manifest:
     visited: list[str] = field(default_factory=list)
     parent: str = ""
     hashes: list[str] = field(default_factory=list)
+    replayed: list[str] = field(default_factory=list)
+    not_own: list[str] = field(default_factory=list)
     format: int = FORMAT
 
     @classmethod
@@ -89,6 +95,7 @@ class Manifest:
 
     def _wrong(self) -> str:
         """The field with a value that cannot be; empty if there is none."""
+        places = {str(place) for place in range(1, len(self.visited) + 1)}
         entry = re.compile("(model|buffer|memory|embeddings)=[0-9a-f]{64}")
         hashed = {each.partition("=")[0] for each in self.hashes}
         right = {
@@ -98,6 +105,13 @@ class Manifest:
             "hop": self.hop >= 0,
             "epochs": self.epochs >= 0,
             "visited": all(map(is_name, self.visited)),
+            "replayed": all(
+                place in places and is_name(name) for place, _, name in map(_parts, self.replayed)
+            ),
+            "not_own": all(
+                place in places and images in ("everyone", "public", "none")
+                for place, _, images in map(_parts, self.not_own)
+            ),
             "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
             "hashes": len(hashed) == len(self.hashes) and all(map(entry.fullmatch, self.hashes)),
         }
@@ -105,19 +119,29 @@ class Manifest:
 
     def after(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
+        place = len(self.visited) + 1
         return replace(
             self,
             round=order.round,
             hop=order.hop,
             epochs=order.epochs,
             visited=[*self.visited, order.hospital],
+            replayed=[*self.replayed, *(f"{place}={whose}" for whose in order.hash_of)],
             parent=self.hash_of["model"],
+            not_own=[
+                *self.not_own,
+                *([f"{place}={order.images}"] if order.images != "own" else []),
+            ],
         )
 
     @property
     def hash_of(self) -> dict[str, str]:
         """The hash of each array record, by its name."""
         return dict(entry.split("=", 1) for entry in self.hashes)
+
+
+def _parts(entry: str) -> tuple[str, str, str]:
+    return entry.partition("=")
 
 
 def hash_arrays(record: ArrayRecord) -> str:

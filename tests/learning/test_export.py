@@ -1,11 +1,14 @@
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from client_app.datasets.resize import Form, formed
 from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import (
@@ -145,6 +148,28 @@ def test_onnx_computes_what_torch_does(name, pixels, tmp_path):
     assert session.get_modelmeta().custom_metadata_map[ENTRY] == manifest.to_json()
 
 
+def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path):
+    """By Pillow alone, without torch; by another interpolation some answers are others."""
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    runtime = pytest.importorskip("onnxruntime")
+    network = architecture().build().eval()
+    manifest = manifest_of(architecture())
+    assert "BILINEAR" in model_card(manifest)
+    save_onnx(tmp_path / "m.onnx", network, manifest)
+    session = runtime.InferenceSession(tmp_path / "m.onnx")
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (40, 47, 61), dtype=np.uint8)
+    ours = formed(torch.from_numpy(images)[:, None], Form(16, "squash", 0))
+    expected = probabilities(network, ours, math.inf).numpy()
+
+    def apart(how):
+        resized = [PIL.Image.fromarray(image).resize((16, 16), how) for image in images]
+        said = session.run(None, {"images": np.stack(resized)[:, None]})[0]
+        return np.abs(said - expected).max()
+
+    assert apart(PIL.Image.Resampling.BILINEAR) < 0.1 * apart(PIL.Image.Resampling.BICUBIC)
+
+
 def test_without_the_extra_onnx_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("learning.export.find_spec", lambda name: None)
     with pytest.raises(ModelError, match="uv sync --extra onnx"):
@@ -154,6 +179,7 @@ def test_without_the_extra_onnx_says_what_to_install(tmp_path, monkeypatch):
 def test_the_card_says_what_is_known_and_what_is_not():
     card = model_card(manifest_of(architecture()))
     assert "Visits: graz 2, linz 1. Route: graz → linz → graz." in card
+    assert "It was trained on no synthetic images." in card
     assert "| graz | naevus | 30 | 9 |" in card
     assert "Not known here: the images of linz." in card
     assert "graz tested it on few images, or none, of: melanoma, other." in card
@@ -166,6 +192,32 @@ def test_the_card_says_what_is_known_and_what_is_not():
     bare = model_card(manifest_of(architecture(), images={}, tested={}))
     assert "How many images the hospitals have is not known here." in bare
     assert "No figures are known here." in bare
+
+
+def test_the_card_says_what_a_model_has_seen_and_nothing_else():
+    """Wien tested it; of graz's images it saw synthetic ones, in two of the visits of linz."""
+    seen = {"train": 735, "test": 80, "train/naevus": 735}
+    images = {name: dict(seen) for name in ("linz", "wien")}
+    changes = {"visited": ["linz"] * 3, "replayed": ["1=graz", "3=graz"], "images": images}
+    card = model_card(manifest_of(architecture(), **changes))
+    assert "| linz | all | 735 | 80 |" in card
+    assert "| wien | all | none | 80 |" in card
+    assert "| wien | naevus | none |" in card
+    assert "Synthetic images that it was trained on: of graz in 2 visits." in card
+    card = model_card(
+        manifest_of(architecture(), **changes, not_own=["1=none", "2=none", "3=none"])
+    )
+    assert "| linz | all | none | 80 |" in card
+    assert "At 3 of these visits it was trained on synthetic images alone" in card
+    card = model_card(manifest_of(architecture(), **changes, not_own=["2=everyone"]))
+    assert "| wien | all | 735 | 80 |" in card
+
+
+def test_a_file_of_an_older_version_is_read():
+    manifest = manifest_of(architecture())
+    whole = json.loads(manifest.to_json())
+    del whole["replayed"], whole["resized"], whole["not_own"]
+    assert ModelManifest.from_json(json.dumps(whole)) == manifest
 
 
 def test_names_from_outside_are_shown_as_they_are():

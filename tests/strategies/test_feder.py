@@ -4,7 +4,9 @@ import pytest
 
 from strategies.engine.run import RunError
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save
+from strategies.protocol.records import ParcelError, from_record
 from tests.fakes import CountingHospital, Withholding, failing, federation, parcels_of
 from tests.strategies import test_engine as engine
 
@@ -188,3 +190,35 @@ def test_the_ensemble_is_asked_for_after_the_last_round_alone():
     assert [(e.round, e.metrics) for e in ledger.of("ensemble")] == [(2, {"accuracy": 0.75})] * 3
     _, ledger, _ = run(handlers, rounds=2, evaluate__ensemble=False)
     assert ledger.of("ensemble") == []
+
+
+@pytest.mark.parametrize("variant", ["full", "buffer-only", "synthetic-only"])
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_label_says_whose_synthetic_images_a_model_was_trained_on(variant, asynchronous):
+    state, _, grid = run(federation(3), feder__variant=variant, asynchronous=asynchronous)
+    expected: dict[str, list[str]] = {}
+    for *_, message in visits(grid):
+        label = check_parcel(parcel_in(message.content))
+        order = from_record(Order, message.content.config_records["order"])
+        seen = [f"{len(label.visited) + 1}={whose}" for whose in order.hash_of]
+        expected.setdefault(label.lineage, []).extend(seen)
+    assert any(expected.values())
+    for name, parcel in parcels_of(state).items():
+        label = check_parcel(parcel)
+        assert label.replayed == expected[name]
+        count = len(label.visited) if variant == "synthetic-only" else 0
+        assert label.not_own == [f"{place}=none" for place in range(1, count + 1)]
+
+
+def test_a_label_names_no_visit_that_was_not():
+    handlers = federation(2)
+    state, _, _ = run(handlers, rounds=2)
+    parcel = parcels_of(state)["h0"]
+    parcel["manifest"]["not_own"] = ["1=all"]
+    with pytest.raises(ParcelError, match="'not_own' of the manifest"):
+        check_parcel(parcel)
+    parcel["manifest"]["not_own"] = []
+    for wrong in (["3=h1"], ["0=h1"], ["x=h1"], ["1=../h1"], ["1"]):
+        parcel["manifest"]["replayed"] = wrong
+        with pytest.raises(ParcelError, match="'replayed' of the manifest"):
+            check_parcel(parcel)
