@@ -91,7 +91,8 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
     else:
         yield "No hospital has trained it."
     for images, visits in Counter(places.values()).items():
-        yield f"At {visits} of these visits it was trained on {NOT_OWN.get(images, _plain(images))}."
+        whose = NOT_OWN.get(images, _plain(images))
+        yield f"At {visits} of these visits it was trained on {whose}."
     if "everyone" in places.values():
         trainers = set(manifest.images)
     if lent := Counter(each.partition("=")[2] for each in manifest.replayed):
