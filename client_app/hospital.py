@@ -20,7 +20,7 @@ from learning.models import Architecture
 from learning.randomness import seeded
 from learning.samples import Samples, joined
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
-from strategies.protocol.names import check_name
+from strategies.protocol.names import check_name, names_of_folders, number_as_name
 from strategies.protocol.settings import (
     PUBLIC,
     Settings,
@@ -290,8 +290,8 @@ def simulated_name(dataset: str, index: int, hospitals: int) -> str:
     kind, _, source = dataset.partition(":")
     sources = source.split(",")
     if kind in LISTINGS and len(sources) == hospitals > 1:
-        return Path(sources[index].strip().removesuffix("/manifest.csv")).stem
-    return f"hospital-{index:0{len(str(hospitals - 1))}}"
+        return names_of_folders(sources)[index]
+    return number_as_name(index, hospitals)
 
 
 @lru_cache(maxsize=64)

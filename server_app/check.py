@@ -143,6 +143,9 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
             require(False, "dataset", dataset, f"an absolute path; there is no {what} '{place}'")
     if len(sources) > 1:
         require(partition == "site", "partition", partition, "site for several folders")
+        folders = [Path(source.strip().removesuffix("/manifest.csv")) for source in sources]
+        distinct = len({folder.expanduser().resolve() for folder in folders}) == len(sources)
+        require(distinct, "dataset", dataset, "another folder or manifest for each hospital")
         count = len(sources)
         fits = hospitals in (None, count)
         require(fits, "dataset", dataset, f"for {hospitals} hospitals, and names {count} folders")

@@ -1,7 +1,9 @@
 """The one rule for hospitals' names: they name lineages, folders and files."""
 
 import re
+import unicodedata
 from collections.abc import Sequence
+from pathlib import PurePath
 
 # Lineages that belong to no hospital, and folders of a hospital's store that are not its own.
 RESERVED = ("global", "ensemble", "standalone", "images", "resident")
@@ -25,6 +27,32 @@ def check_name(name: str) -> str:
             f"{', '.join(map(repr, RESERVED))}."
         )
     return name
+
+
+def names_of_folders(places: Sequence[str]) -> list[str]:
+    """Names for simulated hospitals: the end of each one's folder or manifest.
+
+    It is as much of the end as tells them apart: graz-skin and linz-skin, of /graz/skin and
+    /linz/skin. What no name may have becomes a dash. Where nothing tells them apart, as of the
+    folders of one place twice, they have numbers.
+    """
+    paths = [PurePath(place.strip().removesuffix("/manifest.csv")) for place in places]
+    for depth in range(1, max(len(path.parts) for path in paths)):
+        ends = [_as_name("-".join([*path.parts[-depth:-1], path.stem])) for path in paths]
+        usable = all(is_name(end) and end.lower() not in RESERVED for end in ends)
+        if usable and len({end.lower() for end in ends}) == len(ends):  # they name folders, too
+            return ends
+    return [number_as_name(index, len(places)) for index in range(len(places))]
+
+
+def number_as_name(index: int, hospitals: int) -> str:
+    """The name of a simulated hospital that has only a number, from 0."""
+    return f"hospital-{index:0{len(str(hospitals - 1))}}"
+
+
+def _as_name(text: str) -> str:
+    plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub("[^A-Za-z0-9._-]+", "-", plain).lstrip("-._")[:64]
 
 
 def some(names: Sequence[str], most: int = 8) -> str:

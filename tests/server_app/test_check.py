@@ -126,6 +126,8 @@ def test_several_folders_are_one_for_each_hospital(tmp_path):
     assert judged(f"{several} partition='site'")
     assert judged(f"{several} partition='site' tasks=3 task-cut='given'")
     assert judged(f"{several} partition='site'", hospitals=2)
+    twice = f"dataset='manifest:{tmp_path}/a, {tmp_path}/b/../a/manifest.csv' partition='site'"
+    assert "it must be another folder or manifest for each hospital" in refused(twice)
     words = refused(f"{several} partition='site'", hospitals=3)
     assert "it must be for 3 hospitals, and names 2 folders" in words
     one = f"dataset='folder:{tmp_path}/a' partition='site'"

@@ -1,7 +1,9 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from server_app.wording import of_wait
-from strategies.protocol.names import RESERVED, check_name, some
+from strategies.protocol.names import RESERVED, check_name, names_of_folders, some
 
 
 @pytest.mark.parametrize("name", ["graz", "Graz-2", "hospital-07", "a.b_c", "7", "x" * 64])
@@ -15,6 +17,36 @@ def test_names_that_can_be_used(name):
 def test_names_that_lead_elsewhere_or_mean_something_else(name):
     with pytest.raises(ValueError, match=r"A hospital cannot be called .* ASCII letters"):
         check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("places", "names"),
+    [
+        (["/d/graz", " /d/linz/"], ["graz", "linz"]),
+        (["/d/graz/manifest.csv", "/d/linz.csv"], ["graz", "linz"]),
+        (["/graz/skin", "/linz/skin"], ["graz-skin", "linz-skin"]),
+        (["/graz/skin/2024", "/linz/skin/2024"], ["graz-skin-2024", "linz-skin-2024"]),
+        (["/graz/Skin", "/linz/skin"], ["graz-Skin", "linz-skin"]),  # one folder on some machines
+        (["/d/Klinik Süd", "/d/Klinik (Nord)"], ["Klinik-Sud", "Klinik-Nord-"]),
+        (["/graz/images", "/linz/images"], ["graz-images", "linz-images"]),
+        (["/graz/images", "/linz/skin"], ["graz-images", "linz-skin"]),
+        (["/d/_a", "/d/.b"], ["a", "b"]),
+        (["/東京", "/大阪"], ["hospital-0", "hospital-1"]),
+        (["/d/a", "/d/a"], ["hospital-0", "hospital-1"]),
+        (["/d/a b", "/d/a-b"], ["hospital-0", "hospital-1"]),
+        ([f"/d/{'x' * 99}{end}" for end in "ab"], ["hospital-0", "hospital-1"]),
+        ([f"/{k}/skin" for k in range(11)], [f"{k}-skin" for k in range(11)]),
+    ],
+)
+def test_simulated_hospitals_are_called_after_their_folders(places, names):
+    assert names_of_folders(places) == names
+    assert [check_name(name) for name in names] == names
+
+
+@given(st.lists(st.text("/aÄ ._-東x", min_size=1).map("/{}".format), min_size=2, max_size=4))
+def test_any_folders_give_different_names_that_can_be_used(places):
+    names = names_of_folders(places)
+    assert len({check_name(name).lower() for name in names}) == len(places)
 
 
 def test_a_sentence_names_the_first_few():
