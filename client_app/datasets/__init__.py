@@ -25,6 +25,7 @@ from client_app.errors import DataError
 from client_app.policy import MachineRules, Ruling, uphold
 from client_app.store import DEFAULT
 from learning.samples import Samples
+from strategies.protocol.classes import alike, quoted
 from strategies.protocol.settings import Settings, in_turn
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
@@ -73,9 +74,11 @@ def open_data(
     pool, own, hospital = _share(settings, hospital_index, hospitals, store, machine)
     if taking_part is not None:
         chosen = tuple(name for name in pool.classes if not taking_part or name in taking_part)
+        _check_spelling(pool, taking_part, "the policy's images.classes")
         classes = classes or chosen
         check_all_named(chosen, classes)
         own = own[_labels(pool, chosen)[own] >= 0]
+    _check_spelling(pool, classes, "the federation")
     labels = _labels(pool, classes or pool.classes)
     strange = int((labels[own] < 0).sum())
     if too_many(strange, len(own), settings.max_quarantined):
@@ -154,6 +157,16 @@ def _tasks(
         return None
     given = [None if pool.tasks is None else pool.tasks[part] for part in (train, test)]
     return Tasks(settings, classes, *given)
+
+
+def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:
+    """Refuse images of a class that others spell otherwise: they would be left out in silence."""
+    if groups := alike([*pool.classes, *names], apart=[names, pool.classes]):
+        theirs = ", ".join(quoted(name) for group in groups for name in group if name in names)
+        raise DataError(
+            f"Images show classes that {who} may spell otherwise, as {theirs}: give them these "
+            "names, or such as are not alike."
+        )
 
 
 def check_all_named(chosen: Sequence[str], classes: Sequence[str]) -> None:

@@ -15,7 +15,8 @@ patient of the same name in another class is the same patient.
 - `task` (optional): where images arrive in tasks, the number of this one's, from 1;
 - `slice` (optional): of a NIfTI volume, the number of the slice from 0.
 
-Other columns are ignored. Nothing is dropped: what cannot be used is listed with the reason.
+Case, blanks, dashes and underscores in a column's name do not count. Other columns are ignored, and
+named (columns.py). Nothing is dropped: what cannot be used is listed with the reason.
 """
 
 import os
@@ -30,13 +31,11 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import unquote
 
+from client_app.datasets.columns import Columns, find_columns
 from client_app.datasets.files import SUFFIXES, is_image
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import read_table
-
-GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
-OPTIONAL = ("split", "site", "slice", "task")
 
 _Listed = Callable[[Path], dict[str, list[str]]]
 
@@ -88,12 +87,14 @@ class Listing:
         unusable: Those that are not.
         ignored: How many files are no images, by what they are: SYSTEM, the name of a format that
             is not read, or empty if their names and first bytes say nothing.
+        columns: Those of the manifest.
     """
 
     source: Path
     entries: list[Entry] = field(default_factory=list)
     unusable: list[Unusable] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
+    columns: Columns = field(default_factory=Columns)
 
 
 class _RowError(ValueError):
@@ -194,8 +195,8 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "
             "folder with a manifest.csv."
         )
-    header, rows = _table(source, needed)
-    listing, folder = Listing(source), source.parent.resolve()
+    header, rows, columns = _table(source, needed)
+    listing, folder = Listing(source, columns=columns), source.parent.resolve()
     real = cache(os.path.realpath)  # of folders; without the cache, ten thousand rows take a second
     listed = cache(_list)
     seen: set[tuple[Path, int | None]] = set()
@@ -234,8 +235,8 @@ def _refuse(error: OSError) -> None:
 
 def _table(
     manifest: Path, needed: Sequence[str]
-) -> tuple[dict[str, int], Iterator[tuple[int, list[str]]]]:
-    """The header and, with their numbers from 1, the rows that are not empty.
+) -> tuple[dict[str, int], list[tuple[int, list[str]]], Columns]:
+    """The header; with their numbers from 1, the rows that are not empty; what the columns are.
 
     The header maps each known name to its column, and "" to the number of columns.
     """
@@ -248,19 +249,9 @@ def _table(
         raise DataError(f"The hospital's manifest cannot be read: {error}") from error
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
-    # Errors do not quote this row: if the header is missing, it is the row of a patient.
-    names = [name.strip().lower() for name in rows[0][1]]
-    for name in needed:
-        if names.count(name) != 1:
-            raise DataError(
-                f"The first row of the hospital's manifest names {len(names)} columns, and "
-                f"{name!r} {names.count(name)} times; it must name it once."
-            )
-    header = {name: names.index(name) for name in (*needed, *OPTIONAL) if name in names}
-    header |= {"": len(names)}
-    if group := next((name for name in GROUPS if name in names), None):
-        header["group"] = names.index(group)
-    return header, iter(rows[1:])
+    names = rows.pop(0)[1]
+    header, columns = find_columns(names, [row for _, row in rows], needed)
+    return header | {"": len(names)}, rows, columns
 
 
 def _entry(

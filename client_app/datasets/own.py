@@ -3,48 +3,29 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from logging import ERROR, WARNING
 from pathlib import Path
-from statistics import median
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.files import NO_PICTURE
+from client_app.datasets.findings import Finding, of_classes, of_columns, of_groups
 from client_app.datasets.library import Opened, Progress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
-from client_app.datasets.unread import REPORTS
+from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
 from client_app.policy import MachineRules
-from strategies.protocol.classes import ordered
+from strategies.protocol.classes import ordered, quoted
+from strategies.protocol.names import some
 from strategies.protocol.settings import Settings
 
 LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
-# More classes than this, most with fewer images than that, are probably patients.
-MANY_CLASSES, FEW_IMAGES = 20, 5
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong with a hospital's data.
-
-    Attributes:
-        problem: The class of the problem, which is all that the server learns.
-        text: What it is, with counts and without names.
-        advice: What to do.
-        level: "red": the hospital cannot take part with such data; "amber": somebody should look at
-            them; "note": somebody may want to know.
-    """
-
-    problem: str
-    text: str
-    advice: str
-    level: Literal["red", "amber", "note"] = "red"
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +101,13 @@ class Survey:
                 root[top(index)] = top(first.setdefault(name, index))
         return [top(index) for index in range(len(root))]
 
-    def findings(self, max_quarantined: float) -> Iterator[Finding]:
-        """What keeps the hospital from taking part, as far as is known without the pixels."""
+    def findings(self, max_quarantined: float, known: Sequence[str] = ()) -> Iterator[Finding]:
+        """What is wrong, as far as is known without the pixels.
+
+        Args:
+            max_quarantined: The share of images that may be unusable.
+            known: The classes of the federation, where the settings name them.
+        """
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
         if too_many(unusable, total, max_quarantined):
             yield Finding(
@@ -131,16 +117,27 @@ class Survey:
                 "Repair or remove them; each is listed with the reason.",
             )
         labels = Counter(entry.label for entry in self.entries)
-        if len(labels) > MANY_CLASSES and median(labels.values()) < FEW_IMAGES:
+        yield from of_classes(labels, known)
+        if empty := sorted(self._named_classes() - labels.keys()):
             yield Finding(
-                "classes-like-patients",
-                f"There are {len(labels)} classes, most of them with fewer than {FEW_IMAGES} "
-                "images: they look like patients, and the names of classes leave the hospital.",
-                "Let a class be what is to be recognised. Name patients by subfolders of the "
-                "class, or in the column 'patient'.",
+                "empty-classes",
+                f"Classes without an image that can be used: {some([*map(quoted, empty)])}.",
+                "Were all files copied? A folder that is no class lies elsewhere.",
+                "amber",
             )
+        yield from of_columns(self.listing.columns)
         if any(entry.split for entry in self.entries):
             yield from self._split_findings()
+        else:
+            kinds = Counter(name.partition(" ")[0] for each in self.named_groups for name in each)
+            yield from of_groups(kinds, len(self.entries), Counter(self.groups))
+
+    def _named_classes(self) -> set[str]:
+        """The classes that the listing names, or the folder has a folder for."""
+        source = self.listing.source
+        folders = source.iterdir() if source.is_dir() else ()
+        names = {each.name for each in folders if each.is_dir() and not is_system(each.name)}
+        return names | {entry.label for entry in self.listing.entries}
 
     def _split_findings(self) -> Iterator[Finding]:
         """What is wrong with the split that the manifest gives."""
@@ -247,10 +244,14 @@ def load_own(
             problem and no more, since the server reads it; the rest is in the hospital's own log.
     """
     found = survey(kind, path, Form.of(settings), store, machine=machine)
-    if findings := list(found.findings(settings.max_quarantined)):
-        for finding in findings:
-            logging.getLogger("flwr").error("%s %s", finding.text, finding.advice)
-        problems = ", ".join(finding.problem for finding in findings)
+    findings = list(found.findings(settings.max_quarantined, settings.class_names))
+    for finding in findings:
+        if finding.level != "note":
+            logging.getLogger("flwr").log(
+                ERROR if finding.level == "red" else WARNING, "%s %s", finding.text, finding.advice
+            )
+    if red := [finding.problem for finding in findings if finding.level == "red"]:
+        problems = ", ".join(red)
         raise DataError(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
             "python -m client_app preflight' says more."

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from client_app.datasets.findings import Finding
 from client_app.datasets.library import Progress
 from client_app.datasets.listing import Unusable
-from client_app.datasets.own import Finding, Survey, survey
+from client_app.datasets.own import Survey, survey
 from client_app.datasets.pool import Indices, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
@@ -130,7 +131,7 @@ def examine(
         finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
         return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
     findings = [
-        *found.findings(settings.max_quarantined),
+        *found.findings(settings.max_quarantined, settings.class_names),
         *_unknown_classes(found, settings),
         *_unknown_tasks(found, settings),
     ]

@@ -17,7 +17,7 @@ from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run, RunError
 from strategies.engine.state import AWAY, Model
-from strategies.protocol.classes import ordered, outputs
+from strategies.protocol.classes import alike, ordered, outputs, quoted
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import duration
 from strategies.protocol.may_leave import Failure
@@ -87,7 +87,8 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     state = run.state
     cards, failed = _judge(run, list(answers))
     if cards and not state.classes:
-        classes = run.settings.class_names or agreed(_classes(card) for _, card in cards.values())
+        named = {hospital: _classes(card) for hospital, (_, card) in cards.items()}
+        classes = run.settings.class_names or agreed(named)
         state.outputs, state.classes = outputs(classes, run.settings), classes
         log(INFO, "The classes are %s", some(state.outputs))
     coming = {}
@@ -287,14 +288,28 @@ def _left_out(run: Run) -> dict[str, int]:
     return run.state.withheld if run.strategy.needs_own_buffer else {}
 
 
-def agreed(named: Iterable[Sequence[str]]) -> list[str]:
+def agreed(named: Mapping[str, list[str]]) -> list[str]:
     """One order of all classes that hospitals name; their own if all name the same.
 
+    Args:
+        named: The classes of each hospital.
+
     Raises:
-        RunError: There are fewer than two.
+        RunError: There are fewer than two, or one may be spelt in two ways.
     """
-    lists = [list(names) for names in named]
+    lists = [*named.values()]
     union = ordered(name for names in lists for name in names)
+    if groups := alike(union, apart=lists):
+        said = [
+            f"{quoted(name)} ({some([place for place in named if name in named[place]])})"
+            for group in groups
+            for name in group
+        ]
+        raise RunError(
+            f"Hospitals may spell one class in several ways: {some(said)}. Give each class one "
+            "name at all hospitals; or, if they are different classes, name all classes in the "
+            "setting 'classes'."
+        )
     if len(union) < 2:
         raise RunError(f"The hospitals have fewer than two classes together: {union}.")
     return lists[0] if all(names == lists[0] for names in lists) else union

@@ -1,7 +1,10 @@
 """The classes of a federation, in one order that every hospital shares, and a network's outputs."""
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+import unicodedata
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 
 from strategies.protocol.settings import BY_CLASSES, Settings, require
@@ -15,6 +18,45 @@ def ordered(classes: Iterable[str]) -> list[str]:
         if all(map(math.isfinite, numbers.values())):  # a class may be called 'nan' or 'inf'
             return sorted(names, key=lambda name: (numbers[name], name))
     return sorted(names)
+
+
+def alike(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[list[str]]:
+    """Names that differ in nothing but their spelling, together.
+
+    That is case, blanks, dashes and underscores, the form in Unicode, or that of a number.
+
+    Args:
+        names: Of classes.
+        apart: Lists that tell classes apart: names that one of these has are different classes.
+    """
+    groups = defaultdict(set)
+    for name in names:
+        groups[_unspelt(name)].add(name)
+    several = [group for group in groups.values() if len(group) > 1]
+    return [sorted(group) for group in several if not any(group <= {*each} for each in apart)]
+
+
+def quoted(name: str, longest: int = 40) -> str:
+    """A name for a sentence, in which what cannot be seen can be read."""
+    seen = name.isprintable() and unicodedata.is_normalized("NFC", name)
+    text = repr(name[:longest]) if seen else ascii(name[:longest])
+    return text if len(name) <= longest else f"{text} (and {len(name) - longest} characters more)"
+
+
+_BETWEEN = r"[\s_\u2010-\u2015\u2212-]+"  # words: blanks, underscores, dashes
+_UNSEEN = r"[\u00ad\u200b-\u200f\u2060\ufeff]"
+
+
+def _unspelt(name: str) -> str:
+    """What is the same for all spellings of a name."""
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    text = re.sub(_UNSEEN, "", text).strip(" \t_").replace("\u2019", "'")
+    with suppress(ValueError):
+        if math.isfinite(number := float(text.replace(",", "."))):
+            return repr(number + 0)  # 0.0 is -0.0
+    # Between words and numbers it says nothing: "grade-1". "1-2" is not "12", "HER2-" not "HER2".
+    text = re.sub(rf"(?<=[^\W_]){_BETWEEN}(?=[^\W_])", "-", text)
+    return re.sub(r"(?<=[^\W\d_])-(?=[^\W_])|(?<=\d)-(?=[^\W\d_])", "", text)
 
 
 def outputs(classes: Sequence[str], settings: Settings) -> list[str]:

@@ -296,7 +296,7 @@ def test_classes_that_look_like_patients(classes, images, red):
 @pytest.mark.parametrize(
     ("images", "expected"),
     [
-        ([("", "A", "1"), ("", "A", "1")], []),
+        ([("", "A", "1"), ("", "A", "1")], ["one-patient"]),
         ([("train", "A", "1"), ("test", "B", "2")], []),
         ([("train", "", "1"), ("test", "", "2")], []),
         ([("train", "A", "1"), ("", "A", "1"), ("test", "B", "2")], []),

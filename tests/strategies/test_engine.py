@@ -316,7 +316,15 @@ def test_one_order_of_the_classes_is_agreed_before_the_first_hop():
     ],
 )
 def test_classes_keep_their_order_where_all_agree_and_are_sorted_elsewhere(named, expected):
-    assert agreed(named) == expected
+    assert agreed({f"h{k}": names for k, names in enumerate(named)}) == expected
+
+
+def test_classes_in_two_spellings_are_named_with_their_hospitals():
+    named = {"graz": ["Melanoma", "nevus"], "linz": ["melanoma", "nevus"], "wien": ["melanoma"]}
+    with pytest.raises(RunError, match=r"'Melanoma' \(graz\), 'melanoma' \(linz, wien\)\. Give"):
+        agreed(named)
+    # One that has both tells them apart.
+    assert agreed({"graz": ["A", "a"], "linz": ["a"]}) == ["A", "a"]
 
 
 def test_classes_that_the_settings_name_are_the_federation_s():

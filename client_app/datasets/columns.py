@@ -1,0 +1,145 @@
+"""The columns of a manifest: which are read, and which look as if they were meant to be."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+
+from client_app.errors import DataError
+
+GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
+OPTIONAL = ("split", "site", "slice", "task")
+# What others call these columns, written without blanks and underscores.
+_IMAGES = re.compile("(image|img|picture|photo)?(file|path|filepath|filename|name|id)|img|picture")
+_LABELS = re.compile("(class|label|target)(name|id)?|diagnosis|dx|category|finding|y")
+_PATIENTS = re.compile(
+    "(anon|pseudo)?(patient(en)?|pat|subj(ect)?|person|participant|proband|case|fall|lesion|study"
+    "|exam|examination|accession|series|group)s?(instance)?"
+    "(u?ids?|no|nr|num|number|nummer|code|key|name|hash|pseudonym|identifier)?|mrn|pid"
+)
+_SIDES = re.compile("(is|in|for)?(train|test|val)(ing|idation)?(set|data|split)?")
+_SIDE = re.compile("train(ing)?|trn|tr|test(ing)?|tst|te|val(id|idation)?|dev|eval|hold-?out")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a manifest, as it names them.
+
+    Attributes:
+        read: By what they are read as.
+        others: The other ones.
+        patients: Those of them that say by their names and values which images belong together,
+            though no column is read for that,
+        across: or a patient of whom is in several of the groups that are read,
+        sides: or that say which images are to train and to test on, though no column is read so.
+        meant: Other ones that are written nearly like a column that is missing, by its name.
+    """
+
+    read: dict[str, str] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+    patients: list[str] = field(default_factory=list)
+    across: list[str] = field(default_factory=list)
+    sides: list[str] = field(default_factory=list)
+    meant: dict[str, str] = field(default_factory=dict)
+
+
+def find_columns(
+    names: Sequence[str], rows: Sequence[Sequence[str]], needed: Sequence[str]
+) -> tuple[dict[str, int], Columns]:
+    """Where each known column is, and what is said of all.
+
+    Args:
+        names: The manifest's first row. Case, blanks, dashes and underscores do not count.
+        rows: The others.
+        needed: The columns that there must be.
+
+    Raises:
+        DataError: A column is missing, or named twice. It quotes nothing of the first row: where
+            the header is missing, that is the row of a patient.
+    """
+    plain = [_plain(name) for name in names]
+    known = (*needed, *OPTIONAL, *GROUPS)
+    for name in known:
+        count = plain.count(_plain(name))
+        if count > 1 or (name in needed and count == 0):
+            raise DataError(
+                f"The first row of the hospital's manifest names {len(names)} columns, and "
+                f"{name!r} {count} times; it must name it once.{_hint(name, plain)}"
+            )
+    places = {name: plain.index(_plain(name)) for name in known if _plain(name) in plain}
+    groups = [name for name in GROUPS if name in places]
+    header = {name: place for name, place in places.items() if name not in GROUPS}
+    if groups:
+        header["group"] = places[groups[0]]
+    others = [place for place in range(len(names)) if place not in header.values()]
+
+    def column(place: int) -> list[str]:
+        return [row[place].strip() for row in rows if len(row) == len(names)]
+
+    like_patients = [
+        place
+        for place in others
+        if _PATIENTS.fullmatch(plain[place]) or any(_is_nearly(plain[place], n) for n in GROUPS)
+    ]
+    found = Columns(
+        {role: names[place] for role, place in header.items()},
+        [names[place] for place in others if names[place].strip()],
+        patients=[
+            names[place] for place in like_patients if not groups and _repeats(column(place))
+        ],
+        across=[
+            names[place]
+            for place in like_patients
+            if groups and _spreads(column(place), column(header["group"]))
+        ],
+        sides=[
+            names[place]
+            for place in others
+            if "split" not in header and _are_sides(plain[place], column(place))
+        ],
+        meant={
+            names[place]: name
+            for place in others
+            for name in OPTIONAL
+            if name not in header and _is_nearly(plain[place], name)
+        },
+    )
+    return header, found
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())
+
+
+def _is_nearly(plain: str, name: str) -> bool:
+    """Whether a name has a letter too many or too few, or two in another order."""
+    other = _plain(name)
+    return sorted(plain) == sorted(other) or SequenceMatcher(None, plain, other).ratio() > 0.88
+
+
+def _hint(name: str, plain: Sequence[str]) -> str:
+    """The column that may be the missing one, if it is called as such columns are."""
+    kind = {"image": _IMAGES, "label": _LABELS}.get(name)
+    near = [each for each in plain if (kind and kind.fullmatch(each)) or _is_nearly(each, name)]
+    return f" Is {near[0]!r} that column? Rename it." if near and plain.count(name) == 0 else ""
+
+
+def _repeats(values: Sequence[str]) -> bool:
+    named = [value for value in values if value]
+    return len({*named}) < len(named)
+
+
+def _spreads(values: Sequence[str], groups: Sequence[str]) -> bool:
+    """Whether images of one value are in several groups."""
+    of = defaultdict(set)
+    for number, (value, group) in enumerate(zip(values, groups, strict=True)):
+        if value:
+            of[value].add(group or number)
+    return any(len(each) > 1 for each in of.values())
+
+
+def _are_sides(plain: str, values: Sequence[str]) -> bool:
+    named = {value.casefold() for value in values} - {""}
+    flags = _SIDES.fullmatch(plain) and named <= {"0", "1", "true", "false", "yes", "no"}
+    return bool(named) and bool(flags or all(map(_SIDE.fullmatch, named)))

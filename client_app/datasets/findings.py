@@ -1,0 +1,154 @@
+"""What is wrong with a hospital's data, as far as names and columns tell it."""
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from client_app.datasets.columns import Columns
+from strategies.protocol.classes import alike, quoted
+from strategies.protocol.may_leave import CARD, MAX_CLASSES
+from strategies.protocol.names import some
+
+# More classes than this, most with fewer images than that, are probably patients.
+MANY_CLASSES, FEW_IMAGES = 20, 5
+# What programs and people write where there is no class, and folders that are none.
+NO_CLASS = frozenset(
+    [
+        *("nan", "nat", "none", "null", "nil", "na", "n/a", "n.a.", "#n/a", "#na", "<na>", "nd"),
+        *("?", "-", "--", "---", ".", "unknown", "undefined", "unspecified", "missing", "tbd"),
+        *("unlabelled", "unlabeled", "not labelled", "not labeled", "unbekannt", "#value!"),
+        *("train", "training", "test", "testing", "val", "valid", "validation", "images", "img"),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a hospital's data.
+
+    Attributes:
+        problem: The class of the problem, which is all that the server learns.
+        text: What it is, for the hospital's own eyes; it may name classes and columns, no image.
+        advice: What to do.
+        level: "red": the hospital cannot take part with such data; "amber": somebody should look at
+            them; "note": somebody may want to know.
+    """
+
+    problem: str
+    text: str
+    advice: str
+    level: Literal["red", "amber", "note"] = "red"
+
+
+def of_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding]:
+    """What is wrong with the names of a hospital's classes.
+
+    Args:
+        images: How many images each class has.
+        known: The classes of the federation, where the setting `classes` names them.
+    """
+    if len(images) > MANY_CLASSES and median(images.values()) < FEW_IMAGES:
+        yield Finding(
+            "classes-like-patients",
+            f"There are {len(images)} classes, most of them with fewer than {FEW_IMAGES} "
+            "images: they look like patients, and the names of classes leave the hospital.",
+            "Let a class be what is to be recognised. Name patients by subfolders of the "
+            "class, or in the column 'patient'.",
+        )
+    elif len(images) > MAX_CLASSES:
+        text = f"There are {len(images)} classes; the most that a hospital may have is"
+        yield Finding("many-classes", f"{text} {MAX_CLASSES}.", "Bring classes together.")
+    if wrong := [name for name in images if not CARD["classes"]([name]) or name != name.strip()]:
+        yield Finding(
+            "names-of-classes",
+            f"These names of classes cannot be used: {_quoted(wrong)}.",
+            "A name has 1 to 100 characters that can be printed (no tab, no no-break space), and "
+            "no blank before or after it. Rename these classes.",
+        )
+    if groups := alike([*images, *known], apart=[known]):
+        yield Finding(
+            "classes-in-two-spellings",
+            f"These may be one class, spelt in several ways: "
+            f"{'; '.join(' and '.join(map(quoted, group)) for group in groups)}.",
+            "Give each class one spelling, that of the setting 'classes' if that names it. If they "
+            "are different classes, the run must name all its classes in that setting.",
+        )
+    doubtful = [each for each in images if each.strip().casefold() in NO_CLASS]
+    if none := [each for each in doubtful if each not in known]:
+        yield Finding(
+            "names-of-no-class",
+            f"These are probably no classes: {_quoted(none)}.",
+            "Leave out images without a label; name the folder that holds those of the classes. If "
+            "it is a class, rename it, or the run must name all its classes in the setting "
+            "'classes'.",
+        )
+
+
+def of_columns(columns: Columns) -> Iterator[Finding]:
+    """What is wrong with the columns of a manifest, and which of them are read."""
+    if columns.patients:
+        yield Finding(
+            "patients-not-read",
+            f"Images seem to belong together by a column that is not read: "
+            f"{_quoted(columns.patients)}. One patient's images could be trained and tested on.",
+            "Call it 'patient'; or add a column 'group' that says which images belong together.",
+        )
+    if columns.sides:
+        yield Finding(
+            "split-not-read",
+            f"A column that is not read says what to train and to test on: "
+            f"{_quoted(columns.sides)}.",
+            "Call it 'split', with 'train' or 'test' in each row; or remove it.",
+        )
+    if columns.across:
+        yield Finding(
+            "patients-in-several-groups",
+            f"Images that are together by the column {_quoted(columns.across)} are in several "
+            f"groups by {quoted(columns.read['group'])}, which alone is read.",
+            "Remove that column if this is as it should be.",
+            "amber",
+        )
+    for column, name in columns.meant.items():
+        text = f"The column {quoted(column)} is not read; is it '{name}'?"
+        yield Finding("columns-not-read", text, "Rename or remove it.", "amber")
+    if columns.read:
+        read = [
+            quoted(column) + (f" (as '{role}')" if column.strip() != role else "")
+            for role, column in columns.read.items()
+        ]
+        others = f" Not read: {_quoted(columns.others)}." if columns.others else ""
+        text = f"Columns of the manifest that are read: {some(read)}.{others}"
+        yield Finding("columns", text, "docs/data.md lists all that can be.", "note")
+
+
+def of_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
+    """What is wrong with which images belong together.
+
+    Args:
+        kinds: Of how many images something says so: "patient" (DICOM), "group", "volume".
+        images: How many there are.
+        groups: How many each group has.
+    """
+    most = max(groups.values(), default=0)
+    why = {
+        "patient": "DICOM's PatientID is the same: give each patient one, or leave it blank.",
+        "group": "The column, or the subfolder, that names the patient is the same for them.",
+        "volume": "They are slices of one volume.",
+        "": "They are copies of one file.",
+    }[max(("patient", "group", "volume"), key=lambda kind: kinds[kind]) if kinds else ""]
+    advice = (
+        "Say in a subfolder or the manifest's column 'patient' whose each image is, and leave out "
+        "what is the same for all."
+    )
+    if len(groups) == 1 < images:
+        text = f"All {images} images belong to one patient or group, and cannot be split. {why}"
+        yield Finding("one-patient", text, advice)
+    elif 2 * most > images and len(groups) > 2:
+        text = f"{most} of {images} images belong to one patient or group. {why}"
+        yield Finding("one-patient-has-most", text, advice, "amber")
+
+
+def _quoted(names: Collection[str]) -> str:
+    return some([*map(quoted, names)])

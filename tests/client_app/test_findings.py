@@ -1,0 +1,170 @@
+"""Names of classes, columns and patients that a hospital is asked about, or refused for."""
+
+from collections import Counter
+
+import PIL.Image
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_app.datasets.columns import find_columns
+from client_app.datasets.findings import of_classes, of_columns, of_groups
+from client_app.datasets.listing import list_manifest
+from client_app.errors import DataError
+from client_app.preflight.card import examine
+from client_app.preflight.page import text
+from strategies.protocol.may_leave import CARD
+from tests.fakes import settings
+
+
+def said(findings, level="red"):
+    return {each.problem: each.text for each in findings if each.level == level}
+
+
+@pytest.mark.parametrize(
+    ("names", "problem", "words"),
+    [
+        (["Melanoma\u00a0in\u00a0situ", "b"], "names-of-classes", r"'Melanoma\xa0in\xa0situ'"),
+        (["L" * 120, "b"], "names-of-classes", "(and 80 characters more)"),
+        (["a\tb", "b"], "names-of-classes", r"'a\tb'"),
+        (["a ", "b"], "names-of-classes", "'a '"),
+        (["Nevus", "nevus"], "classes-in-two-spellings", "'Nevus' and 'nevus'"),
+        (["0", "0.0", "1"], "classes-in-two-spellings", "'0' and '0.0'"),
+        (["N\u00e4vus", "Na\u0308vus"], "classes-in-two-spellings", r"'Na\u0308vus' and 'N"),
+        *(
+            ([name, "b"], "names-of-no-class", repr(name))
+            for name in ("nan", "NaN", "None", "NA", "unknown", "Unknown", "N/A", "?", "test")
+        ),
+        ([str(number) for number in range(1001)], "many-classes", "1001 classes"),
+    ],
+)
+def test_names_of_classes_that_are_refused(names, problem, words):
+    images = Counter(dict.fromkeys(names, 9))
+    assert words in said(of_classes(images, ()))[problem]
+    if problem in ("classes-in-two-spellings", "names-of-no-class"):
+        assert not list(of_classes(images, names))  # the run names them: they are classes
+
+
+def test_a_class_is_spelt_as_the_run_names_it():
+    (finding,) = of_classes(Counter(Melanoma=9, nevus=9), ["melanoma", "nevus"])
+    assert (finding.problem, finding.level) == ("classes-in-two-spellings", "red")
+
+
+@given(st.lists(st.text(max_size=120), min_size=1, max_size=4, unique=True))
+def test_names_that_nothing_is_said_of_may_leave(names):
+    if not list(of_classes(Counter(dict.fromkeys(names, 9)), ())):
+        assert CARD["classes"](names)
+
+
+@pytest.mark.parametrize(
+    "name", ["patient_id", "Patient ID", "PatientID", "PATIENT-ID", " patient id ", "patientId"]
+)
+def test_a_column_is_read_however_its_words_are_joined(name):
+    header, columns = find_columns(["Image", "LABEL", name], [["0", "a", "x"]], ("image", "label"))
+    assert (header["group"], columns.read["group"], columns.others) == (2, name, [])
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("subject", "Subject ID", "patients", "patient number", "PatientNo", "pateint_id", "mrn"),
+        *("case", "CaseID", "lesions", "study_instance_uid", "Fallnummer", "patient_uid", "pid"),
+    ],
+)
+def test_a_column_like_that_of_patients_is_not_passed_over(name):
+    rows = [["0", "a", "x"], ["1", "a", "x"], ["2", "b", "y"]]
+    findings = list(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+    assert name in said(findings)["patients-not-read"]
+    # Where each has a value of its own, or other patients are named, nothing is lost.
+    alone = [[*row[:2], str(number)] for number, row in enumerate(rows)]
+    assert not said(
+        of_columns(find_columns(["image", "label", name], alone, ("image", "label"))[1])
+    )
+    names, both = ["image", "label", name, "group"], [[*row, row[2]] for row in rows]
+    assert not said(of_columns(find_columns(names, both, ("image", "label"))[1]))
+
+
+@pytest.mark.parametrize("name", ["age", "sex", "patient_age", "PatientSex", "note", "stage"])
+def test_other_columns_are_named_and_no_more(name):
+    rows = [["0", "a", "7"], ["1", "b", "7"]]
+    findings = list(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+    assert [each.level for each in findings] == ["note"]
+    assert f"Not read: {name!r}." in findings[0].text
+
+
+def test_a_patient_in_several_groups_is_a_question():
+    names = ["image", "label", "group", "patient_id"]
+    rows = [["0", "a", "g", "x"], ["1", "a", "h", "x"]]
+    columns = find_columns(names, rows, ("image", "label"))[1]
+    assert "'patient_id'" in said(of_columns(columns), "amber")["patients-in-several-groups"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("fold", ["train", "test", ""]),
+        ("set", ["Training", "Validation", "Test"]),
+        ("x", ["tr", "te", "val"]),
+        ("is_test", ["0", "1", "0"]),
+        ("test", ["True", "False", "False"]),
+    ],
+)
+def test_a_split_under_another_name_is_not_thrown_away(name, values):
+    rows = [[str(number), "a", value] for number, value in enumerate(values)]
+    findings = of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    assert repr(name) in said(findings)["split-not-read"]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("fold", "0123"), ("sex", "mfmf"), ("test", ["pcr", "elisa"])]
+)
+def test_other_values_are_no_split(name, values):
+    rows = [[str(number), "a", value] for number, value in enumerate(values)]
+    assert not said(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+
+
+@pytest.mark.parametrize(("name", "meant"), [("slices", "slice"), ("spilt", "split")])
+def test_a_column_that_is_nearly_one_is_a_question(name, meant):
+    columns = find_columns(["image", "label", name], [["0", "a", "7"]], ("image",))[1]
+    assert f"is it '{meant}'" in said(of_columns(columns), "amber")["columns-not-read"]
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        ("File Name,label", "'image' 0 times.* Is 'filename' that column"),
+        ("image,Diagnosis", "'label' 0 times.* Is 'diagnosis' that column"),
+        ("image,lable", "'label' 0 times.* Is 'lable' that column"),
+        ("image,label,Split,split", "'split' 2 times"),
+        ("image,label,patient_id,Patient ID", "'patient_id' 2 times"),
+    ],
+)
+def test_a_missing_column_is_looked_for(header, words, tmp_path):
+    (tmp_path / "manifest.csv").write_text(f"{header}\n0.png,a,x,y\n")
+    with pytest.raises(DataError, match=words):
+        list_manifest(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [({"patient": 4}, "PatientID"), ({"group": 4}, "subfolder"), ({}, "copies")],
+)
+def test_one_patient_is_said_to_be_one(kinds, words):
+    assert words in said(of_groups(Counter(kinds), 4, Counter({0: 4})))["one-patient"]
+    most = of_groups(Counter(kinds), 9, Counter({0: 5, 1: 2, 2: 2}))
+    assert "5 of 9" in said(most, "amber")["one-patient-has-most"]
+    assert not list(of_groups(Counter(kinds), 9, Counter({0: 3, 1: 3, 2: 3})))
+
+
+def test_a_folder_without_images_is_named(tmp_path):
+    for number in range(24):
+        path = tmp_path / "data" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        PIL.Image.new("L", (8, 8), 9 * number).save(path)
+    (tmp_path / "data" / "keratosis").mkdir()
+    (tmp_path / "data" / "broken").mkdir()
+    (tmp_path / "data" / "broken" / "0.png").touch()
+    chosen = settings(dataset=f"folder:{tmp_path / 'data'}", max_quarantined=0.1)
+    card = examine("graz", chosen, tmp_path / "store", lambda *_: None).card
+    assert card.verdict == "amber"
+    assert "Classes without an image that can be used: 'broken', 'keratosis'." in text(card)
