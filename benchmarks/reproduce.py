@@ -38,7 +38,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
@@ -55,6 +55,7 @@ from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
 from server_app.workers import Workers
+from strategies.protocol.console import duration
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import strategy_of
@@ -178,11 +179,11 @@ def main() -> None:
         changes = {"seeds": arguments.seeds, "hospitals": arguments.hospitals}
         described |= {key: value for key, value in changes.items() if value}
         table = checked(described, arguments.data)
-        rows = choose(table, arguments.rows)
+        table = replace(table, rows=choose(table, arguments.rows))
         name = Path(arguments.table or "sweep").stem
         output = arguments.output or Path.home() / "fedhandoff" / "benchmarks" / name
         output = output.expanduser().resolve()
-        for row in rows:
+        for row in table.rows:
             _check_here(row, table.repeats[0], output)
             if row.losses != NONE and not arguments.workers:
                 raise TableError(f"Row '{row.name}' loses visits, which needs --workers.")
@@ -211,7 +212,7 @@ def main() -> None:
             gpus = min(1.0, len(gpu_names()) / row.hospitals)
             return run(flower(), output_dir, row.hospitals, gpus=gpus, **settings)
 
-        complete = run_missing(table, rows, output, start)
+        complete = run_missing(table, output, start)
     command = shlex.join(["uv", "run", "python", "-m", "benchmarks.reproduce", *sys.argv[1:]])
     text = render(table, output, command)
     (output / "table.md").write_text(text, encoding="utf-8")
@@ -535,38 +536,34 @@ def choose(table: Table, names: str | None) -> list[Row]:
 
 
 def run_missing(
-    table: Table,
-    rows: Sequence[Row],
-    output: Path,
-    start: Callable[[Path, Row, dict[str, Any]], Path],
+    table: Table, output: Path, start: Callable[[Path, Row, dict[str, Any]], Path]
 ) -> bool:
-    """Do those runs of some rows that are not completed yet.
+    """Do those runs that are not completed yet; say which is under way.
 
     Args:
         table: The table.
-        rows: Which of its rows to run.
         output: The table's folder.
         start: Does a run, by its output-dir, row and settings, and returns the result folder.
 
     Returns:
         Whether all of them are completed now.
     """
-    runs = [(row, repeat) for repeat in table.repeats for row in rows]
+    runs = [(row, repeat) for repeat in table.repeats for row in table.rows]
     for number, (row, repeat) in enumerate(runs, 1):
-        print(f"[{number}/{len(runs)}] {row.name}, {repeat}: ", end="", flush=True)
+        place, folder = f"[{number}/{len(runs)}] {row.name}, {repeat}", _folder(row, repeat, output)
         if completed(row, repeat, output):
-            print("completed before")
+            print(f"{place}: completed before", flush=True)
             continue
+        print(f"{place}: under way in {folder}", flush=True)
         began = time.monotonic()
         try:
-            folder = _folder(row, repeat, output)
             result = start(folder, row, {**row.settings, **repeat.settings})
             (result / "commit").write_text(commit(), encoding="utf-8")
             summary = read_summary(result)
             outcome = ": ".join([summary["status"], *_reasons(summary)])
         except RunFailed as error:
             outcome = f"failed: {error}"
-        print(f"{outcome}, {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{place}: {outcome}, {duration(time.monotonic() - began)}", flush=True)
     return all(completed(row, repeat, output) for row, repeat in runs)
 
 

@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from urllib.error import URLError
@@ -19,9 +19,9 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
+from deploy.supervisor import flower
 from server_app.app import app
 from server_app.workers import Workers
-from strategies.protocol.local import past_proxy
 from strategies.protocol.settings import merged
 
 APP = Path(__file__).parents[1]
@@ -47,11 +47,7 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     workplace.mkdir(parents=True)
     port = str(_free_port())
     environment = {
-        **past_proxy(),
-        "FLWR_HOME": str(folder / "flwr"),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # a run starts at once
+        **flower(folder / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
         "XDG_DATA_HOME": str(folder / "data"),  # where hospitals have their stores
         "RAY_ADDRESS": "local",  # not a cluster that Ray remembers, which may have ended
@@ -114,9 +110,9 @@ def run(
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
     federation += f" client-resources-num-gpus={gpus}"
-    command = ["flwr", "run", str(APP), "--stream"]
+    command = ["run", str(APP), "--stream"]
     command += ["--run-config", overrides, "--federation-config", federation]
-    stream = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    stream = _flwr(environment, command)
     output = stream.stdout[-3000:] + stream.stderr[-3000:]
     if stream.returncode != 0:
         raise RunFailed(output)
@@ -165,14 +161,21 @@ def run_warm(
 
 def _status_of_last_run(environment: dict[str, str]) -> str:
     """What Flower says became of the run that was started last."""
-    command = ["flwr", "ls", "local", "--format", "json"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    answer = _flwr(environment, ["ls", "local", "--format", "json"])
     try:
         last = json.loads(answer.stdout)["runs"][0]
     except (ValueError, LookupError):
         said = (answer.stdout + answer.stderr).strip()
         return f"Flower lists no run; has its SuperLink been ended? `flwr ls` says: {said}"
     return f"{last['status']}: {last['status-details']}"
+
+
+def _flwr(
+    environment: dict[str, str], arguments: Sequence[str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["flwr", *arguments], env=environment, capture_output=True, encoding="utf-8", check=False
+    )
 
 
 def _free_port() -> int:

@@ -260,7 +260,9 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
             "`python -m deploy superlink`."
         )
     command, environment = ["flwr", *arguments, "--format", "json"], flower(folder.absolute())
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", check=False
+    )
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:

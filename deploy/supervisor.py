@@ -56,6 +56,9 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Its answers are read: a notebook or a CI sets FORCE_COLOR, and JSON would have colours.
+        "TTY_COMPATIBLE": "0",
+        "PYTHONUTF8": "1",
     }
 
 

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def load(path, data, vary=()):
 def table(tmp_path):
     (tmp_path / "two.toml").write_text(TABLE)
     return load(tmp_path / "two.toml", [Path("/data")])
+
+
+def first_row_of(table):
+    return replace(table, rows=table.rows[:1])
 
 
 class Runs:
@@ -226,7 +231,7 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
     disagreement: 20 in both runs, std 0.
     hospital-1: 80, 100 and 80, 80 over models and seeds, mean 85, std sqrt((3·25 + 225) / 3) = 10.
     """
-    assert run_missing(table, table.rows, tmp_path, Runs())
+    assert run_missing(table, tmp_path, Runs())
     text = render(table, tmp_path, "the command")
     heading, _, alone, feder = text.splitlines()[-4:]
     assert heading == (
@@ -243,7 +248,7 @@ def test_the_table_shows_mean_and_deviation_beside_the_paper(table, tmp_path):
 def test_a_cell_says_of_how_many_figures_it_is(table, tmp_path):
     """By hand: hospital-1 tested the first model of both seeds, 80 in each, the second of none."""
     runs = Runs(accuracy_matrix=[[0.6, 0.8], [0.8, None]])
-    assert run_missing(table, table.rows[:1], tmp_path, runs)
+    assert run_missing(first_row_of(table), tmp_path, runs)
     assert "| 80.0 ± 0.0 (2 of 4) | – | – |" in render(table, tmp_path, "")
 
 
@@ -342,7 +347,7 @@ def test_a_table_with_folds_has_a_run_for_each_seed_and_fold(tmp_path):
         started.append((output_dir.name, settings["seed"], settings["num-folds"], settings["fold"]))
         return runs(output_dir, row, settings)
 
-    assert run_missing(table, table.rows[:1], tmp_path, start)
+    assert run_missing(first_row_of(table), tmp_path, start)
     assert started == [
         ("seed-0-fold-0", 0, 2, 0),
         ("seed-0-fold-1", 0, 2, 1),
@@ -352,7 +357,7 @@ def test_a_table_with_folds_has_a_run_for_each_seed_and_fold(tmp_path):
     text = render(table, tmp_path, "")
     assert "Seeds 0, 1, 2 folds each. Commit" in text
     assert "| FedER (0 of 4 runs) |" in text
-    assert run_missing(table, table.rows[:1], tmp_path, start)
+    assert run_missing(first_row_of(table), tmp_path, start)
     assert len(started) == 4
 
 
@@ -397,7 +402,7 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
         for reason in ("boom", AWAY):
             status = "completed with failures"
             runs = Runs(status=status, failures=[{"outcome": "gone", "reason": reason}])
-            run_missing(table, [row], tmp_path / reason, runs)
+            run_missing(replace(table, rows=[row]), tmp_path / reason, runs)
             lost = row.name == "alone" and reason == AWAY
             assert (completed(row, Repeat(0), tmp_path / reason) is not None) == lost
 
@@ -405,10 +410,10 @@ def test_a_run_is_complete_if_all_that_failed_was_meant_to(tmp_path):
 def test_a_run_is_complete_without_the_buffers_that_may_not_leave(table, tmp_path):
     stayed = [{"outcome": "release", "reason": "Image 3 is too near."}]
     runs = Runs(status="completed with failures", failures=stayed)
-    assert run_missing(table, table.rows, tmp_path, runs)
+    assert run_missing(table, tmp_path, runs)
     assert "| FedER (buffers that stayed: 2) | 75.0" in render(table, tmp_path, "")
     left_out = Runs(**runs.changes, data={"hospital-0": {}})
-    assert not run_missing(table, table.rows, tmp_path / "left-out", left_out)
+    assert not run_missing(table, tmp_path / "left-out", left_out)
 
 
 def test_losses_are_the_same_for_all_methods_and_as_many_as_they_say():
@@ -458,10 +463,10 @@ def test_a_row_may_have_a_number_of_hospitals_and_a_table_other_figures_to_compa
 
 def test_what_is_completed_is_not_run_again(table, tmp_path):
     first, second = Runs(), Runs()
-    assert run_missing(table, table.rows[:1], tmp_path, first)
+    assert run_missing(first_row_of(table), tmp_path, first)
     assert first.done == [("standalone", 0), ("standalone", 1)]
     assert "| FedER (0 of 2 runs) | – |" in render(table, tmp_path, "")
-    assert run_missing(table, table.rows, tmp_path, second)
+    assert run_missing(table, tmp_path, second)
     assert second.done == [("feder", 0), ("feder", 1)]
 
 
@@ -479,17 +484,17 @@ def test_what_is_completed_is_not_run_again(table, tmp_path):
     ],
 )
 def test_what_did_not_go_as_it_should_is_run_again(table, tmp_path, changes, outcome, capsys):
-    assert not run_missing(table, table.rows[:1], tmp_path, Runs(**changes))
+    assert not run_missing(first_row_of(table), tmp_path, Runs(**changes))
     assert f"seed 0: {outcome}, 0 s" in capsys.readouterr().out
     assert completed(table.rows[0], Repeat(0), tmp_path) is None
     again = Runs()
     again.done = [None] * 5  # its folders have names of their own
-    assert run_missing(table, table.rows[:1], tmp_path, again)
+    assert run_missing(first_row_of(table), tmp_path, again)
     assert len(again.done) == 7
 
 
 def test_a_result_with_other_settings_does_not_count(table, tmp_path):
-    run_missing(table, table.rows, tmp_path, Runs())
+    run_missing(table, tmp_path, Runs())
     (tmp_path / "two.toml").write_text(TABLE.replace("buffer-size = 16", "buffer-size = 32"))
     changed = load(tmp_path / "two.toml", [Path("/data")])
     assert completed(changed.rows[0], Repeat(0), tmp_path)
@@ -504,7 +509,7 @@ def test_a_run_that_fails_does_not_stop_the_others(table, tmp_path, capsys):
             raise RunFailed("boom")
         return runs(output_dir, row, settings)
 
-    assert not run_missing(table, table.rows, tmp_path, start)
+    assert not run_missing(table, tmp_path, start)
     assert len(runs.done) == 3
     assert "alone, seed 0: failed: boom" in capsys.readouterr().out
     assert "| alone (1 of 2 runs) | 70.0 |" in render(table, tmp_path, "")
@@ -540,6 +545,11 @@ def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys
     kept = (output / "table.md").read_text()
     printed = capsys.readouterr().out
     assert kept in printed
+    assert [line for line in kept.splitlines() if line.startswith("| ")][1:] == [
+        "| FedER | 75.0 ± 7.1 | 83.4 | 20.0 ± 0.0 | 85.0 ± 10.0 | 85.7 ± 2.4 | – |"
+    ]
+    folder = output / "feder" / "seed-1"
+    assert f"\n[2/2] FedER, seed 1: under way in {folder}\n[2/2] FedER, seed 1: c" in printed
     assert f"uv run python -m server_app compare {output}" in printed
     assert f"benchmarks.reproduce {path} --data {tmp_path} --rows FedER --output" in kept
 

@@ -7,10 +7,12 @@ Flower's lines come through the same logger. Some are empty, and all have colour
 
 import logging
 import os
+import sys
 import textwrap
 from logging import INFO, WARNING, FileHandler, LogRecord, StreamHandler
+from stat import S_ISREG
 from time import localtime, monotonic, strftime
-from typing import Self
+from typing import Self, TextIO
 
 from strategies.protocol.redaction import redacted
 
@@ -75,14 +77,18 @@ class Console(logging.Handler):
         return "\n".join(lines)
 
     def laid_out(self, text: str) -> str:
-        """A text under the time of day; no word, and so no path, is broken."""
+        """A text under the time of day; no word, and so no path, is broken.
+
+        In a file each text is one line, for programs that search it.
+        """
         clock = strftime(self.clock, localtime())
+        width = sys.maxsize if _is_file(sys.stdout) else self.width - len(clock)
         wrapped = [
             line
             for paragraph in text.splitlines()
             for line in textwrap.wrap(
                 paragraph,
-                self.width - len(clock),
+                width,
                 break_long_words=False,
                 break_on_hyphens=False,
             )
@@ -90,6 +96,13 @@ class Console(logging.Handler):
         return "\n".join(
             f"{' ' * len(clock) if number else clock}{line}" for number, line in enumerate(wrapped)
         )
+
+
+def _is_file(stream: TextIO) -> bool:
+    try:
+        return S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (AttributeError, OSError):  # none, or none of the operating system's
+        return False
 
 
 class Pace:

@@ -92,6 +92,27 @@ def run(monkeypatch, capsys):
     return run
 
 
+def test_the_commands_of_the_readme_work_one_after_the_other(place, tmp_path, monkeypatch, capsys):
+    """After a run of the hospital that docs/deployment.md sets up."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(place, tmp_path / "fedhandoff" / "graz")
+    shutil.copytree(place / "images", tmp_path / "skin")
+    shutil.copytree(place / "images", tmp_path / "new")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    readme = readme.replace("\\\n", "")
+    asked = re.findall(r"^uv run python -m (client_app \w+ .*--site graz.*)", readme, re.MULTILINE)
+    assert [each.split()[1] for each in asked] == ["ledger", "predict", "report"]
+    for command in asked:
+        words = command.replace("~", str(tmp_path)).split()
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            commands.main()
+        assert ended.value.code == 0, command
+    assert (tmp_path / "predictions.csv").exists()
+    assert "Exact ones need" not in capsys.readouterr().err
+
+
 def text_of(page):
     """What people read: cells apart by |."""
     cells = re.sub(r"</t[dh]>", " | ", re.sub(r"<(style|svg).*?</\1>", "", page, flags=re.DOTALL))

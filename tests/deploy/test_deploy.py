@@ -354,6 +354,28 @@ def flwr(folder, monkeypatch):
     return answers
 
 
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {"FORCE_COLOR": "1"},
+        {"TTY_COMPATIBLE": "1"},
+        {"NO_COLOR": "1", "FORCE_COLOR": "3"},
+        {"CLICOLOR_FORCE": "1", "PY_COLORS": "1", "COLUMNS": "20", "TERM": "xterm-256color"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    ],
+    ids=str,
+)
+def test_what_flower_answers_can_be_read_in_any_shell(shell, tmp_path, monkeypatch):
+    """A notebook sets FORCE_COLOR."""
+    for name, value in shell.items():
+        monkeypatch.setenv(name, value)
+    asked = {"runs": [{"status": "finished:completed", "details": "Universitätsklinik " * 9}]}
+    code = f"from flwr.cli.utils import print_json_to_stdout; print_json_to_stdout({asked})"
+    environment = supervisor.flower(tmp_path)
+    told = subprocess.check_output([sys.executable, "-c", code], env=environment)
+    assert json.loads(told.decode()) == asked
+
+
 def failing(message):
     return json.dumps({"success": False, "error-message": message})
 

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from contextlib import redirect_stdout
 from logging import ERROR, INFO, WARNING
 
 import pytest
@@ -43,6 +44,13 @@ def test_lines_are_plain_narrow_and_never_empty(console, capsys):
 def test_a_line_goes_on_under_its_text(capsys):
     log_line = Console(clock="12:00  ", width=24).laid_out("one two three four five")
     assert log_line.splitlines() == ["12:00  one two three", "       four five"]
+
+
+def test_a_file_has_a_line_for_each_text(tmp_path, console):
+    with (tmp_path / "log.txt").open("w") as file, redirect_stdout(file):
+        log(INFO, "graz trains its GAN: 300 of 2000 images, 57 s left")
+    told = (tmp_path / "log.txt").read_text()
+    assert told == "graz trains its GAN: 300 of 2000 images, 57 s left\n"
 
 
 def test_an_error_has_its_traceback(console, capsys):
