@@ -545,7 +545,7 @@ def test_the_command_does_the_runs_and_keeps_the_table(tmp_path, command, capsys
     kept = (output / "table.md").read_text()
     printed = capsys.readouterr().out
     assert kept in printed
-    assert [line for line in kept.splitlines() if line.startswith("| ")][1:] == [
+    assert [line for line in kept.splitlines() if line.startswith("| ")][2:] == [
         "| FedER | 75.0 ± 7.1 | 83.4 | 20.0 ± 0.0 | 85.0 ± 10.0 | 85.7 ± 2.4 | – |"
     ]
     folder = output / "feder" / "seed-1"
