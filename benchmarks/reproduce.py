@@ -570,7 +570,7 @@ def run_missing(
 def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
     """The newest completed result of a row's repeat, in its present settings, or None."""
     wanted = {**defaults(), **row.settings, **repeat.settings}
-    del wanted["output-dir"], wanted["resume"]
+    del wanted["output-dir"], wanted["resume"], wanted["baseline"]
     for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
         summary = read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from logging import INFO
+from logging import INFO, WARNING
+from pathlib import Path
 
 from flwr.app import Context
 from flwr.common import log
@@ -11,7 +12,9 @@ from flwr.serverapp import Grid, ServerApp
 
 from server_app import MISSING_CLUSTER
 from server_app.results import Results
+from server_app.summary import Summary
 from server_app.workers import Workers, WorkersGrid
+from server_app.worth import texts
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run, RunError
@@ -22,12 +25,19 @@ from strategies.registry import strategy_of
 # Ray's, about a default of its own that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 
+# Strategies without a baseline: nothing is handed on in them.
+NO_BASELINE = ("standalone", "centralized")
+# What a baseline does without.
+WITHOUT = {
+    **dict.fromkeys(("baseline", "tracking", "resume", "enrolment", "async.replay"), ""),
+    "asynchronous": False,
+}
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do one run. The last line it logs is the path of its result folder."""
+    """Do one run. The last line it logs is the address of its report."""
     console = Console.install()
     settings = Settings.parse(context.run_config)
     strategy = strategy_of(settings)
@@ -36,15 +46,35 @@ def main(grid: Grid, context: Context) -> None:
         with _engine(grid, settings, context) as chosen:
             courier = Courier(chosen, results.waits_for)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
+            baseline = _run_baseline(settings, chosen, results.path)
     except Exception as raised:
         error = results.explain(raised)
         results.fail(error, state)
         console.told = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise error from raised
-    results.finish(state)
-    console.last = str(results.path)
-    log(INFO, "%s", results.path)
+    for text in texts(results.finish(state, baseline).worth, "run", "class"):
+        log(INFO, "%s", text)
+    console.last = (results.path / "report.html").as_uri()
+    log(INFO, "%s", console.last)
+
+
+def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | None:
+    """Do the same run by the method `baseline`, in `folder`; None if there is none, or it fails."""
+    courier = Courier(grid)
+    if not (courier.simulates and settings.baseline) or settings.strategy in NO_BASELINE:
+        return None
+    log(INFO, "For comparison the same by %s:", settings.baseline)
+    alone = {"strategy": settings.baseline, "output-dir": str(folder)} | WITHOUT
+    try:
+        same = Settings.parse({**settings.run_config, **alone})
+        strategy = strategy_of(same)
+        results, state = Results.open(same)
+        Engine(Run(same, strategy, state, courier, results), results.keep).go()
+        return results.finish(state)
+    except (RunError, SettingsError) as error:
+        log(WARNING, "There is no run by %s to compare with: %s", settings.baseline, error)
+        return None
 
 
 @contextmanager

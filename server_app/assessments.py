@@ -197,3 +197,8 @@ def mean_over_hospitals(rows: Iterable[Row], name: str) -> Row:
     shown = _shown(combined(shares, means, None))
     noise = hypot(*(share * noise_at[hospital] for share, hospital in zip(shares, at, strict=True)))
     return shown | ({"noise": noise} if noise else {})
+
+
+def difference(ours: Row, theirs: Row) -> Row:
+    """One estimate less another that errs independently."""
+    return _shown(combined([1, -1], [_read(ours), _read(theirs)], None))

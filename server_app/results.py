@@ -49,7 +49,7 @@ from server_app.report import render
 from server_app.summary import Summary
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
-from server_app.worth import texts
+from server_app.worth import texts, with_baseline
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
@@ -270,10 +270,16 @@ class Results:
         self._rounds.append(measured)
         return measured
 
-    def finish(self, state: State) -> None:
-        """Write what is written at the end of a run."""
-        self._close(state, "")
+    def finish(self, state: State, baseline: Summary | None = None) -> Summary:
+        """Write what is written at the end of a run; its summary.
+
+        Args:
+            state: Its state.
+            baseline: The summary of the run that it is compared with.
+        """
+        summary = self._close(state, "", baseline)
         checkpoint.remove(self._checkpoint)
+        return summary
 
     def explain(self, error: Exception) -> Exception:
         """The same error, or one that a person can mend, of a disk that takes no more."""
@@ -291,15 +297,18 @@ class Results:
         the same ones.
         """
         with suppress(OSError):  # a disk that is full
-            self._close(state, f"{type(error).__name__}: {error}")
+            summary = self._close(state, f"{type(error).__name__}: {error}")
+            for text in texts(summary.worth, "run", "class"):
+                log(INFO, "%s", text)
         log(ERROR, "The run failed: %s Its results so far are in %s", error, self.path)
         if isinstance(error, SettingsError) and (state.round, state.hop) == (1, 0):
             checkpoint.remove(self._checkpoint)
         else:
             log(INFO, "Resume it with --run-config '%s'", self._checkpoint / "resume.toml")
 
-    def _close(self, state: State, error: str) -> None:
-        wall_seconds = monotonic() - self._began
+    def _close(self, state: State, error: str, baseline: Summary | None = None) -> Summary:
+        others = baseline.wall_seconds if baseline else 0.0
+        wall_seconds = monotonic() - self._began - others
         settings = self._settings
         task_at = strategy_of(settings).task_at
         events = self._recorded()
@@ -316,8 +325,8 @@ class Results:
             own_streams=settings.own_streams,
             enrolment=plan_of(self._settings, events),
         )
-        for text in texts(summary.worth, "run", "class"):
-            self._say(INFO, text)
+        if baseline:
+            summary = replace(summary, worth=with_baseline(summary, baseline))
         self._config = describe(summary.data, self._settings.dataset) + self._config
         with replacing(self.path / "config.toml") as draft:
             draft.write_text(self._config, encoding="utf-8")
@@ -335,6 +344,7 @@ class Results:
         page = render(self.path.name, summary, events, self._config)
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
+        return summary
 
     def _write_matrix(self, summary: Summary) -> None:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:

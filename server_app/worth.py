@@ -21,7 +21,8 @@ from pages.verdicts import (
     pair,
 )
 from server_app import noised
-from server_app.assessments import mean_over_hospitals
+from server_app.assessments import difference, everywhere_of, mean_over_hospitals
+from server_app.summary import Summary
 from strategies.protocol.names import some
 
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
@@ -144,6 +145,47 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
         judgement = graver(judgement, "note")
     place = {"hospital": worst["hospital"], "model": worst["model"]}
     yield _said("run", judgement, f"{text}: {beside}.", **place)
+
+
+def with_baseline(summary: Summary, baseline: Summary) -> list[dict[str, str]]:
+    """`Summary.worth` with whether the models are better than those of a baseline.
+
+    The tests of the two runs count as independent, which makes the interval rather too wide.
+
+    Args:
+        summary: Of the run.
+        baseline: Of the same run by the method of that name.
+    """
+    found = []
+    for where, ours, theirs in (
+        ("At home", _held(summary), _held(baseline)),
+        ("Everywhere", _everywhere(summary), _everywhere(baseline)),
+    ):
+        if not (ours and theirs) or None in (ours["low"], theirs["low"]):
+            continue
+        gain = difference(ours, theirs)
+        judgement, text = {
+            "better": ("good", f"{where} better than"),
+            "worse": ("bad", f"{where} worse than"),
+            "not shown": ("open", f"{where} not shown to be better than"),
+        }[compared(gain)]
+        text += (
+            f" {baseline.strategy}, where each hospital trains its own model alone for as long: "
+            f"balanced accuracy {number(ours)} instead of {number(theirs)}, "
+            f"a difference of {number(gain, signed=True)}."
+        )
+        found.append(_said("run", judgement, text))
+    after = sum(each["about"] == "run" for each in summary.worth)
+    return [*summary.worth[:after], *found, *summary.worth[after:]]
+
+
+def _held(summary: Summary) -> Row | None:
+    tests = [row for row in summary.assessments if row["held"] and row["balanced_accuracy"]]
+    return mean_over_hospitals(tests, "balanced_accuracy") if tests else None
+
+
+def _everywhere(summary: Summary) -> Row | None:
+    return everywhere_of(summary.assessments, vars(summary))
 
 
 def _classes(pooled: Sequence[Row], learnt: bool) -> Iterator[dict[str, str]]:

@@ -275,6 +275,7 @@ class Settings:
     seed: int
     cpu_threads: int
     workers: int
+    baseline: Literal["", "standalone"]
     output_dir: str
     tracking: str
     wire_dtype: Literal["float32", "float16"]

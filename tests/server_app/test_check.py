@@ -16,9 +16,9 @@ from server_app import check as module
 from server_app.check import check
 from server_app.results import Results
 from strategies.protocol.run_config import changes_of
-from strategies.protocol.settings import SettingsError, defaults, merged
+from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import STRATEGIES
-from tests.fakes import NETWORKS, settings, write_archive
+from tests.fakes import NETWORKS, write_archive
 
 ROOT = Path(__file__).parents[2]
 
@@ -156,8 +156,7 @@ def test_models_of_torchvision_are_known_by_name_and_by_the_images_they_take():
 
 
 def test_a_run_can_only_be_resumed_with_its_own_settings(tmp_path):
-    chosen = settings(output_dir=str(tmp_path), sealed=True)
-    results, _ = Results.open(chosen)
+    results, _ = Results.open(Settings.parse(merged({"output-dir": str(tmp_path)})))
     resume = f"output-dir='{tmp_path}' resume='{results.path}'"
     assert "'resume' is" in refused(resume)  # nothing is kept yet
     (results.path / "checkpoint" / "state.json").touch()

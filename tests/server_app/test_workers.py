@@ -1,6 +1,7 @@
 """Simulated hospitals in warm processes of this machine."""
 
 import os
+import re
 import signal
 from socket import socketpair
 
@@ -9,6 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from server_app.app import app as server_app
+from server_app.runs import find
 from server_app.workers import Workers, WorkersGrid, wire
 from strategies.engine.courier import Courier, Letter
 from strategies.protocol.may_leave import Failure
@@ -147,3 +149,24 @@ def test_a_record_for_which_shared_memory_has_no_room_goes_through_the_socket(tm
         assert (came.array_records["model"]["weights"].numpy() == 7).all()
         assert list(tmp_path.iterdir()) == []  # no half of a record is left
         assert outbox.place(large) == "2"  # there is room again
+
+
+@pytest.mark.slow
+def test_a_simulation_is_compared_with_the_same_run_without_hand_off(workers, tmp_path, capsys):
+    settings = {"num_server_rounds": 2, "model": "mlp", "train__epochs": 1, "mlp__hidden": "16"}
+
+    def run(name, **more):
+        config = run_config(output_dir=str(tmp_path / name), **settings, **more)
+        server_app(WorkersGrid(workers, 3, config), context(0, 3, config))
+        (result,) = (tmp_path / name).iterdir()
+        return result
+
+    result = run("with", strategy="cwt", baseline="standalone")
+    (baseline,) = result.glob("*-standalone")
+    told = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"At home .* standalone, .* Everywhere .* standalone, ", told)
+    assert told.endswith((result / "report.html").as_uri())
+    assert metrics_of(result) == metrics_of(run("without", strategy="cwt"))
+    assert metrics_of(baseline) == metrics_of(run("alone", strategy="standalone"))
+    assert "standalone, where each hospital trains" in (result / "report.html").read_text("utf-8")
+    assert [run.path for run in find([tmp_path / "with"])[0]] == [result]

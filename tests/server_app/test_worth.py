@@ -1,6 +1,6 @@
 """What is said of a run, from what hospitals measured: rows, headline, words."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -9,6 +9,7 @@ from pages.page import Marked
 from server_app.assessments import everywhere_of
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
+from server_app.worth import with_baseline
 from strategies.engine.events import Event
 
 CLASSES = ["benign", "melanoma"]
@@ -297,3 +298,28 @@ def test_where_classes_are_equally_frequent_no_largest_one_is_named():
     assert not any("always answering" in text for _, text in said(summary_of(balanced)))
     none = dict.fromkeys(EVERYWHERE, told(0.5, 0.5, sizes=(50, 50)))
     assert any("no better than always answering" in text for _, text in said(summary_of(none)))
+
+
+@pytest.mark.parametrize(
+    ("alone", "judgement", "begins", "difference"),
+    [
+        (0.7, "good", "At home better than standalone", "+0.100 (+0.050 to +0.150)"),
+        (0.78, "open", "At home not shown to be better than", "+0.020 (-0.030 to +0.070)"),
+        (0.9, "bad", "At home worse than standalone", "-0.100 (-0.150 to -0.050)"),
+    ],
+)
+def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, difference):
+    """By hand: each test ± .05, the mean of two hospitals ± .05 / √2, a difference of two ± .05."""
+    ours = summary_of({each: told(0.8, 0.8) for each in EVERYWHERE})
+    theirs = summary_of({each: told(alone, alone) for each in EVERYWHERE})
+    worth = with_baseline(ours, replace(theirs, strategy="standalone"))
+    assert [each for each in worth if each["about"] == "run"] == [
+        *(each for each in ours.worth if each["about"] == "run"),
+        *(each for each in worth if "standalone" in each["text"]),
+    ]
+    at_home, everywhere = (each for each in worth if "standalone" in each["text"])
+    assert at_home["text"].startswith(begins)
+    assert everywhere["text"].startswith("Everywhere")
+    for each in (at_home, everywhere):
+        assert each["judgement"] == judgement
+        assert each["text"].endswith(f"a difference of {difference}.")
