@@ -1,4 +1,6 @@
 import os
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
@@ -6,6 +8,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 # Before torch is imported: two test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies")
 
 
 class Scheduling(LoadScopeScheduling):
@@ -23,7 +29,20 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _inside_a_run():
+def _imported(request):
+    """All modules of ours, before a test replaces a name in one of them.
+
+    A module that is first imported meanwhile binds what stands there by `from ... import`, and
+    keeps it in all later tests. One file of tests alone does without, and begins sooner.
+    """
+    if len({item.path for item in request.session.items}) > 1:
+        for package in PACKAGES:
+            for path in sorted((ROOT / package).rglob("*.py")):
+                import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _inside_a_run(_imported):
     """Flower makes messages only inside a run."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_task_id", "_run_id", "_node_id"):
