@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
         console.told = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise error from raised
-    for text in texts(results.finish(state, baseline).worth, "run", "class"):
+    for text in texts(results.finish(state, baseline).worth, "run", "noise", "class"):
         log(INFO, "%s", text)
     console.last = (results.path / "report.html").as_uri()
     log(INFO, "%s", console.last)

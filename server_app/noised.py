@@ -58,7 +58,7 @@ def sentences(own: Sequence[Row], pooled: Sequence[Row], round_: int) -> Iterato
         pooled: `Summary.pooled`.
         round_: The last evaluated one.
     """
-    yield "run", "note", banner(own), {}
+    yield "noise", "note", banner(own), {}
     if gained := [row for row in own if row["gain"]]:
         yield _gain(gained, round_)
     yield from _missed(pooled)

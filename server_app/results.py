@@ -298,7 +298,7 @@ class Results:
         """
         with suppress(OSError):  # a disk that is full
             summary = self._close(state, f"{type(error).__name__}: {error}")
-            for text in texts(summary.worth, "run", "class"):
+            for text in texts(summary.worth, "run", "noise", "class"):
                 log(INFO, "%s", text)
         log(ERROR, "The run failed: %s Its results so far are in %s", error, self.path)
         if isinstance(error, SettingsError) and (state.round, state.hop) == (1, 0):

@@ -26,7 +26,8 @@ class Summary:
         headline: The one figure to show first, or None if no model was tested; see below.
         worth: What may be said of the run, in words and in order (server_app.worth): each with the
             `text`, its `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it
-            is `about` (`run`, `hospital`, `class`), and which `hospital`, `model` and `class`.
+            is `about` (`run`, `noise`, `hospital`, `class`), and of which `hospital`, `model` and
+            `class`.
         assessments: One row per model and hospital that tested it after the last evaluated round
             (`kind` = `model`), per ensemble and hospital, and per hospital for its own model before
             the first hand-off (`standalone`); see below.

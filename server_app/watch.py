@@ -171,7 +171,7 @@ class Followed:
             yield f"The run failed: {error}"
         else:
             took = duration(self.summary["wall_seconds"])
-            yield from texts(self.summary.get("worth", ()), "run", "class")
+            yield from texts(self.summary.get("worth", ()), "run", "noise", "class")
             yield f"The run has {self.summary['status']}, after {took}."
         yield str(self.path)
 

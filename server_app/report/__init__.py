@@ -29,6 +29,7 @@ from server_app.report import (
     worth,
 )
 from server_app.summary import Summary
+from server_app.worth import texts
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.registry import STRATEGIES
@@ -120,8 +121,8 @@ def _head(title: str, name: str, summary: Summary, queues: bool) -> Iterator[str
     if sentence := QUEUES if queues else _method(summary.strategy)[1]:
         yield paragraph(f"{sentence[:1].upper()}{sentence[1:]}")
     yield paragraph(" · ".join(facts), soft=True)
-    if is_noised(summary.assessments):
-        yield notice("amber", paragraph(noised.banner(summary.assessments)))
+    if said := texts(summary.worth, "noise"):
+        yield notice("amber", *map(paragraph, said))
     if summary.status == "failed":
         yield notice("red", paragraph(f"The run failed. {summary.error}"))
     elif summary.status != "completed":

@@ -29,7 +29,7 @@ def page_of(run):
 
 def test_the_page_says_that_there_is_noise_and_where_the_exact_figures_are():
     page = page_of(RUNS["with_noise"]())
-    assert "Hospitals have put noise into their figures on purpose" in page
+    assert page.count("Hospitals have put noise into their figures on purpose") == 1
     assert "Of 2 classes, a hospital's figures are about 1 to 2." in page
     assert noised.COMMAND in page
     assert "(benign, melanoma; figures of 1 to 2)" in page
@@ -138,7 +138,7 @@ def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_r
                 if told["recall"]:
                     recall = told["recall"]
                     assert recall["low"] <= true["recall"]["value"] <= recall["high"]
-    said = " ".join(texts(summary.worth, "run", "class", "hospital"))
+    said = " ".join(texts(summary.worth, "run", "noise", "class", "hospital"))
     assert "figures are about 2." in said
     for verdict in ("That is better", "That is worse", "Better than", "Worse than", "few test"):
         assert verdict not in said
