@@ -84,22 +84,20 @@ def mean_chance(rows: Iterable[Row]) -> float:
     return sum(known) / len(known) if known else nan
 
 
-def lowest(rows: Sequence[Row]) -> Row:
-    """The pair of model and hospital that is least above chance."""
+def worst(rows: Sequence[Row]) -> Row:
+    """The pair of model and hospital with the lowest figure, of those that `objection` is about.
 
-    def above(row: Row) -> float:
-        same = chance(row)
-        return float(row["balanced_accuracy"]["value"]) - (same if isfinite(same) else 0.0)
-
-    return min(rows, key=above)
+    Hospitals differ in what chance is: the lowest figure of all may be far above its own.
+    """
+    return min(rows, key=lambda row: (not objection(row), row["balanced_accuracy"]["value"]))
 
 
 def pair(row: Row) -> str:
     """A model at a hospital, with its figure."""
     text = f"{number(row['balanced_accuracy'])}, '{row['model']}' at {row['hospital']}"
     if is_inverted(row):
-        text += f", where it is inverted (AUROC {number(row['auroc'])})"
-    return text
+        return f"{text}, where it is inverted (AUROC {number(row['auroc'])})"
+    return f"{text}, where chance is {chance(row):.3f}" if objection(row) else text
 
 
 def few_in_all(figure: Row) -> Iterator[Sentence]:

@@ -15,10 +15,10 @@ from pages.verdicts import (
     graver,
     judge,
     judge_all,
-    lowest,
     mean_chance,
     objection,
     pair,
+    worst,
 )
 from server_app import noised
 from server_app.assessments import difference, everywhere_of, mean_over_hospitals
@@ -80,7 +80,7 @@ def _beside_chance(
     where: str, whose: str, mean: Row, rows: Sequence[Row], silent: Sequence[str]
 ) -> dict[str, str]:
     """How many models are shown to know more than a constant answer, their mean, and the worst."""
-    judgement, same, worst = judge_all(rows), mean_chance(rows), lowest(rows)
+    judgement, same, least = judge_all(rows), mean_chance(rows), worst(rows)
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
     text += " by figures with noise" * is_noised(rows)
@@ -89,13 +89,13 @@ def _beside_chance(
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
         of_all = "estimated for all pairs" if "sampled" in mean else "on average"
-        text += f" {of_all}; lowest {pair(worst)}"
+        text += f" {of_all}; worst {pair(least)}"
     if isfinite(same):
         text += f". Always the same answer gives {same:.3f}"
     if silent:
         text += f". No figures from {some(silent)}"
         judgement = graver(judgement, "open")
-    return _said("run", judgement, f"{text}.", hospital=worst["hospital"], model=worst["model"])
+    return _said("run", judgement, f"{text}.", hospital=least["hospital"], model=least["model"])
 
 
 def _largest(tests: Sequence[Row]) -> Iterator[dict[str, str]]:
@@ -127,11 +127,11 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
         return
     whose = "the model that a hospital holds" if rows[0]["held"] else "a model"
     gain, places = mean_over_hospitals(rows, "gain"), len({row["hospital"] for row in rows})
-    worst = min(rows, key=lambda row: float(row["gain"]["value"]))
-    where = f"at {worst['hospital']}"
+    lowest = min(rows, key=lambda row: float(row["gain"]["value"]))
+    where = f"at {lowest['hospital']}"
     if places > 1:
-        least = number(worst["gain"], signed=True)
-        where = f"mean over {places} hospitals; lowest {least} {where}"
+        shown = number(lowest["gain"], signed=True)
+        where = f"mean over {places} hospitals; lowest {shown} {where}"
     beside = (
         f"{number(gain, signed=True)} in balanced accuracy, {whose} after round {round_} beside "
         f"the hospital's own before the first hand-off, {where}"
@@ -143,7 +143,7 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
     }[compared(gain)]
     if not learnt or any(row["compared"] == "worse" for row in rows):
         judgement = graver(judgement, "note")
-    place = {"hospital": worst["hospital"], "model": worst["model"]}
+    place = {"hospital": lowest["hospital"], "model": lowest["model"]}
     yield _said("run", judgement, f"{text}: {beside}.", **place)
 
 

@@ -26,9 +26,9 @@ from pages.verdicts import (
     few_in_all,
     few_of_a_class,
     graver,
-    lowest,
     objection,
     pair,
+    worst,
 )
 from strategies.protocol.names import some
 from strategies.protocol.order import Order
@@ -123,8 +123,8 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     yield from _best(best, alone)
     if at_chance:
         count = f"{len(at_chance)} of {len(others)} other models"
-        worst = f"lowest {pair(lowest(at_chance))}"
-        yield "bad", f"Not shown to be better than chance here: {count}; {worst}."
+        least = f"worst {pair(worst(at_chance))}"
+        yield "bad", f"Not shown to be better than chance here: {count}; {least}."
     yield from few_in_all(best | best["balanced_accuracy"])
     yield from few_of_a_class([best])
     yield from _classes(best)

@@ -32,7 +32,7 @@ from pages.page import (
     table,
 )
 from pages.plots import Row
-from pages.verdicts import chance, lowest, mean_chance
+from pages.verdicts import chance, mean_chance, worst
 from server_app.assessments import everywhere_of
 from server_app.summary import Summary
 
@@ -111,8 +111,8 @@ def _headline(summary: Summary) -> Iterator[str]:
     tests = _of_kind(summary, "model")
     held = [row for row in tests if row["held"]] or tests
     everywhere = everywhere_of(summary.assessments, vars(summary))
-    rows = [*_mean_and_lowest("the models that hospitals hold", first, held)]
-    rows += _mean_and_lowest("every model at every hospital", everywhere, tests)
+    rows = [*_mean_and_worst("the models that hospitals hold", first, held)]
+    rows += _mean_and_worst("every model at every hospital", everywhere, tests)
     noise = f", and on the noise, which alone may be ±{Z * first.get('noise', 0):.3f}"
     yield figure(
         "Balanced accuracy of the model that a hospital holds, on its own test images, averaged "
@@ -126,15 +126,15 @@ def _headline(summary: Summary) -> Iterator[str]:
     )
 
 
-def _mean_and_lowest(name: str, mean: Told | None, tests: Sequence[Told]) -> Iterator[Row]:
-    """The mean over models at hospitals, and the one that is least above chance."""
+def _mean_and_worst(name: str, mean: Told | None, tests: Sequence[Told]) -> Iterator[Row]:
+    """The mean over models at hospitals, and the worst one."""
     if mean is None:
         return
     yield Row(f"Mean of {name}", [span(mean)], mean_chance(tests))
     if len(tests) > 1:
-        worst = lowest(tests)
-        label = f"Lowest: '{worst['model']}' at {worst['hospital']}"
-        yield Row(label, [span(worst["balanced_accuracy"])], chance(worst))
+        least = worst(tests)
+        label = f"Worst: '{least['model']}' at {least['hospital']}"
+        yield Row(label, [span(least["balanced_accuracy"])], chance(least))
 
 
 def _alone(

@@ -106,11 +106,11 @@ def test_a_run_that_hands_nothing_on_asks_for_no_gain():
     assert "–" not in alone.partition("What each hospital holds")[2].partition("For which class")[0]
 
 
-def test_the_lowest_model_is_drawn_below_each_mean():
+def test_the_worst_model_is_drawn_below_each_mean():
     drawn = unescape(
         fake_run(ring(NAMES, 2, lambda model, at, _: 0.3 if at == "linz" else 0.8)).page()
     )
-    assert "Lowest: 'graz' at linz" in drawn
+    assert "Worst: 'graz' at linz" in drawn
     assert "Mean of the models that hospitals hold" in drawn
     assert "Mean of every model at every hospital" in drawn
 

@@ -4,8 +4,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pages.figures import row_of
 from pages.figures_view import compared_cell
 from pages.page import Marked
+from pages.verdicts import pair, worst
 from server_app.assessments import everywhere_of
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
@@ -156,7 +158,7 @@ def test_what_hospitals_hold_comes_first_and_everything_else_second():
     assert away_from_home == "bad"
     assert everywhere.startswith("Everywhere: in 2 of 4 tested pairs of model and hospital")
     assert "balanced accuracy 0.400" in everywhere
-    assert "lowest 0.150 (0.100 to 0.200), 'A' at B, where it is inverted" in everywhere
+    assert "worst 0.150 (0.100 to 0.200), 'A' at B, where it is inverted" in everywhere
     assert "(AUROC 0.286 (0.200 to 0.370))" in everywhere
 
 
@@ -174,8 +176,21 @@ def test_nothing_of_the_run_is_good_while_a_held_model_is_at_chance(held, gain):
     first = summary.worth[0]
     assert (first["hospital"], first["model"]) == ("B", "B")
     assert first["text"].startswith("At 1 of 2 hospitals")
+    assert f"worst {sum(held) / 2:.3f}" in first["text"]
+    assert "'B' at B, where chance is 0.500" in first["text"]
     (row,) = [row for row in summary.assessments if row["model"] == row["hospital"] == "B"]
     assert not isinstance(compared_cell(row), Marked)
+
+
+def test_the_worst_is_at_chance_or_has_the_lowest_figure():
+    """With one class told at a hospital chance is 1: the share of it is high, and not above."""
+    one_class = row_of("model", "m", "linz", told(0.9, 0.9, sizes=(80, 0)), CLASSES)
+    good, better = (
+        row_of("model", "m", "graz", told(share, share), CLASSES) for share in (0.6, 0.8)
+    )
+    assert worst([better, good]) is good
+    assert worst([better, good, one_class]) is one_class
+    assert pair(one_class).endswith("'m' at linz, where chance is 1.000")
 
 
 def test_an_inverted_model_is_never_praised():
