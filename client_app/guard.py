@@ -16,7 +16,7 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.errors import LEAVES, failure_of
-from client_app.node_config import is_simulated, own_config
+from client_app.node_config import OwnError, is_simulated, own_config
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
 from strategies.protocol.redaction import redacted
@@ -56,9 +56,9 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
     except tuple(LEAVES) as error:
+        if isinstance(error, PolicyError | OwnError):
+            logging.getLogger("flwr").error(error.explain())
         rule = error.explain() if isinstance(error, PolicyError) else ""
-        if rule:
-            logging.getLogger("flwr").error(rule)
         return Message(Failed(failure_of(error), redacted(str(error)), rule), reply_to=message)
     except (Exception, Terminated) as error:
         reason, log = type(error).__name__, logging.getLogger("flwr")

@@ -13,7 +13,7 @@ from torch import nn
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.limits import check_model
-from client_app.node_config import is_simulated, own_config
+from client_app.node_config import check_node_config, is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.models import Architecture
@@ -29,8 +29,6 @@ from strategies.protocol.settings import (
     require,
     rng_for,
 )
-
-KEPT = ("final", "visits", "none")  # which models it takes home: the node-config `keep`
 
 
 @dataclass(frozen=True)
@@ -179,6 +177,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         DataError: The hospital's data cannot be used.
     """
     node_config = own_config(context)
+    check_node_config(node_config)
     index = int(node_config.get("partition-id", 0))
     hospitals = int(node_config.get("num-partitions", 1))
     policy = policy_of(node_config)
@@ -195,7 +194,6 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
     # The models of a simulation are open in its results.
     keep = str(node_config.get("keep", "final" if policy else "none"))
-    require(keep in KEPT, "keep", keep, f"one of {', '.join(KEPT)}")
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
@@ -234,7 +232,7 @@ def policy_of(node_config: Mapping[str, Any]) -> Policy | None:
     """The hospital's policy; None in a simulation.
 
     Raises:
-        SettingsError: Its file cannot be used.
+        OwnError: Its file cannot be used.
     """
     if is_simulated(node_config):
         return None

@@ -16,9 +16,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
+from client_app.node_config import OwnError
 from client_app.store import own_draft
 from strategies.protocol.keys import read_key
-from strategies.protocol.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Identity:
         """The identity in a file, which is made if it does not exist.
 
         Raises:
-            SettingsError: The file is not an identity file, or others may read it.
+            OwnError: The file is not an identity file, or others may read it.
         """
         if not path.exists():
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
@@ -81,16 +81,15 @@ class Identity:
         try:
             raw, status = path.read_bytes(), path.stat()
         except OSError as error:
-            raise SettingsError(
-                f"The hospital's identity file cannot be read ({type(error).__name__})."
-            ) from error
+            raise OwnError("identity file", f"{path} cannot be read: {error}") from error
         if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
-            raise SettingsError(
-                "Others can read or write the hospital's identity file: make it its user's own, "
-                "with mode 0600. If others may have read it, make a new one."
+            raise OwnError(
+                "identity file",
+                f"others can read or write {path}: make it its user's own, with mode 0600. If "
+                "others may have read it, make a new one.",
             )
         if len(raw) != 64:
-            raise SettingsError("Not an identity file: expected 64 bytes.")
+            raise OwnError("identity file", f"{path} has {len(raw)} bytes; 64 are expected.")
         return cls(
             name,
             Ed25519PrivateKey.from_private_bytes(raw[:32]),

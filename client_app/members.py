@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from client_app.identity import Identity, Member
+from client_app.node_config import OwnError
 from client_app.store import Store, own_draft
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.names import check_name
@@ -28,6 +29,7 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 
 FIRST_USE = "first-use"
+WHAT = "file of members"
 EARLIER_FORMAT = re.compile(r"\S+ +[A-Za-z0-9+/]{86}==\s*")
 
 
@@ -41,9 +43,9 @@ def read_members(path: Path) -> dict[str, Member]:
     """The members in a file.
 
     Raises:
-        SettingsError: The file cannot be read, or a line is not a name and a key.
+        OwnError: The file cannot be read, or a line is not a name and a key.
     """
-    return _parse(_text(path))
+    return _parse(_text(path), path)
 
 
 def add_member(path: Path, name: str, key: str) -> None:
@@ -53,7 +55,7 @@ def add_member(path: Path, name: str, key: str) -> None:
         SettingsError: The file, the name or the key cannot be used, or the name has another key.
     """
     before = _text(path) if path.exists() else ""
-    members, member = _parse(before), _member(name, key)
+    members, member = _parse(before, path), _member(name, key)
     if name in members:
         raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
     line_break = "\n" if before and not before.endswith("\n") else ""
@@ -67,7 +69,7 @@ def remove_member(path: Path, name: str) -> None:
         SettingsError: The file cannot be used, or it does not name the hospital.
     """
     before = _text(path)
-    members = _parse(before)
+    members = _parse(before, path)
     if members.pop(name, None) is None:
         raise SettingsError(f"'{name}' is no member.")
     lines = before.splitlines(keepends=True)
@@ -161,29 +163,33 @@ def _member(name: str, key: object) -> Member:
 def _text(path: Path) -> str:
     try:
         return read_by_hand(path)
-    except OSError as error:
-        raise SettingsError(
-            f"The hospital's file of members cannot be read ({type(error).__name__})."
-        ) from error
-    except ValueError as error:
-        raise SettingsError(f"The hospital's file of members cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        raise OwnError(WHAT, f"{path} cannot be read: {error}") from error
 
 
-def _parse(text: str) -> dict[str, Member]:
+def _parse(text: str, path: Path) -> dict[str, Member]:
     """The members in the text of a file."""
     for number, line in enumerate(text.splitlines(), 1):
         if EARLIER_FORMAT.fullmatch(line):
-            raise SettingsError(
-                f"Line {number} of the hospital's file of members is in the format of earlier "
-                'versions: write each as name = "key", with the quotes.'
+            raise OwnError(
+                WHAT,
+                f"{path}, line {number}, is in the format of earlier versions: write each as name "
+                '= "key", with the quotes.',
             )
     try:
-        return {name: _member(name, key) for name, key in tomllib.loads(text).items()}
-    except ValueError as error:  # also a SettingsError
-        raise SettingsError(
-            f'The hospital\'s file of members cannot be used: {error} A line is name = "key"; a '
-            "name with a dot in it has quotes, too."
-        ) from error
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise OwnError(WHAT, f'{path}: {error}. A line is name = "key".') from error
+    members = {}
+    for name, key in found.items():
+        try:
+            members[name] = _member(name, key)
+        except SettingsError as error:
+            lines = enumerate(text.splitlines(), 1)
+            line = next((number for number, line in lines if _names(line, name)), 0)
+            hint = " A name with a dot in it has quotes, too." if isinstance(key, dict) else ""
+            raise OwnError(WHAT, f"{path}, line {line}: {error}{hint}") from error
+    return members
 
 
 def _names(line: str, name: str) -> bool:
@@ -196,7 +202,7 @@ def _names(line: str, name: str) -> bool:
 
 def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
     """Put a text in the place of a file, if it says what it should."""
-    if {name: str(each) for name, each in _parse(text).items()} != {
+    if {name: str(each) for name, each in _parse(text, path).items()} != {
         name: str(each) for name, each in members.items()
     }:
         raise SettingsError("The hospital's file of members must be changed by hand.")

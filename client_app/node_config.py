@@ -3,13 +3,73 @@
 import json
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import Context
 
+from strategies.protocol.may_leave import OWN_SETTINGS
+from strategies.protocol.settings import SettingsError
+
 # The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
 # what comes through Flower's own interface, any user of the machine can change.
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
+
+KEPT = ("final", "visits", "none")  # which models a hospital takes home: the key `keep`
+SIMULATED = ("partition-id", "num-partitions")  # Flower's engine sets them
+KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("site", "dataset", "data-dir", "store-dir", "members"), (str,)),
+    **dict.fromkeys(("identity", "policy", "keep", *OWN_SETTINGS), (str,)),
+    **dict.fromkeys(SIMULATED, (int,)),
+    "resident": (bool,),
+    "train.batch-size": (int,),
+    "train.learning-rate": (float, int),
+}
+
+
+class OwnError(SettingsError):
+    """What a hospital has written for itself cannot be used.
+
+    Its text goes to the server, and names no path, line or value.
+
+    Args:
+        what: Such as "policy".
+        why: For the hospital: the file, the line, the value, and what to do.
+    """
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"The hospital's {what} cannot be used; its own log says why.")
+        self.what, self.why = what, why
+
+    def explain(self) -> str:
+        """What the hospital's own people are told."""
+        return f"The hospital's {self.what} cannot be used: {self.why}"
+
+
+def near_miss(name: str, known: Mapping[str, object]) -> str:
+    """A question for whoever wrote an unknown name, or nothing."""
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean '{near[0]}'?" if near else f"; it may be {', '.join(known)}."
+
+
+def check_node_config(config: Mapping[str, Any]) -> None:
+    """Refuse keys that nobody reads, and values that are of the wrong kind.
+
+    Raises:
+        OwnError: Names the key, the value and what is allowed.
+    """
+    real = not is_simulated(config)
+    known = {key: kinds for key, kinds in KINDS.items() if not (real and key in SIMULATED)}
+    for key, value in config.items():
+        if key not in KINDS:
+            raise OwnError("node-config", f"it has no key '{key}'{near_miss(key, known)}")
+        if key not in known:
+            raise OwnError("node-config", f"'{key}' is for simulations: leave it out.")
+        fits = isinstance(value, KINDS[key]) and (bool in KINDS[key] or type(value) is not bool)
+        if not fits or (key == "keep" and value not in KEPT):
+            kind = {str: "a text in quotes", int: "a whole number", bool: "true or false"}
+            allowed = ", ".join(KEPT) if key == "keep" else kind.get(KINDS[key][0], "a number")
+            raise OwnError("node-config", f"'{key}' is {value!r}; it must be: {allowed}.")
 
 
 def own_config(context: Context) -> Mapping[str, Any]:

@@ -6,12 +6,14 @@ policy.toml beside this file. A simulation has one owner and no policy.
 
 import math
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
 from strategies.protocol.code import code_hash
 from strategies.protocol.embeddings import PARTS
@@ -224,18 +226,25 @@ class Policy:
         """The policy in a file; rules that it leaves out, or all without a file, are the defaults.
 
         Raises:
-            SettingsError: The file cannot be read, or has a table, rule or value that is unknown.
+            OwnError: The file cannot be read, or has a table, rule or value that is unknown.
         """
-        rules = _rules(DEFAULTS)
-        if path is not None:
-            own = _rules(path)
-            if unknown := sorted(own.keys() - rules.keys()):
-                raise SettingsError(f"No rule of a policy is called '{unknown[0]}' ({path}).")
-            rules |= own
-        try:
+        rules = _rules(DEFAULTS.read_text("utf-8"))
+        if path is None:
             return read_section(rules, cls)
+        try:
+            text = read_by_hand(path)
+            own = _rules(text)
+        except (OSError, ValueError) as error:
+            raise OwnError("policy", f"{path} cannot be read: {error}") from error
+        for rule in own.keys() - rules.keys():
+            where = f"{path}, line {_line_of(text, rule)}"
+            raise OwnError("policy", f"{where}: there is no rule '{rule}'{near_miss(rule, rules)}")
+        try:
+            return read_section(rules | own, cls)
         except SettingsError as error:
-            raise SettingsError(f"{path or DEFAULTS}: {error}") from error
+            rule = next((each for each in own if f"'{each}'" in str(error)), "")
+            where = f"{path}, line {_line_of(text, rule)}" if rule else str(path)
+            raise OwnError("policy", f"{where}: {error}") from error
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
         """What each rule about a run as a whole says of its settings."""
@@ -386,15 +395,23 @@ def uphold(ruling: Ruling) -> None:
         raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
 
 
-def _rules(path: Path) -> dict[str, Any]:
-    """The rules in a file, as "table.name"."""
-    try:
-        tables = tomllib.loads(read_by_hand(path))
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"The policy {path} cannot be read: {error}") from error
+def _rules(text: str) -> dict[str, Any]:
+    """The rules in the text of a file, as "table.name"."""
     rules: dict[str, Any] = {}
-    for table, entries in tables.items():
-        if not isinstance(entries, dict):
-            raise SettingsError(f"The policy {path} has '{table}' outside of a table.")
-        rules |= {f"{table}.{name}": value for name, value in entries.items()}
+    for table, entries in tomllib.loads(text).items():
+        if isinstance(entries, dict):
+            rules |= {f"{table}.{name}": value for name, value in entries.items()}
+        else:
+            rules[table] = entries  # outside of a table: no rule is called so
     return rules
+
+
+def _line_of(text: str, rule: str) -> int:
+    """The line of a rule, from 1; 0 if it is not written as a line of its own."""
+    table, named = "", re.compile(r"\s*[\"']?([\w.-]+?)[\"']?\s*=")
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
+            table = found[1]
+        elif (found := named.match(line)) and rule in (f"{table}.{found[1]}", found[1]):
+            return number
+    return 0

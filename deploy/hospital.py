@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
+from client_app.node_config import OwnError
+from client_app.start import check_own
 from deploy.approved import approved_code
 from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
@@ -96,7 +98,11 @@ def start_supernode(hospital: Hospital) -> None:
                 "repository, not in a download from Flower's Hub (docs/hub.md)."
             )
     code = "any" if hospital.any_code else str(approved_code(folder))
-    config = json.dumps(node_config(hospital))
+    config = node_config(hospital)
+    try:
+        check_own(config)
+    except (OwnError, OSError) as error:
+        raise DeployError(error.explain() if isinstance(error, OwnError) else str(error)) from error
     check_server(hospital.server, authority)
     hint = (
         "With status 0 the hospital's key is no longer registered, or this machine's clock is "
@@ -113,7 +119,7 @@ def start_supernode(hospital: Hospital) -> None:
         port = hospital.runtime_port or _free_port()
         program = command(hospital.server, authority, key, secret, port)
         work, environment = folder / "work", flower(folder / "flwr")
-        environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: config}
+        environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: json.dumps(config)}
         environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
         voice = SuperNodeVoice(hospital.name, hospital.server, running.note)
         keep_running(Program(program, work, environment, hint, voice=voice, watched=True))

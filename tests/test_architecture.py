@@ -67,6 +67,7 @@ ALLOWED = {
     # It starts Flower's programs and looks into no other; the demo makes images.
     "deploy": {
         *("cryptography", "sklearn", "PIL", "server_app.check"),
+        *("client_app.node_config", "client_app.start"),
         *("strategies.protocol.code", "strategies.protocol.files", "strategies.protocol.local"),
         *("strategies.protocol.names", "strategies.protocol.redaction"),
         *("strategies.protocol.run_config", "strategies.protocol.settings"),

@@ -80,7 +80,7 @@ def test_what_the_hospital_says_of_its_data_set_wins():
 
 
 def test_what_the_hospital_says_of_its_training_wins():
-    own = {"train.batch-size": 8, "train.learning-rate": 0.5, "train.epochs": 99}
+    own = {"train.batch-size": 8, "train.learning-rate": 0.5}
     train = open_hospital(context(0, 2, run_config(train__epochs=5), **own)).settings.train
     assert (train.batch_size, train.learning_rate, train.epochs) == (8, 0.5, 5)
     with pytest.raises(SettingsError, match=r"'train.batch-size' is 1"):

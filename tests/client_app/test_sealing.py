@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.identity import Identity, Member
+from client_app.node_config import OwnError
 from client_app.sealing import Seal
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError
 
 LABEL = Manifest("graz", "mlp", ["a", "b"], round=2, hop=1, visited=["graz", "linz"])
 WEIGHTS = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -245,21 +245,23 @@ def test_an_identity_is_made_once_and_for_its_owner_alone(tmp_path):
     assert all(folder.stat().st_mode & 0o777 == 0o700 for folder in path.parents[:2])
     assert [file.name for file in path.parent.iterdir()] == ["identity"]
     path.write_bytes(b"something else")
-    with pytest.raises(SettingsError, match="Not an identity file: expected 64 bytes"):
+    with pytest.raises(OwnError) as refusal:
         Identity.of("graz", path)
+    assert "has 14 bytes; 64 are expected" in refusal.value.explain()
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o620, 0o660])
 def test_keys_that_others_can_read_or_write_are_not_used(mode, tmp_path):
     Identity.of("graz", tmp_path / "identity")
     (tmp_path / "identity").chmod(mode)
-    with pytest.raises(SettingsError, match="Others can read or write the hospital's identity"):
+    with pytest.raises(OwnError) as refusal:
         Identity.of("graz", tmp_path / "identity")
+    assert "others can read or write" in refusal.value.explain()
 
 
 def test_a_link_that_leads_nowhere_is_no_identity(tmp_path):
     (tmp_path / "identity").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(SettingsError, match="cannot be read"):
+    with pytest.raises(OwnError):
         Identity.of("graz", tmp_path / "identity")
     assert [file.name for file in tmp_path.iterdir()] == ["identity"]
 

@@ -1,0 +1,138 @@
+"""What a hospital's people have written: refused at its start, and told to nobody else."""
+
+import os
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from client_app.app import app
+from client_app.identity import Identity
+from client_app.members import member_line
+from client_app.node_config import OwnError, check_node_config
+from client_app.policy import DEFAULTS
+from client_app.start import check_own
+from strategies.protocol.code import code_hash
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
+from tests.fakes import deployed
+
+SECRET = "Station-7"  # in the path of every file
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A hospital with a policy, members and an identity of its own."""
+    place = deployed(tmp_path / SECRET)
+    folder, config = tmp_path / SECRET, place.node_config
+    identity = Identity.of("graz", folder / "identity")
+    (folder / "members").write_text("# ours\n" + member_line("graz", identity.member))
+    config |= {name: str(folder / name) for name in ("identity", "members")}
+    (folder / "policy.toml").write_text(DEFAULTS.read_text("utf-8"))
+    return place
+
+
+def refusal(config):
+    with pytest.raises(OwnError) as caught:
+        check_own(config)
+    return caught.value.explain()
+
+
+def test_a_hospital_whose_files_can_be_used_starts(place):
+    check_own(place.node_config)
+    check_own({**place.node_config, "members": "first-use"})
+    check_own({key: place.node_config[key] for key in ("site", "data-dir")})
+
+
+def as_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def written(text):
+    return lambda path: path.write_text(text)
+
+
+def appended(text):
+    return lambda path: path.write_text(path.read_text() + text)
+
+
+DAMAGE = {
+    "missing": lambda path: path.unlink(),
+    "folder": as_folder,
+    "utf-16": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
+    "latin-1": lambda path: path.write_bytes(b"# M\xfcller\n"),
+    "broken": appended("\n[runs\n"),
+}
+# What is said of a file of each kind with each damage, beside its path.
+CASES = [
+    *((file, DAMAGE[kind], "") for file in ("policy.toml", "members") for kind in DAMAGE),
+    ("policy.toml", appended("\n[run]\nmax-rounds = 9\n"), "'run.max-rounds'; did you mean"),
+    ("policy.toml", written("[runs]\n\nmax-round = 9"), "line 3: there is no rule"),
+    ("policy.toml", written("[runs]\n\nmax-round = 9"), "did you mean 'runs.max-rounds'?"),
+    ("policy.toml", written("[runs]\nmax-rounds = 'many'"), "line 2: "),
+    ("policy.toml", written("# M\n[models]\nmax-membership = 5"), "line 3: "),
+    ("policy.toml", written("max-rounds = 9"), "line 1: there is no rule 'max-rounds'"),
+    ("members", written(""), "has no line with this hospital's key. It must have: graz = "),
+    ("members", written("graz = 7"), "line 1: "),
+    ("members", appended("linz = 'AAAA'"), "line 3: 'linz' is no name, or has no usable key"),
+    ("members", appended("graz"), 'A line is name = "key"'),
+    ("identity", as_folder, ""),
+    ("identity", lambda path: path.write_bytes(b"short"), "has 5 bytes"),
+    ("identity", lambda path: path.chmod(0o644), "others can read"),
+    ("identity", lambda path: path.write_bytes(os.urandom(64)), "no line with this hospital's"),
+]
+
+
+@pytest.mark.parametrize(("file", "damage", "said"), CASES)
+def test_a_file_that_cannot_be_used_is_named_at_the_start(place, tmp_path, file, damage, said):
+    path = tmp_path / SECRET / file
+    damage(path)
+    why = refusal(place.node_config)
+    assert said in why
+    assert SECRET in why
+    assert len(why.splitlines()) == 1
+
+
+@pytest.mark.parametrize(("file", "damage", "said"), CASES)
+def test_nothing_of_such_a_file_ever_leaves(place, tmp_path, file, damage, said, caplog):
+    """Also if it is damaged after the start."""
+    damage(tmp_path / SECRET / file)
+    order = Order(0, 0, "graz", [], "plain", "1", code=code_hash())
+    message = Message(RecordDict({"order": to_record(order)}), 1, "query.enrol")
+    message.metadata.__dict__["_message_id"] = "m1"
+    answer = app(message, place)
+    words = answer.error.reason if answer.has_error() else str(answer.content)
+    assert SECRET not in words
+    assert "line" not in words
+    if file == "policy.toml":
+        assert words == "The hospital's policy cannot be used; its own log says why."
+        assert SECRET in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"modle": "resnet18"}, "no key 'modle'; did you mean 'model'?"),
+        ({"Model": "resnet18"}, "no key 'Model'; did you mean 'model'?"),
+        ({"train.learning_rate": 0.1}, "did you mean 'train.learning-rate'?"),
+        ({"strategy": "cwt"}, "no key 'strategy'; it may be site, "),
+        ({"num-partitions": 2}, "'num-partitions' is for simulations"),
+        ({"model": 18}, "'model' is 18; it must be: a text in quotes"),
+        ({"resident": "yes"}, "'resident' is 'yes'; it must be: true or false"),
+        ({"resident": 1}, "it must be: true or false"),
+        ({"train.batch-size": 8.5}, "it must be: a whole number"),
+        ({"train.batch-size": True}, "it must be: a whole number"),
+        ({"train.batch-size": 0}, "'train.batch-size' is 0; it must be"),
+        ({"train.learning-rate": "fast"}, "it must be: a number"),
+        ({"train.learning-rate": -1.0}, "'train.learning-rate' is -1.0; it must be"),
+        ({"keep": "all"}, "'keep' is 'all'; it must be: final, visits, none"),
+    ],
+)
+def test_a_key_that_nobody_reads_and_a_value_of_the_wrong_kind_are_refused(place, config, said):
+    assert said in refusal({**place.node_config, **config})
+
+
+def test_a_simulated_hospital_has_what_flower_s_engine_sets():
+    check_node_config({"partition-id": 0, "num-partitions": 2})
+    with pytest.raises(OwnError):
+        check_node_config({"partition-id": 0, "num-partitions": 2, "stie": "graz"})
