@@ -84,8 +84,10 @@ def _beside_chance(
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
     text += " by figures with noise" * is_noised(rows)
-    if judgement == "note":
-        text = f"{where} {len(rows)} {whose} was measured, without an interval"
+    if judgement == "note" and not shown:
+        text = (
+            f"{where} {len(rows)} {whose} was tested; whether it is better than chance is not known"
+        )
     text += f": balanced accuracy {number(mean)}"
     if len(rows) > 1:
         of_all = "estimated for all pairs" if "sampled" in mean else "on average"

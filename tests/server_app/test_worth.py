@@ -193,6 +193,15 @@ def test_the_worst_is_at_chance_or_has_the_lowest_figure():
     assert pair(one_class).endswith("'m' at linz, where chance is 1.000")
 
 
+def test_where_no_class_is_told_nobody_knows_what_chance_is():
+    """The figures have intervals."""
+    untold = {k: v for k, v in told(0.8, 0.7).items() if "images-of-class" not in k}
+    kind, text = said(summary_of(dict.fromkeys(EVERYWHERE, untold)))[0]
+    assert kind == "note"
+    assert text.startswith("At 2 hospitals, the model that the hospital holds was tested; whether")
+    assert "0.750 (0.715 to 0.785)" in text
+
+
 def test_an_inverted_model_is_never_praised():
     """Balanced accuracy above chance, and an AUROC that is wholly below 0.5."""
     inverted = told(0.9, 0.8, gain=0.3) | {"auroc": 0.3, "auroc-low": 0.2, "auroc-high": 0.4}
