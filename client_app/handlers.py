@@ -14,13 +14,11 @@ from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint, secret_of
 from client_app.errors import DataError, failure_of
+from client_app.joining import check_joining
 from client_app.judge import Judge
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.policy import PolicyError
-from client_app.presets import fitted_preset
 from client_app.request import Clock, Request
-from learning.augmentation import check_augmentation
-from learning.dp_training import check_network
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
 from learning.packing import pack_buffer
@@ -42,18 +40,8 @@ def enrol(message: Message, context: Context) -> Message:
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
-        data, settings = request.hospital.data, request.hospital.settings
-        request.learner.check(settings)
-        settings.train.check_learner(request.order.learner)
-        request.hospital.check_first_model()
-        check_augmentation(settings.train.augment, data.train.shape)
-        if request.order.buffer_size:
-            fitted_preset(settings.gan, data.train.shape)
-    card: dict[str, str | list[str] | list[int]] = {
-        "hospital": request.hospital.name,
-        "classes": list(data.classes),
-        "shape": list(data.train.shape),
-    }
+        check_joining(request.hospital, request.order.learner, request.order.buffer_size)
+    card = request.hospital.card
     if request.seal:
         card["identity"] = str(request.seal.identity.member)
     return request.answer({}, card=card)
@@ -77,8 +65,6 @@ def prepare(message: Message, context: Context) -> Message:
         if order.images == "everyone":
             hospital.everyone()  # refuses here, before the first hop
         network = hospital.first_model(order.own_start)
-        if hospital.settings.train.dp.noise_multiplier:
-            check_network(network)
         # Numbers and hashes are about all images, whatever task the order is for.
         disclosure = Disclosure(replace(request, hospital=hospital.at(0)))
         data = disclosure.data

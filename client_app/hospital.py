@@ -16,6 +16,7 @@ from client_app.limits import check_model
 from client_app.node_config import check_node_config, is_simulated, own_config
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
+from learning.dp_training import check_network
 from learning.models import Architecture
 from learning.randomness import seeded
 from learning.samples import Samples, joined
@@ -76,6 +77,12 @@ class Hospital:
         return Architecture(self.model, channels, height, width, classes, hidden, pixels)
 
     @property
+    def card(self) -> dict[str, str | list[str] | list[int]]:
+        """What it says of itself when it enrols."""
+        classes, shape = list(self.data.classes), list(self.data.train.shape)
+        return {"hospital": self.name, "classes": classes, "shape": shape}
+
+    @property
     def batches(self) -> tuple[int, int]:
         """How many images it trains on at a time, and how many it has to test on."""
         return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
@@ -99,6 +106,7 @@ class Hospital:
         Raises:
             PolicyError: It is larger than the hospital allows.
             ModelError: It cannot be built, or the trained weights are not for it.
+            SettingsError: It cannot be trained with the noise that the settings ask for.
         """
         architecture, settings = self.architecture, self.settings
         self.check_first_model()  # again: nothing says that the hospital was asked to enrol
@@ -109,6 +117,8 @@ class Hospital:
             from learning.models.pretrained import load_pretrained  # and with it torchvision
 
             load_pretrained(network, architecture, settings.pretrained, self.data.classes)
+        if settings.train.dp.noise_multiplier:
+            check_network(network)
         return network
 
     def at(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":

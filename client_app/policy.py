@@ -253,9 +253,7 @@ class Policy:
         tested = settings.validation_fraction or settings.test_fraction
         if settings.num_folds:
             tested = 1 / settings.num_folds
-        size = dict(settings.tables).get("feder.buffer-size", 0)
-        require(type(size) is int, "feder.buffer-size", size, "a whole number")
-        buffer = size if settings.strategy in WITH_BUFFERS else 0  # the order has the last word
+        buffer = asked_buffer(settings)
         longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
         named = ", ".join(runs.strategies)
@@ -354,6 +352,15 @@ class Policy:
         only = self.runs.sealed_only
         asked = "a sealed run" if sealed else "an open run"
         return Ruling("runs.sealed-only", "sealed runs", asked, sealed or not only)
+
+
+def asked_buffer(settings: Settings) -> int:
+    """How many synthetic images a run asks for; the order has the last word."""
+    tables = dict(settings.tables)
+    size = tables.get("feder.buffer-size", 0)
+    require(type(size) is int, "feder.buffer-size", size, "a whole number")
+    real = settings.strategy == "centralized" and tables.get("centralized.data") == "real"
+    return size if settings.strategy in WITH_BUFFERS and not real else 0
 
 
 def at_most(rule: str, asked: float, limit: float) -> Ruling:

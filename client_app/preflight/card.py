@@ -25,7 +25,8 @@ from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
-from client_app.policy import MachineRules
+from client_app.policy import Policy
+from client_app.preflight.rehearsal import rehearse
 from strategies.protocol.settings import Settings
 
 SKETCH = 32  # pixels of the grey sketches that are compared
@@ -106,7 +107,7 @@ def examine(
     settings: Settings,
     store: Path,
     progress: Progress | None,
-    machine: MachineRules | None = None,
+    policy: Path | None = None,
 ) -> Examined:
     """Check all images of a hospital, and try again those that could not be used before.
 
@@ -115,11 +116,13 @@ def examine(
         settings: Of the run, with the hospital's own `dataset`.
         store: Its store, for the decoded images.
         progress: Called while images are imported; None = it is logged now and then.
-        machine: The memory and the disk that may be used; None = all there is.
+        policy: Its policy; None = it is simulated, or has the default one.
 
     Raises:
-        PolicyError: The store would be larger than `machine` allows.
+        SettingsError: The policy cannot be used.
+        PolicyError: The store would be larger than it allows.
     """
+    machine = Policy.read(policy).machine if policy else None
     kind, _, path = settings.dataset.partition(":")
     chosen = {
         name: getattr(settings, name)
@@ -145,7 +148,8 @@ def examine(
     try:
         train, test = split(pool, pool.labels, everything, settings, hospital=0)
         if too_few(train, test):
-            text = f"There are {len(train)} images to train on and {len(test)} to test on."
+            text = f"There are {len(train)} images to train on and {len(test)} to test on"
+            text += f", of {len(set(found.groups))} patients or groups, each on one side."
             advice = "A hospital needs at least 2 and 1; see also 'test-fraction'."
             findings.append(Finding("too-few-images", text, advice))
     except DataError as error:
@@ -189,6 +193,8 @@ def examine(
         findings.append(Finding("no-groups", text, advice, "note"))
     order = ("red", "amber", "note")
     findings.extend(_doubts(card, settings))
+    if card.verdict != "red":
+        findings.extend(rehearse(hospital, settings, store, policy))
     findings.sort(key=lambda finding: order.index(finding.level))
     return Examined(card, found)
 
@@ -229,7 +235,8 @@ def _unknown_tasks(found: Survey, settings: Settings) -> Iterator[Finding]:
 def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
     """What somebody should look at, though the hospital can take part."""
     sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
-    rare = sum(size < settings.release.min_class_images for size in sizes.values())
+    fewest = settings.release.min_class_images
+    rare = sum(parts["train"] < fewest for parts in card.classes.values())
     untested = sum(not parts["test"] for parts in card.classes.values())
     doubts = [
         (
@@ -272,7 +279,7 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         (
             rare,
             "rare-classes",
-            f"Classes of fewer than {settings.release.min_class_images} images: {{}}.",
+            f"Classes of fewer than {fewest} images to train on: {{}}.",
             "They are left out of the synthetic images that other hospitals get.",
         ),
         (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),

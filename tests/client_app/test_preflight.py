@@ -32,7 +32,7 @@ def folder(tmp_path):
 
 
 def card_of(folder, tmp_path, **changes):
-    changes = {"dataset": f"folder:{folder}", **changes}
+    changes = {"dataset": f"folder:{folder}", "sealed": True, **changes}
     return examine("Graz", settings(**changes), tmp_path / "store", lambda *_: None)
 
 
