@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from client_app.app import app
 from client_app.preflight.card import examine
+from client_app.preflight.page import text
 from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -130,6 +131,13 @@ def test_a_policy_that_refuses_is_red(rules, changes, words, tmp_path):
     card = card_of(tmp_path, f"{rules}\n", sealed=True, **changes)
     (finding,) = (f for f in card.findings if f.level == "red")
     assert words in finding.text
+
+
+def test_no_character_of_a_name_commands_the_terminal(tmp_path):
+    write(tmp_path / "data", {"a\x1b[31m": 15, "b": 15})
+    card = card_of(tmp_path)
+    assert card.verdict == "red"
+    assert "\x1b" not in text(card)
 
 
 def test_the_rules_of_a_hospital_without_a_policy_are_a_question(tmp_path):
