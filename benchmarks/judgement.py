@@ -15,10 +15,12 @@ import logging
 import tempfile
 import time
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flwr.app import Context, Message
 from flwr.common.config import flatten_dict
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -46,7 +48,7 @@ KEPT = "judgement"
 class Watched(Judge):
     """Notes what it sees, and how long it takes."""
 
-    largest: ClassVar[Counter[str]] = Counter()
+    largest: ClassVar[dict[str, float]] = defaultdict(float)
 
     def __init__(self, *asked: Any) -> None:
         began = time.perf_counter()
@@ -80,7 +82,8 @@ def main() -> None:
     logging.disable(logging.CRITICAL)
     for name in ("_task_id", "_run_id", "_node_id"):  # Flower makes messages only inside a run
         setattr(TaskIdentity, name, 1)
-    visit.Judge = handlers.Judge = Watched  # type: ignore[misc,attr-defined]
+    for each in (visit, handlers):
+        setattr(each, "Judge", Watched)  # noqa: B010  (for mypy)
     print(where())
     limits = [f"{limit:,.0f}" for limit in (LARGEST, MOVED, WORSE, HOPELESS)]
     print_head(
@@ -140,14 +143,16 @@ def _shortened(hospitals: int, settings: dict[str, Any], data: Path) -> tuple[in
     return hospitals, {**settings, **more}
 
 
+def _answer(place: Context, message: Message) -> Message:
+    return app(message, place)
+
+
 def _run(hospitals: int, settings: dict[str, Any]) -> Ledger:
     ledger = Ledger()
     with tempfile.TemporaryDirectory() as folder:
         config = {**run_config(**{"strategy": settings["strategy"]}), **settings}
         places = [context(k, hospitals, config, **{"store-dir": folder}) for k in range(hospitals)]
-        grid = FakeGrid(
-            {place.node_id: lambda message, place=place: app(message, place) for place in places}
-        )
+        grid = FakeGrid({place.node_id: partial(_answer, place) for place in places})
         try:
             go(Settings.parse(config), grid, ledger)
         except RunError as error:

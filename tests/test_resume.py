@@ -416,7 +416,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.withheld = {"h1": 8}
     state.keys = {"h0": "key"}
     parcel = state.shelf.put(a_parcel(1))
-    state.models = {"a": Model("a", "h0", parcel, "h1", 2, 5.0, 3)}
+    state.models = {"a": Model("a", "h0", parcel, parcel, "h1", 2, 5, 3)}
     state.after_visits = {"hop-1-visit": parcel}
     state.buffers = {"h0": parcel}
     state.encoder, state.embeddings = parcel, {"1 h0": parcel}

@@ -4,6 +4,7 @@ Real hospitals with the networks and images of a simulation, behind a fake grid.
 """
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -148,7 +149,9 @@ class Garbage:
 def spoilt(tmp_path, strategy, change, rounds=range(9), **changes):
     """A run in which `hospital-1` sends garbage in some rounds."""
     all_of_them = places(tmp_path, chosen(tmp_path, strategy, **changes))
-    handlers = {p.node_id: (lambda message, p=p: hospital_app(message, p)) for p in all_of_them}
+    handlers: dict[int, Any] = {
+        p.node_id: (lambda message, p=p: hospital_app(message, p)) for p in all_of_them
+    }
     handlers[101] = Garbage(all_of_them[1], change, rounds)
     server_app(FakeGrid(handlers), all_of_them[0])
     (result,) = (tmp_path / "runs").iterdir()
@@ -248,7 +251,7 @@ def test_one_of_three_testers_undoes_no_model(refusing, undone):
 
     class Tester(CountingHospital):
         def evaluate(self, message, order):
-            told = {}
+            told: dict[str, Any] = {}
             for name in {key.partition("/")[0] for key in message.content if "/" in key}:
                 label = Manifest.of(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
                 bad = order.final and label.visited[-1] == "h1" and self.name in refusing

@@ -101,7 +101,7 @@ def test_nothing_of_such_a_file_ever_leaves(place, tmp_path, file, damage, said,
     message = Message(RecordDict({"order": to_record(order)}), 1, "query.enrol")
     message.metadata.__dict__["_message_id"] = "m1"
     answer = app(message, place)
-    words = answer.error.reason if answer.has_error() else str(answer.content)
+    words = str(answer.error.reason) if answer.has_error() else str(answer.content)
     assert SECRET not in words
     assert "line" not in words
     if file == "policy.toml":

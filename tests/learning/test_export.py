@@ -163,7 +163,7 @@ def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path)
     expected = probabilities(network, ours, math.inf).numpy()
 
     def apart(how):
-        resized = [PIL.Image.fromarray(image).resize((16, 16), how) for image in images]
+        resized = [np.array(PIL.Image.fromarray(each).resize((16, 16), how)) for each in images]
         said = session.run(None, {"images": np.stack(resized)[:, None]})[0]
         return np.abs(said - expected).max()
 

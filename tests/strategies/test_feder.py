@@ -214,11 +214,12 @@ def test_a_label_names_no_visit_that_was_not():
     handlers = federation(2)
     state, _, _ = run(handlers, rounds=2)
     parcel = parcels_of(state)["h0"]
-    parcel["manifest"]["not_own"] = ["1=all"]
+    label = parcel.config_records["manifest"]
+    label["not_own"] = ["1=all"]
     with pytest.raises(ParcelError, match="'not_own' of the manifest"):
         check_parcel(parcel)
-    parcel["manifest"]["not_own"] = []
+    label["not_own"] = list[str]()
     for wrong in (["3=h1"], ["0=h1"], ["x=h1"], ["1=../h1"], ["1"]):
-        parcel["manifest"]["replayed"] = wrong
+        label["replayed"] = wrong
         with pytest.raises(ParcelError, match="'replayed' of the manifest"):
             check_parcel(parcel)

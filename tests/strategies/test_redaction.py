@@ -81,7 +81,7 @@ def test_a_run_with_a_secret_in_a_setting_is_refused_and_tells_it_nowhere(
         Message(RecordDict({"order": to_record(order)}), 100, "query.prepare"), place
     )
     assert answer.has_error()
-    told.append(answer.error.reason)
+    told.append(str(answer.error.reason))
     assert key in told[-1]
     lines = (tmp_path / "graz" / "store" / "graz" / "ledger.jsonl").read_text().splitlines()
     assert "***" in json.loads(lines[-1])["settings"][key]
