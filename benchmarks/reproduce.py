@@ -50,7 +50,7 @@ from flwr.common.config import flatten_dict
 
 from benchmarks.losses import AWAY, NONE, Losses
 from benchmarks.markdown import commit, gpu_names, machine, table_head, table_row
-from benchmarks.simulation import RunFailed, run, run_warm, superlink
+from benchmarks.simulation import USUAL, RunFailed, run, run_warm, superlink
 from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
@@ -570,7 +570,8 @@ def run_missing(
 def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
     """The newest completed result of a row's repeat, in its present settings, or None."""
     wanted = {**defaults(), **row.settings, **repeat.settings}
-    del wanted["output-dir"], wanted["resume"], wanted["baseline"]
+    for key in ("output-dir", "resume", *USUAL):
+        del wanted[key]
     for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
         summary = read_summary(path.parent)
         config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))

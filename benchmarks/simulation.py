@@ -25,7 +25,8 @@ from server_app.workers import Workers
 from strategies.protocol.settings import merged
 
 APP = Path(__file__).parents[1]
-NO_BASELINE = {"baseline": ""}  # `standalone` is a row of its own
+# In tables `standalone` is a row of its own, and who computes is an option.
+USUAL = {"baseline": "", "workers": 0}
 START_UP = 60.0  # seconds a SuperLink may take to be ready
 
 
@@ -105,7 +106,7 @@ def run(
     if config is None:
         overrides = " ".join(
             f"{key.replace('__', '.').replace('_', '-')}={json.dumps(value)}"
-            for key, value in {**NO_BASELINE, **settings, "output_dir": str(output_dir)}.items()
+            for key, value in {**USUAL, **settings, "output_dir": str(output_dir)}.items()
         )
     else:
         overrides = str(config)
@@ -147,7 +148,7 @@ def run_warm(
         RunFailed: Says why.
     """
     folders_before = set(output_dir.glob("*"))
-    config = merged({**NO_BASELINE, **settings, "output-dir": str(output_dir)})
+    config = merged({**USUAL, **settings, "output-dir": str(output_dir)})
     for identity in ("task_id", "run_id", "node_id"):  # Flower makes messages only inside a run
         setattr(TaskIdentity, identity, 0)
     try:

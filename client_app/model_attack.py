@@ -85,9 +85,10 @@ def _note(request: Request, noted: dict[str, object], leak: Estimate) -> None:
     log = logging.getLogger("flwr")
     few = "" if noted["able"] else "; the hospital has too few images to tell"
     log.info(
-        "%s: membership inference on the model of %s (round %s): leak %.2f, %.2f to %.2f%s.",
+        "%s: attacks on the model of %s (round %s) tell %.0f%% to %.0f%% of who was trained on%s.",
         *(request.hospital.name, noted["lineage"], noted["round"]),
-        *(leak.value, leak.low, leak.high, few),
+        *(100 * max(end, 0.0) for end in (leak.low, leak.high)),
+        few,
     )
     path = request.run.folder / FILE
     try:

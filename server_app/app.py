@@ -1,5 +1,6 @@
 """The post office: runs the strategy that the settings name, and has the results written."""
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -79,15 +80,19 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
 
 @contextmanager
 def _engine(grid: Grid, settings: Settings, context: Context) -> Iterator[Grid]:
-    """The grid of the run: Flower's, or with `workers` the same hospitals in warm processes."""
+    """The grid of the run: Flower's, or by `workers` the same hospitals in warm processes."""
     if MISSING_CLUSTER:
         raise RunError(
             f"RAY_ADDRESS is '{MISSING_CLUSTER}', and no Ray cluster answers there: start it (ray "
             "start --head), or remove the variable from the SuperLink's environment."
         )
-    if settings.workers == 0 or isinstance(grid, WorkersGrid):
+    hospitals, processes = len(list(grid.get_node_ids())), settings.workers
+    if processes < 0:
+        here = Courier(grid).simulates and os.environ.get("RAY_ADDRESS", "local") == "local"
+        processes = min(os.cpu_count() or 1, hospitals) if here else 0
+    if processes == 0 or isinstance(grid, WorkersGrid):
         yield grid
         return
-    require(Courier(grid).simulates, "workers", settings.workers, "0 between SuperNodes")
-    with Workers(settings.workers) as workers:
-        yield WorkersGrid(workers, len(list(grid.get_node_ids())), context.run_config)
+    require(Courier(grid).simulates, "workers", settings.workers, "0 between SuperNodes, or -1")
+    with Workers(processes) as workers:
+        yield WorkersGrid(workers, hospitals, context.run_config)

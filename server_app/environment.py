@@ -38,7 +38,7 @@ def prefer_compiled(pyproject: Path = PYPROJECT) -> None:
 
 
 def prepare_ray() -> None:
-    """Set the variables that Ray reads when it is imported, where the user has not set them."""
+    """Set the variables of Ray's processes, where the user has not set them."""
     for name, value in {
         # Ray passes on what simulated hospitals log: without colours, and every line, not one for
         # all hospitals whose lines differ in numbers alone.
@@ -46,6 +46,9 @@ def prepare_ray() -> None:
         "RAY_DEDUP_LOGS": "0",
         # Ray remembers the last cluster of a machine. It waits for it, even if that has ended.
         "RAY_ADDRESS": "local",
+        # Flower's own handler in them, which the app replaces: else an actor says after a run's
+        # last line that it ends.
+        "FLWR_LOG_LEVEL": "ERROR",
     }.items():
         os.environ.setdefault(name, value)
     if len(os.environ.get("TMPDIR", "")) + RAY_SOCKETS > SOCKET_PATH:

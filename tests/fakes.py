@@ -57,8 +57,8 @@ NETWORKS = {"fil-ver": "vee", "fedspace": "rotation-mlp"}  # of methods that nee
 def run_config(**overrides: Any) -> dict[str, Any]:
     """The default settings, but for `sealed`, which needs keys, and for some methods the network.
 
-    Nothing is done twice for comparison (`baseline`), and images are cut less unequally: a hospital
-    of few images has all classes.
+    Nothing is done twice (`baseline`) or elsewhere (`workers`), and a hospital of few images has
+    all classes (`partition-alpha`).
 
     Keys of `overrides` may have _ for - and __ for a dot.
     """
@@ -66,7 +66,7 @@ def run_config(**overrides: Any) -> dict[str, Any]:
     flat = defaults()
     assert changes.keys() <= flat.keys(), changes.keys() - flat.keys()
     network = NETWORKS.get(overrides.get("strategy", ""), flat["model"])
-    own = {"sealed": False, "baseline": "", "partition-alpha": 0.5, "model": network}
+    own = {"sealed": False, "workers": 0, "baseline": "", "partition-alpha": 0.5, "model": network}
     return {**flat, **own, **changes}
 
 

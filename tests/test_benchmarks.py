@@ -26,6 +26,7 @@ from benchmarks.reproduce import (
 )
 from benchmarks.simulation import RunFailed
 from server_app.workers import Workers
+from strategies.protocol.settings import merged
 from tests.fakes import run_config, write_archive
 
 TABLE = """
@@ -71,7 +72,7 @@ class Runs:
         self.done.append((settings["strategy"], settings["seed"]))
         result = output_dir / f"time-{len(self.done)}"
         result.mkdir(parents=True)
-        config = {**run_config(sealed=True, **settings), "output-dir": str(output_dir)}
+        config = merged({**settings, "output-dir": str(output_dir)})
         (result / "config.toml").write_text(tomli_w.dumps(nested(config)))
         shift = 0.1 * settings["seed"]  # so that seeds differ
         summary = {

@@ -90,6 +90,15 @@ class Bound:
         return self.audited > self.epsilon
 
 
+# What the log says of a verdict.
+SAID = {
+    "passed": "attacks on its synthetic images hardly tell who was learnt from",
+    "refused": "attacks on its synthetic images tell who was learnt from",
+    "too small to tell": "it has too few images to tell by attacks who was learnt from",
+    "not attacked": "its synthetic images were not attacked",
+}
+
+
 @dataclass(frozen=True)
 class Attacked:
     """What attacks on a buffer found.
@@ -160,7 +169,7 @@ def attack(
         trials = (*found.trials, shadowed(job, samples, joined((first, second)), train))
         found = replace(found, trials=trials, leak=_most(trials))
     found = replace(found, bound=_bound(found, figures))
-    said = f"{job.hospital.name}: membership inference on the buffer: {found.verdict}"
+    said = f"{job.hospital.name}: {SAID[found.verdict]}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
     if found.leaks:
         raise job.refusal(
@@ -313,9 +322,11 @@ def _figures(found: Attacked) -> str:
     """For the hospital's own log."""
     if found.leak is None:
         return "."
-    leak, noticed = found.leak, found.noticed
-    told = "not even half near-copies" if noticed is None else f"{noticed:.0%} near-copies"
+    low, high = (max(end, 0.0) for end in (found.leak.low, found.leak.high))
+    control = f"They notice near-copies from {found.noticed or 0:.0%} of the images on."
+    if found.noticed is None:
+        control = "They do not notice if half of the images are near-copies."
     return (
-        f" (leak {leak.value:.2f}, {leak.low:.2f} to {leak.high:.2f}, limit {found.limit:g}; "
-        f"it notices {told})."
+        f": {low:.0%} to {high:.0%} of what copies would tell. "
+        f"More than {found.limit:.0%} for sure may not leave. {control}"
     )

@@ -109,11 +109,13 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     hospital, preset = job.hospital, job.preset
 
     # A phase mostly ends long before its last iteration, when it gets no better.
-    paces = {k: Pace(f"{hospital.name}: GAN {k}/2", bound="at most") for k in (1, 2)}
+    paces = {
+        k: Pace(f"{hospital.name} trains its GAN, step {k} of 2", bound="at most") for k in (1, 2)
+    }
 
     def report(standing: Standing, limit: int) -> None:
         last = standing.progress[-1] if standing.progress else None
-        figure = f"Frechet {last.frechet:.1f}" if last else ""
+        figure = f"distance to real images {last.frechet:.1f}" if last else ""
         paces[standing.phase](standing.iteration, limit, figure)
 
     gan = hospital.settings.gan

@@ -8,6 +8,7 @@ bit. Flower's Context has no state here: the app keeps none in it.
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -148,11 +149,20 @@ class Workers:
             [*command, str(descriptor), str(self.folder)],
             env={**os.environ, **self.environment, "PYTHONPATH": os.pathsep.join(sys.path)},
             pass_fds=[descriptor],
-            stdout=self.log,
-            stderr=self.log,
+            stdout=self.log or subprocess.PIPE,
+            stderr=self.log or subprocess.STDOUT,
         )
+        if process.stdout:
+            threading.Thread(target=_print, args=(process.stdout,), daemon=True).start()
         theirs.close()
         return _Worker(process, ours, ours.makefile("rb"))
+
+
+def _print(lines: IO[bytes]) -> None:
+    """Print what a process prints: Flower shows what this one does, by Python's `print` alone."""
+    with lines:
+        for line in lines:
+            print(line.decode(errors="replace"), end="", flush=True)
 
 
 def _close(worker: _Worker) -> None:

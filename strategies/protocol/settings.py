@@ -330,7 +330,7 @@ class Settings:
         require(self.image_size >= 0, "image-size", self.image_size, "0 or more")
         require(self.seed >= 0, "seed", self.seed, "0 or more")
         require(1 <= self.cpu_threads <= 1024, "cpu-threads", self.cpu_threads, "1 to 1024")
-        require(0 <= self.workers <= 1024, "workers", self.workers, "0 to 1024")
+        require(-1 <= self.workers <= 1024, "workers", self.workers, "-1 to 1024")
         require(self.min_hospitals >= 1, "min-hospitals", self.min_hospitals, "1 or more")
         require(self.hop_timeout > 0, "hop-timeout", self.hop_timeout, "above 0 seconds")
         patience = self.prepare_timeout

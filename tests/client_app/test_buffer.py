@@ -195,7 +195,8 @@ def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital, monkeyp
     assert make_buffer(hospital(), 20, soon()).figures["gan-private"] == 1
     without = make_buffer(hospital(gan__privacy_weight=0.0), 20, soon())
     assert without.figures["gan-private"] == 0
-    told = r"hospital-00: GAN 2/2: \d+ of \d+, [\d.]+/s, at most \d+ \w+ left, Frechet \d+"
+    told = r"hospital-00 trains its GAN, step 2 of 2: \d+ of \d+, [\d.]+/s, at most \d+ \w+ left, "
+    told += r"distance to real images \d+"
     assert re.search(told, caplog.text)
 
 

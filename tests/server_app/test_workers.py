@@ -3,18 +3,21 @@
 import os
 import re
 import signal
+from contextlib import nullcontext
+from io import BytesIO
 from socket import socketpair
 
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
+from server_app import app as module
 from server_app.app import app as server_app
 from server_app.runs import find
-from server_app.workers import Workers, WorkersGrid, wire
+from server_app.workers import Workers, WorkersGrid, grid, wire
 from strategies.engine.courier import Courier, Letter
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.settings import merged
+from strategies.protocol.settings import Settings, merged
 from tests.fakes import context, metrics_of, models_of, run_config, run_here
 
 
@@ -122,6 +125,44 @@ def test_the_processes_end_with_their_context():
         assert folder.is_dir()
     assert worker.process.returncode is not None
     assert not folder.exists()
+
+
+def test_what_a_process_prints_is_printed_by_the_one_that_started_it(capsys):
+    grid._print(BytesIO("ε = 1\n".encode() + b"\xff\n"))
+    assert capsys.readouterr().out == "ε = 1\n\ufffd\n"
+
+
+@pytest.mark.parametrize(
+    ("simulates", "address", "cores", "processes"),
+    [
+        (True, "local", 2, [2]),
+        (True, "local", 8, [3]),  # as many as there are hospitals
+        (True, "10.0.0.1:6379", 8, []),  # a Ray cluster: Flower's engine
+        (False, "local", 8, []),
+    ],
+)
+def test_by_default_each_core_computes_for_a_hospital(
+    simulates, address, cores, processes, monkeypatch
+):
+    started = []
+
+    class Grid:
+        def __init__(self, *_):
+            pass
+
+        def get_node_ids(self):
+            return [1, 2, 3]
+
+    monkeypatch.setattr(Courier, "simulates", simulates)
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr(module, "Workers", lambda n: nullcontext(started.append(n)))
+    monkeypatch.setattr(module, "WorkersGrid", type("Warm", (Grid,), {}))
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    chosen = Settings.parse(merged({}))
+    given = Grid()
+    with module._engine(given, chosen, context(0, 3, {})) as used:
+        assert (used is given) == (not processes)
+    assert started == processes
 
 
 @pytest.mark.slow
