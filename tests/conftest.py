@@ -2,6 +2,7 @@ import os
 from importlib import import_module
 from pathlib import Path
 
+import hypothesis
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
@@ -14,18 +15,53 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies")
 
 
+# How fast a busy machine draws examples says nothing of what is tested.
+hypothesis.settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("busy")
+
+# What waits most, for its own processes: each of the two is done in one process, and first.
+WAITING = ("tests/deploy/", "tests/test_simulation.py")
+# Federations that share nothing: one test at a time, by whoever is free.
+APART = ("tests/test_federation.py", "tests/test_resume.py", "tests/test_sealed_federation.py")
+LEFT_OUT = pytest.StashKey[int]()
+
+
 class Scheduling(LoadScopeScheduling):
-    """Starts with what waits most: deployments in one process, simulations in the other."""
+    """Gives a file of tests to one process, so that what its tests share is made once."""
 
     def _split_scope(self, nodeid):
-        for waiting in ("tests/deploy/", "tests/test_simulation.py"):
-            if nodeid.startswith(waiting):
-                return waiting
-        return nodeid
+        file = nodeid.partition("::")[0]
+        return next(filter(nodeid.startswith, WAITING), nodeid if file in APART else file)
 
 
 def pytest_xdist_make_scheduler(config, log):
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(trylast=True)  # after they have been shuffled
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
+
+
+def pytest_deselected(items):
+    config = items[0].config
+    config.stash[LEFT_OUT] = config.stash.get(LEFT_OUT, 0) + len(items)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left out"] = config.stash[LEFT_OUT]
+
+
+def pytest_testnodedown(node):
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left out", 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    if left_out := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.write_line(
+            f"Left out: {left_out} tests of long federations, of Flower's programs, or for a GPU. "
+            "All of them: uv run pytest -m ''"
+        )
 
 
 @pytest.fixture(autouse=True, scope="session")

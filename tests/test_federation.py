@@ -53,6 +53,7 @@ def federate(tmp_path, strategy, order=0, hospitals=HOSPITALS, **overrides):
             "train__learning_rate": 0.001 if strategy == "fil-ver" else 0.01,
             "feder__buffer_size": 60,
             "cwc__strength": 0.1,
+            "filver__pretrain_epochs": 3,
             "filver__server_steps": 5,
             **overrides,
         }

@@ -54,7 +54,7 @@ def test_a_round_begins_with_its_first_mark():
 @pytest.mark.parametrize("method", peers.BOTH)
 def test_the_yardstick_learns_and_is_timed(tmp_path, method):
     write_digits(tmp_path / "parts.npz")
-    found = measured(LOOP, {**JOB, "method": method}, tmp_path, 60)
+    found = measured(LOOP, {**JOB, "method": method}, tmp_path, 600)
     assert found["accuracy"] > 0.9
     assert found["seconds_per_round"] > 0
     assert found["start_up_seconds"] > 0
