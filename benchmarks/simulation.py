@@ -9,7 +9,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from urllib.error import URLError
@@ -21,6 +21,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from benchmarks.losses import NONE, Losses, UnreliableGrid
 from deploy.supervisor import flower
 from server_app.app import app
+from server_app.launch import COMPLETED, STARTED, status_of
 from server_app.workers import Workers
 from strategies.protocol.settings import merged
 
@@ -112,14 +113,16 @@ def run(
         overrides = str(config)
     federation = f"num-supernodes={hospitals} client-resources-num-cpus={cpus}"
     federation += f" client-resources-num-gpus={gpus}"
-    command = ["run", str(APP), "--stream"]
+    command = ["flwr", "run", str(APP), "--stream"]
     command += ["--run-config", overrides, "--federation-config", federation]
-    stream = _flwr(environment, command)
+    stream = subprocess.run(
+        command, env=environment, capture_output=True, encoding="utf-8", check=False
+    )
     output = stream.stdout[-3000:] + stream.stderr[-3000:]
     if stream.returncode != 0:
         raise RunFailed(output)
-    status = _status_of_last_run(environment)
-    if not status.startswith("finished:completed"):
+    status = status_of(STARTED.findall(stream.stdout)[0], environment)
+    if not status.startswith(COMPLETED):
         raise RunFailed(f"{status}\n{output}")
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
@@ -159,25 +162,6 @@ def run_warm(
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
-
-
-def _status_of_last_run(environment: dict[str, str]) -> str:
-    """What Flower says became of the run that was started last."""
-    answer = _flwr(environment, ["ls", "local", "--format", "json"])
-    try:
-        last = json.loads(answer.stdout)["runs"][0]
-    except (ValueError, LookupError):
-        said = (answer.stdout + answer.stderr).strip()
-        return f"Flower lists no run; has its SuperLink been ended? `flwr ls` says: {said}"
-    return f"{last['status']}: {last['status-details']}"
-
-
-def _flwr(
-    environment: dict[str, str], arguments: Sequence[str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["flwr", *arguments], env=environment, capture_output=True, encoding="utf-8", check=False
-    )
 
 
 def _free_port() -> int:

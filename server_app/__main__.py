@@ -3,10 +3,10 @@
 import argparse
 import sys
 
-from server_app import check, compare, export, watch
+from server_app import check, compare, export, launch, watch
 from strategies.protocol.settings import SettingsError
 
-COMMANDS = (check, compare, export, watch)
+COMMANDS = (check, compare, export, launch, watch)
 
 
 def main() -> None:

@@ -55,7 +55,16 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    settings = check(merged(changes_of(arguments.run_config)), hospitals=arguments.hospitals)
+    check_texts(arguments.run_config, arguments.hospitals)
+
+
+def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
+    """Check what `--run-config` says of a simulation, and print that it can be used.
+
+    Raises:
+        SettingsError: As `check` does; or the texts cannot be read.
+    """
+    settings = check(merged(changes_of(texts)), hospitals=hospitals)
     print(
         f"The settings can be used: strategy '{settings.strategy}', dataset '{settings.dataset}', "
         f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "

@@ -193,7 +193,7 @@ def test_the_settings_in_the_readme_can_be_used(monkeypatch):
     """Those of every run and of every check, but for their data."""
     monkeypatch.setattr(module, "_missing", lambda kind, sources: ())
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    texts = re.findall(r"(?:flwr run|server_app check).* --run-config \"([^\"]*)\"", readme)
+    texts = re.findall(r"(?:flwr run|server_app (?:check|run)).* --run-config \"([^\"]*)\"", readme)
     assert len(texts) > 5
     for text in texts:
         judged(text)

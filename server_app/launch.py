@@ -1,0 +1,111 @@
+"""A simulated run, from its settings to whether it completed.
+
+    uv run python -m server_app run --run-config "strategy='cwt' train.epochs=5"
+
+Of a setting that does not exist `flwr run` says only that the run config is invalid, and it exits
+with status 0 when a run fails. Here settings are checked first, and the exit status tells.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from server_app.check import check_texts
+from strategies.protocol.local import past_proxy
+from strategies.protocol.run_config import changes_of
+from strategies.protocol.settings import SettingsError
+
+APP = Path(__file__).parents[1]
+STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
+COMPLETED = "finished:completed"
+
+
+def add_command(commands: Any) -> None:
+    """Add `run` to the commands of `python -m server_app`."""
+    about = "check settings, simulate a run, and exit with 1 if it does not complete"
+    parser = commands.add_parser("run", help=about, description=about)
+    parser.set_defaults(command=_command)
+    for option in ("--run-config", "--federation-config"):
+        about = "as for flwr run: settings, or one file"
+        parser.add_argument(option, action="append", default=[], help=about)
+
+
+def _command(arguments: argparse.Namespace) -> None:
+    check_texts(arguments.run_config, hospitals_of(arguments.federation_config))
+    command = ["flwr", "run", str(APP), "local", "--stream"]
+    for text in arguments.run_config:
+        command += ["--run-config", text]
+    for text in arguments.federation_config:
+        command += ["--federation-config", text]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = {**past_proxy(), "PATH": path, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+    run = ""
+    try:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+        ) as process:
+            for line in process.stdout or ():
+                if not run and (started := STARTED.search(line)):
+                    run = started[1]
+                print(line, end="", flush=True)
+    except KeyboardInterrupt:
+        stop = f"uv run flwr stop {run or '<run id>'} local"
+        print(
+            f"A run that has started goes on. `{stop}` ends it; `uv run flwr ls local` lists runs."
+        )
+        sys.exit(130)
+    if process.returncode or not run:
+        sys.exit(process.returncode or "`flwr run` did not say that it has started a run.")
+    status = status_of(run, environment)
+    if not status.startswith(COMPLETED):
+        sys.exit(f"The run has not completed. Flower says: {status}")
+
+
+def hospitals_of(texts: Sequence[str]) -> int:
+    """How many hospitals `--federation-config` simulates; as many as Flower does by default.
+
+    Raises:
+        SettingsError: Flower cannot use it.
+    """
+    from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG as DEFAULT
+    from flwr.supercore.utils import simulation_config_from_json
+
+    option = "--federation-config"
+    given = {key.replace("-", "_"): value for key, value in changes_of(texts, option).items()}
+    try:
+        config = simulation_config_from_json(given)
+    except (TypeError, ValueError) as error:
+        keys = ", ".join(field.name.replace("_", "-") for field in DEFAULT.DESCRIPTOR.fields)
+        said = f"{option} is {' '.join(texts)!r}, which cannot be used: {error}. It takes {keys}."
+        raise SettingsError(said) from error
+    chosen = config if config.HasField("num_supernodes") else DEFAULT
+    return int(chosen.num_supernodes)
+
+
+def status_of(run: str, environment: Mapping[str, str]) -> str:
+    """What Flower says became of a run of the local SuperLink.
+
+    Args:
+        run: Its id.
+        environment: In which `flwr` finds the SuperLink.
+    """
+    answer = subprocess.run(
+        ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
+        # FORCE_COLOR, which notebooks and CIs set, would put colours into JSON.
+        env={**environment, "TTY_COMPATIBLE": "0"},
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    try:
+        (found,) = json.loads(answer.stdout)["runs"]
+    except (ValueError, LookupError):
+        said = (answer.stdout + answer.stderr).strip()
+        return f"nothing of run {run}; has its SuperLink been ended? `flwr ls` says: {said}"
+    return f"{found['status']}: {found['status-details']}"
