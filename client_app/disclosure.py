@@ -35,23 +35,20 @@ noise from it, and one patient more or less shows after a few models.
 import hashlib
 import hmac
 import math
-import secrets
 from collections.abc import Iterable, Mapping
 from statistics import NormalDist
 
 import numpy as np
 import torch
-from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.datasets.pool import Indices
+from client_app.identity import secret_of
 from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
-from client_app.store import Store
 from learning.errors import DivergedError
 from learning.evaluation import count_right, score
-from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 
@@ -416,15 +413,3 @@ def step_of(effect: float, models: int = 0) -> float:
     """Between two values of a figure, and the standard deviation of its noise."""
     effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)
-
-
-def secret_of(store: Store) -> bytes:
-    """The hospital's own, from which noise follows; it never leaves the store."""
-    path = store.folder / "figures-secret"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(".figures-secret.lock")):
-        if not path.exists():
-            with replacing(path) as draft:
-                draft.touch(mode=0o600)
-                draft.write_bytes(secrets.token_bytes(32))
-        return path.read_bytes()

@@ -7,6 +7,7 @@ for ever. So would a process that is asked to end (SIGTERM) before it has answer
 import errno
 import logging
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
 from strategies.protocol.redaction import redacted
 
+PATH = re.compile(r"(?<![^\s'\"(:=,\[])~?/[^\s'\"),;:]+")  # an absolute one in a text
 # Of a disk that is full or read-only, or of folders that are another user's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
@@ -56,10 +58,11 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
     except tuple(LEAVES) as error:
-        if isinstance(error, PolicyError | OwnError):
-            logging.getLogger("flwr").error(error.explain())
+        told = OwnError("files", str(error)) if _names_own(str(error), context) else error
+        if isinstance(told, PolicyError | OwnError):
+            logging.getLogger("flwr").error(told.explain())
         rule = error.explain() if isinstance(error, PolicyError) else ""
-        return Message(Failed(failure_of(error), redacted(str(error)), rule), reply_to=message)
+        return Message(Failed(failure_of(error), redacted(str(told)), rule), reply_to=message)
     except (Exception, Terminated) as error:
         reason, log = type(error).__name__, logging.getLogger("flwr")
         if isinstance(error, OSError) and error.errno in DISK:
@@ -69,6 +72,15 @@ def guard(message: Message, context: Context, call_next: ClientAppCallable) -> M
             log.exception("The hospital failed at %s", message.metadata.message_type)
         reason += "; the hospital's own log has the details."
         return Message(Failed(Failure.CRASHED, reason), reply_to=message)
+
+
+def _names_own(text: str, context: Context) -> bool:
+    """Whether a text names a path of the hospital's own: one that the run does not name."""
+    config = own_config(context)
+    own = [str(value) for value in config.values() if os.sep in str(value)]
+    paths = [*PATH.findall(text), *(path for path in own if path in text)]
+    asked = " ".join(map(str, context.run_config.values()))
+    return not is_simulated(config) and any(path not in asked for path in paths)
 
 
 @contextmanager

@@ -12,8 +12,9 @@ from torch import Tensor
 from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
 from client_app.datasets.facts import hashes
 from client_app.details import Details, Said
-from client_app.disclosure import Disclosure, fingerprint, secret_of
+from client_app.disclosure import Disclosure, fingerprint
 from client_app.errors import DataError, failure_of
+from client_app.identity import secret_of
 from client_app.joining import check_joining
 from client_app.judge import Judge
 from client_app.parcels import keep_buffer, keep_local, pack, unpack

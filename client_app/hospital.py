@@ -13,7 +13,7 @@ from torch import nn
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.limits import check_model
-from client_app.node_config import check_node_config, is_simulated, own_config
+from client_app.node_config import check_node_config, is_simulated, own_config, with_own
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.dp_training import check_network
@@ -254,14 +254,13 @@ def _own_settings(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: Policy | None
 ) -> Settings:
     """The run's settings, with what this hospital sets itself."""
-    own = {key: node_config[key] for key in OWN_SETTINGS if key in node_config and key != "model"}
-    settings = Settings.parse({**run_config, **own})
+    settings = with_own(run_config, node_config)
     if policy is None:
         index = int(node_config["partition-id"])
         return replace(settings, train=settings.train.at(index), gan=settings.gan.at(index))
     for key in OWN_FILES:
         file = str(run_config[key]).removeprefix(PUBLIC)
-        if key not in own and Path(file).is_absolute():
+        if key not in node_config and Path(file).is_absolute():
             raise PolicyError(f"files.{key}", run_config[key], "files that the node-config names")
     asked, rules = settings.release, policy.release
     allowed = replace(

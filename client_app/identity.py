@@ -8,6 +8,7 @@ public half is one line of text, which hospitals give one another outside of any
 
 import base64
 import os
+import secrets
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +16,11 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from filelock import FileLock
 
 from client_app.node_config import OwnError
-from client_app.store import own_draft
+from client_app.store import Store, own_draft
+from strategies.protocol.files import replacing
 from strategies.protocol.keys import read_key
 
 
@@ -100,3 +103,29 @@ class Identity:
     def member(self) -> Member:
         """The public half."""
         return Member(self.signing.public_key(), self.reading.public_key())
+
+
+def secret_of(store: Store) -> bytes:
+    """The hospital's own, from which noise follows; it never leaves the store.
+
+    Raises:
+        OwnError: Its file was damaged: noise from a secret that can be guessed hides nothing.
+    """
+    path = store.folder / "figures-secret"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".figures-secret.lock")):
+        if not path.exists():
+            with replacing(path) as draft:
+                draft.touch(mode=0o600)
+                draft.write_bytes(secrets.token_bytes(32))
+        try:
+            secret = path.read_bytes()
+        except OSError as error:
+            raise OwnError("secret", f"{path} cannot be read: {error}") from error
+    if len(secret) != 32:
+        raise OwnError(
+            "secret",
+            f"{path} has {len(secret)} bytes; 32 are expected. Get it from a backup: with a new "
+            "one a server can ask again, and average the noise away.",
+        )
+    return secret

@@ -187,7 +187,10 @@ def _asked(message: Message) -> dict[str, Any]:
 def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
     """Under which settings, code and policy the hospital was asked."""
     policy = Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
-    rules = _hash(policy.read_bytes()) if policy.is_file() else ""
+    try:
+        rules = _hash(policy.read_bytes())
+    except OSError:  # what leaves then is a failure that says so
+        rules = ""
     given = sorted(context.run_config.items())  # also of a run that is refused
     settings = {k: redacted(value) if isinstance(value, str) else value for k, value in given}
     return {"settings": settings, "code": code_hash(), "policy": rules}

@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context
 
 from strategies.protocol.may_leave import OWN_SETTINGS
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import Settings, SettingsError
 
 # The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
 # what comes through Flower's own interface, any user of the machine can change.
@@ -70,6 +70,21 @@ def check_node_config(config: Mapping[str, Any]) -> None:
             kind = {str: "a text in quotes", int: "a whole number", bool: "true or false"}
             allowed = ", ".join(KEPT) if key == "keep" else kind.get(KINDS[key][0], "a number")
             raise OwnError("node-config", f"'{key}' is {value!r}; it must be: {allowed}.")
+
+
+def with_own(run_config: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
+    """The settings of a run, with those that the hospital sets itself; `model` is its own alone.
+
+    Raises:
+        SettingsError: One of the run's cannot be used.
+        OwnError: One of the hospital's cannot be used.
+    """
+    own = {key: config[key] for key in OWN_SETTINGS if key in config and key != "model"}
+    settings = Settings.parse(run_config)
+    try:
+        return Settings.parse({**run_config, **own}) if own else settings
+    except SettingsError as error:
+        raise OwnError("node-config", str(error)) from error
 
 
 def own_config(context: Context) -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, get_type_hints
 
 from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
@@ -46,6 +46,20 @@ class PolicyError(ValueError):
         return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
 
 
+class _Rules:
+    """One table, whose numbers are 0 or more; its `shares` are at most 1."""
+
+    table: ClassVar[str]
+    shares: ClassVar[frozenset[str]] = frozenset()
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int | float):
+                most, allowed = (1.0, "0 to 1") if name in self.shares else (math.inf, "0 or more")
+                key = f"{self.table}.{name.replace('_', '-')}"
+                require(0 <= value <= most, key, value, allowed)
+
+
 @dataclass(frozen=True)
 class CodeRules:
     """The table `code`."""
@@ -54,8 +68,10 @@ class CodeRules:
 
 
 @dataclass(frozen=True)
-class RunRules:
+class RunRules(_Rules):
     """The table `runs`."""
+
+    table = "runs"
 
     strategies: list[str]
     sealed_only: bool
@@ -66,8 +82,11 @@ class RunRules:
 
 
 @dataclass(frozen=True)
-class ImageRules:
+class ImageRules(_Rules):
     """The table `images`."""
+
+    table = "images"
+    shares = frozenset({"max_quarantined", "min_test_fraction"})
 
     classes: list[str]
     max_size: int
@@ -76,20 +95,22 @@ class ImageRules:
 
 
 @dataclass(frozen=True)
-class ModelRules:
+class ModelRules(_Rules):
     """The table `models`."""
+
+    table = "models"
+    shares = frozenset({"max_membership"})
 
     max_megabytes: float
     max_membership: float
 
-    def __post_init__(self) -> None:
-        most = self.max_membership
-        require(0 <= most <= 1, "models.max-membership", most, "0 to 1")
-
 
 @dataclass(frozen=True)
-class ReleaseRules:
+class ReleaseRules(_Rules):
     """The table `release`."""
+
+    table = "release"
+    shares = frozenset({"min_quantile", "max_discarded", "max_membership"})
 
     buffers: bool
     max_images: int
@@ -122,8 +143,11 @@ class Ruling:
 
 
 @dataclass(frozen=True)
-class EmbeddingRules:
+class EmbeddingRules(_Rules):
     """The table `embeddings`."""
+
+    table = "embeddings"
+    shares = frozenset({"max_linked", "max_inverted"})
 
     kinds: list[str]
     max_bits: float
@@ -132,7 +156,7 @@ class EmbeddingRules:
     max_samples: int
 
     def __post_init__(self) -> None:
-        require(self.max_samples >= 0, "embeddings.max-samples", self.max_samples, "0 or more")
+        super().__post_init__()
         allowed = f"a list of names out of {', '.join(PARTS)}"
         require(set(PARTS).issuperset(self.kinds), "embeddings.kinds", self.kinds, allowed)
 
@@ -149,8 +173,11 @@ class EmbeddingRules:
 
 
 @dataclass(frozen=True)
-class PrivacyRules:
+class PrivacyRules(_Rules):
     """The table `privacy`."""
+
+    table = "privacy"
+    shares = frozenset({"max_delta"})
 
     max_epsilon: float
     max_delta: float
@@ -175,8 +202,10 @@ class PrivacyRules:
 
 
 @dataclass(frozen=True)
-class FigureRules:
+class FigureRules(_Rules):
     """The table `figures`."""
+
+    table = "figures"
 
     withheld: list[str]
     smallest_group: int
@@ -188,20 +217,19 @@ class FigureRules:
             self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
         )
         require(self.max_models >= 1, "figures.max-models", self.max_models, "1 or more")
-        require(self.max_detailed >= 0, "figures.max-detailed", self.max_detailed, "0 or more")
+        super().__post_init__()
         # Models are weighed by `num-examples` where they are averaged; `refused` is no figure.
-        known = set(METRICS) - {"num-examples", "refused"}
-        require(
-            known.issuperset(self.withheld),
-            "figures.withheld",
-            self.withheld,
-            f"a list of names out of {', '.join(sorted(known))}",
-        )
+        known = {name: "" for name in METRICS if name not in ("num-examples", "refused")}
+        for figure in set(self.withheld) - known.keys():
+            allowed = f"a list of figures{near_miss(figure, known).rstrip('.')}"
+            require(False, "figures.withheld", self.withheld, allowed)
 
 
 @dataclass(frozen=True)
-class MachineRules:
+class MachineRules(_Rules):
     """The table `machine`."""
+
+    table = "machine"
 
     max_memory_gb: float
     max_disk_gb: float
@@ -405,11 +433,12 @@ def uphold(ruling: Ruling) -> None:
 def _rules(text: str) -> dict[str, Any]:
     """The rules in the text of a file, as "table.name"."""
     rules: dict[str, Any] = {}
+    known = get_type_hints(Policy)
     for table, entries in tomllib.loads(text).items():
-        if isinstance(entries, dict):
+        if isinstance(entries, dict) and (entries or table in known):
             rules |= {f"{table}.{name}": value for name, value in entries.items()}
         else:
-            rules[table] = entries  # outside of a table: no rule is called so
+            rules[table] = entries  # outside of a table, or an empty one: no rule is called so
     return rules
 
 
@@ -419,6 +448,8 @@ def _line_of(text: str, rule: str) -> int:
     for number, line in enumerate(text.splitlines(), 1):
         if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
             table = found[1]
+            if table == rule:
+                return number
         elif (found := named.match(line)) and rule in (f"{table}.{found[1]}", found[1]):
             return number
     return 0

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from client_app.node_config import OwnError
 from client_app.policy import PrivacyRules, at_most, uphold
 from client_app.store import own_folder
 
@@ -76,9 +77,16 @@ class Account:
         return total
 
     def read(self) -> list[Spent]:
-        """All releases so far; a line that was cut off was of none that was made."""
-        lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-        return [Spent(**json.loads(line)) for line in lines if line.endswith("}")]
+        """All releases so far; a line that was cut off was of none that was made.
+
+        Raises:
+            OwnError: The file cannot be read, or a line is no release.
+        """
+        try:
+            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+            return [Spent(**json.loads(line)) for line in lines if line.endswith("}")]
+        except (OSError, ValueError, TypeError) as error:
+            raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error
 
 
 def noise_for(epsilon: float, delta: float) -> float:

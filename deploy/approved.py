@@ -4,6 +4,7 @@ Approved code lies in `<hospital's folder>/approved/`, each version in a folder 
 its hash. The file `code` there holds the hash of the one that runs. Nothing is ever overwritten.
 """
 
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -65,7 +66,9 @@ def approved_code(folder: Path) -> Path:
             f"{folder} has no approved code: approve this version with `python -m deploy approve "
             f"{folder}`, and compare its hash with the other hospitals'."
         )
-    code = chosen.read_text().strip()
+    code = chosen.read_bytes().strip().decode("ascii", "replace")
+    if not re.fullmatch("[0-9a-f]{64}", code):
+        raise DeployError(f"{chosen} is damaged: it must hold one hash, as `approve` writes it.")
     place = chosen.with_name(code[:DIGITS])
     _check(place, code)
     return place

@@ -13,6 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -79,6 +80,23 @@ def check_name(hospital: str) -> None:
         check_rule(hospital)
     except ValueError as error:
         raise DeployError(str(error)) from error
+
+
+def check_key(path: Path) -> None:
+    """Check that Flower can read a hospital's private key.
+
+    Raises:
+        DeployError: It cannot.
+    """
+    try:
+        key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise DeployError(
+            f"{path} cannot be read as a key ({error}): get a backup of it, or make "
+            "another with `python -m deploy key` and have it registered."
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise DeployError(f"{path} is a key of another kind: make one with `python -m deploy key`.")
 
 
 def end_of(certificate: Path) -> datetime:

@@ -16,7 +16,7 @@ from typing import Any
 from client_app.node_config import OwnError
 from client_app.start import check_own
 from deploy.approved import approved_code
-from deploy.credentials import check_name, end_of
+from deploy.credentials import check_key, check_name, end_of
 from deploy.errors import DeployError
 from deploy.running import only_one
 from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
@@ -87,6 +87,7 @@ def start_supernode(hospital: Hospital) -> None:
         if not path.exists():
             raise DeployError(f"{path} does not exist: {source}.")
     end_of(authority)
+    check_key(key)
     check_writable(hospital.name, store)
     if not shutil.which("ps"):  # for the watch
         raise DeployError("The command ps is missing: install it (on Linux the package procps).")

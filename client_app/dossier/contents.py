@@ -9,7 +9,7 @@ from typing import Any
 
 from client_app.buffer.job import Release
 from client_app.datasets.facts import hashes
-from client_app.disclosure import secret_of
+from client_app.identity import secret_of
 from client_app.request import Request
 from strategies.protocol.code import code_hash
 

@@ -16,8 +16,9 @@ from filelock import FileLock
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
-from client_app.disclosure import Disclosure, secret_of
+from client_app.disclosure import Disclosure
 from client_app.embeddings.audit import Encoded, audit
+from client_app.identity import secret_of
 from client_app.policy import EmbeddingRules, PolicyError, uphold
 from client_app.request import Request
 from client_app.store import Store, own_folder

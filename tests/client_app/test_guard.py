@@ -13,7 +13,7 @@ from client_app.errors import LEAVES, DataError
 from client_app.guard import guard
 from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure
-from tests.fakes import context
+from tests.fakes import context, deployment
 
 
 def message(verb="train"):
@@ -49,6 +49,38 @@ def test_of_a_rule_of_the_policy_only_its_table_leaves(caplog):
     assert answer.error.code == Failure.POLICY
     assert answer.error.reason == "The hospital's policy ([release]) does not allow it."
     assert "release.min-quantile allows 0.01 or more, asked is 0" in caplog.text
+
+
+@pytest.mark.parametrize("error", [each for each in LEAVES if each is not PolicyError])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The setting 'ser.oracle' is '/ward 7/maps.npz'; it must be another.",
+        "There is no file '/ward 7/x.npz'.",
+        "/other/folder/a.npz is damaged.",
+        "~/ward/x cannot be read",
+        "The data set 'hf:ward-7/nevi' has no such column.",
+    ],
+)
+def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, caplog):
+    def handler(message, context):
+        raise error(text)
+
+    own = {"site": "graz", "ser.oracle": "/ward 7/maps.npz", "dataset": "hf:ward-7/nevi"}
+    place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, **own)
+    answer = guard(message(), place, handler)
+    assert answer.error.code == LEAVES[error]
+    assert answer.error.reason == "The hospital's files cannot be used; its own log says why."
+    assert text in caplog.text
+
+
+@pytest.mark.parametrize("text", ["'mah.auxiliary' is 'public:/shared/x.npz'", "1 / 2 a/b, x/"])
+def test_what_the_run_names_is_told(text):
+    def handler(message, context):
+        raise DataError(text)
+
+    place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, site="graz")
+    assert guard(message(), place, handler).error.reason == text
 
 
 def test_of_any_other_error_only_the_type_leaves(caplog):

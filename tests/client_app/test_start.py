@@ -1,16 +1,19 @@
 """What a hospital's people have written: refused at its start, and told to nobody else."""
 
 import os
+from pathlib import Path
 
 import pytest
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
-from client_app.identity import Identity
+from client_app.hospital import open_hospital
+from client_app.identity import Identity, secret_of
 from client_app.members import member_line
 from client_app.node_config import OwnError, check_node_config
 from client_app.policy import DEFAULTS
 from client_app.start import check_own
+from client_app.store import Store
 from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -28,6 +31,9 @@ def place(tmp_path):
     (folder / "members").write_text("# ours\n" + member_line("graz", identity.member))
     config |= {name: str(folder / name) for name in ("identity", "members")}
     (folder / "policy.toml").write_text(DEFAULTS.read_text("utf-8"))
+    store = Path(config["store-dir"]) / "graz"
+    secret_of(Store(store))
+    (store / "privacy.jsonl").write_text("")
     return place
 
 
@@ -61,17 +67,34 @@ DAMAGE = {
     "folder": as_folder,
     "utf-16": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
     "latin-1": lambda path: path.write_bytes(b"# M\xfcller\n"),
+    "empty": lambda path: path.write_bytes(b""),
     "broken": appended("\n[runs\n"),
 }
 # What is said of a file of each kind with each damage, beside its path.
 CASES = [
-    *((file, DAMAGE[kind], "") for file in ("policy.toml", "members") for kind in DAMAGE),
+    *(
+        (file, DAMAGE[kind], "")
+        for file in ("policy.toml", "members")
+        for kind in DAMAGE.keys() - {"empty"}  # a policy with the defaults
+    ),
     ("policy.toml", appended("\n[run]\nmax-rounds = 9\n"), "'run.max-rounds'; did you mean"),
     ("policy.toml", written("[runs]\n\nmax-round = 9"), "line 3: there is no rule"),
     ("policy.toml", written("[runs]\n\nmax-round = 9"), "did you mean 'runs.max-rounds'?"),
     ("policy.toml", written("[runs]\nmax-rounds = 'many'"), "line 2: "),
     ("policy.toml", written("# M\n[models]\nmax-membership = 5"), "line 3: "),
     ("policy.toml", written("max-rounds = 9"), "line 1: there is no rule 'max-rounds'"),
+    ("policy.toml", appended("\n[run]\n"), "there is no rule 'run'"),
+    (
+        "policy.toml",
+        written("[runs]\nmax-rounds = -1"),
+        "line 2: The setting 'runs.max-rounds' is",
+    ),
+    ("policy.toml", written("[images]\nmin-test-fraction = 10"), "it must be 0 to 1"),
+    ("policy.toml", written("[privacy]\nmax-epsilon = nan"), "is nan; it must be 0 or more"),
+    ("policy.toml", written("[figures]\nwithheld = ['aurok']"), "did you mean 'auroc'?"),
+    *(("store/graz/figures-secret", DAMAGE[kind], "") for kind in ("folder", "latin-1", "empty")),
+    *(("store/graz/privacy.jsonl", DAMAGE[kind], "is damaged") for kind in ("folder", "latin-1")),
+    ("store/graz/privacy.jsonl", written('{"spent": 1}'), "is damaged"),
     ("members", written(""), "has no line with this hospital's key. It must have: graz = "),
     ("members", written("graz = 7"), "line 1: "),
     ("members", appended("linz = 'AAAA'"), "line 3: 'linz' is no name, or has no usable key"),
@@ -126,6 +149,8 @@ def test_nothing_of_such_a_file_ever_leaves(place, tmp_path, file, damage, said,
         ({"train.learning-rate": "fast"}, "it must be: a number"),
         ({"train.learning-rate": -1.0}, "'train.learning-rate' is -1.0; it must be"),
         ({"keep": "all"}, "'keep' is 'all'; it must be: final, visits, none"),
+        ({"model": "resnet81"}, "There is no model 'resnet81'"),
+        ({"ser.oracle": "/Station-7/maps.npz"}, "'ser.oracle' is '/Station-7/maps.npz', which is"),
     ],
 )
 def test_a_key_that_nobody_reads_and_a_value_of_the_wrong_kind_are_refused(place, config, said):
@@ -136,3 +161,12 @@ def test_a_simulated_hospital_has_what_flower_s_engine_sets():
     check_node_config({"partition-id": 0, "num-partitions": 2})
     with pytest.raises(OwnError):
         check_node_config({"partition-id": 0, "num-partitions": 2, "stie": "graz"})
+
+
+@pytest.mark.parametrize("key", ["pretrained", "gan.lpips-weights", "gan.inception-weights"])
+def test_a_setting_of_the_hospital_s_own_is_not_told_with_its_value(place, key):
+    place.node_config[key] = f"{SECRET}/x.npz"  # must be absolute
+    with pytest.raises(OwnError) as caught:
+        open_hospital(place)
+    assert SECRET in caught.value.explain()
+    assert SECRET not in str(caught.value)

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from requests.utils import should_bypass_proxies
 
@@ -227,6 +228,33 @@ def test_what_a_supernode_is_started_with(any_code, folder, monkeypatch):
     assert json.loads(environment["FEDHANDOFF_NODE_CONFIG"])["data-dir"] == str(folder)
     found = shutil.which("flwr-clientapp", path=environment["PATH"])
     assert found == str(PROGRAMS / "flwr-clientapp")
+
+
+@pytest.mark.parametrize("file", ["ca.crt", "graz.key", "approved/code"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\xfe\x00", b"-----BEGIN OPENSSH PRIVATE KEY-----"]
+)
+def test_a_damaged_file_of_the_hospital_is_named_before_it_connects(file, content, folder):
+    make_key(folder, "graz")
+    approve(folder, ROOT)
+    (folder / file).unlink()
+    if content is None:
+        (folder / file).mkdir()
+    else:
+        (folder / file).write_bytes(content)
+    with pytest.raises(DeployError, match=str(folder)) as refusal:
+        start_supernode(of(folder))
+    assert len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_key_of_another_kind_is_refused(folder):
+    key = ed25519.Ed25519PrivateKey.generate()
+    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH
+    (folder / "graz.key").write_bytes(
+        key.private_bytes(encoding, form, serialization.NoEncryption())
+    )
+    with pytest.raises(DeployError, match="is a key of another kind"):
+        start_supernode(of(folder))
 
 
 def test_a_secret_is_new_and_private(tmp_path):
