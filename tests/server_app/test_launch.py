@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 
@@ -46,9 +47,12 @@ def launch(tmp_path, monkeypatch):
             main()
         finally:
             calls = tmp_path / "calls"
-            _launch.calls = calls.read_text().splitlines() if calls.exists() else []
-        return [json.loads(call) for call in _launch.calls]
+            lines = calls.read_text().splitlines() if calls.exists() else []
+            launched[:] = map(json.loads, lines)
+        return list(launched)
 
+    launched: list[Any] = []
+    _launch.__dict__["calls"] = launched
     return _launch
 
 

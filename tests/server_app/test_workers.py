@@ -6,6 +6,7 @@ import signal
 from contextlib import nullcontext
 from io import BytesIO
 from socket import socketpair
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,11 +156,16 @@ def test_by_default_each_core_computes_for_a_hospital(
 
     monkeypatch.setattr(Courier, "simulates", simulates)
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    monkeypatch.setattr(module, "Workers", lambda n: nullcontext(started.append(n)))
+
+    def workers(count):
+        started.append(count)
+        return nullcontext()
+
+    monkeypatch.setattr(module, "Workers", workers)
     monkeypatch.setattr(module, "WorkersGrid", type("Warm", (Grid,), {}))
     monkeypatch.setenv("RAY_ADDRESS", address)
     chosen = Settings.parse(merged({}))
-    given = Grid()
+    given: Any = Grid()
     with module._engine(given, chosen, context(0, 3, {})) as used:
         assert (used is given) == (not processes)
     assert started == processes
