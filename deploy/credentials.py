@@ -90,7 +90,7 @@ def check_key(path: Path) -> None:
     """
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
-    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+    except (OSError, TypeError, ValueError, UnsupportedAlgorithm) as error:  # TypeError: a password
         raise DeployError(
             f"{path} cannot be read as a key ({error}): get a backup of it, or make "
             "another with `python -m deploy key` and have it registered."
