@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from client_app import disclosure
 from client_app.datasets import LocalData
 from client_app.disclosure import COARSEST, Disclosure, effects, in_large_classes, step_of
+from client_app.identity import secret_of
 from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
@@ -220,7 +220,7 @@ def test_the_secret_is_the_hospital_s_own(tmp_path):
     path = tmp_path / "figures-secret"
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
-    assert disclosure.secret_of(Store(tmp_path)) != first.secret
+    assert secret_of(Store(tmp_path)) != first.secret
 
 
 def test_prototypes_are_of_classes_of_enough_patients(tmp_path):

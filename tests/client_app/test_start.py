@@ -31,7 +31,7 @@ def place(tmp_path):
     (folder / "members").write_text("# ours\n" + member_line("graz", identity.member))
     config |= {name: str(folder / name) for name in ("identity", "members")}
     (folder / "policy.toml").write_text(DEFAULTS.read_text("utf-8"))
-    store = Path(config["store-dir"]) / "graz"
+    store = Path(str(config["store-dir"])) / "graz"
     secret_of(Store(store))
     (store / "privacy.jsonl").write_text("")
     return place
