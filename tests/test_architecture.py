@@ -211,6 +211,7 @@ def test_the_apps_load_without_torch_or_a_tracker(module):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_hospital_works_without_torchvision_unless_it_must():
     """Its import takes seconds, for each message to a deployed hospital."""
     code = (

@@ -160,6 +160,7 @@ def test_the_classes_of_the_folders_of_diagnoses_are_the_seven_of_ham10000(tmp_p
         diagnoses.main()
 
 
+@pytest.mark.slow
 def test_departments_have_chests_in_their_own_form_and_spots_in_one_class(tmp_path, monkeypatch):
     few = [replace(each, numbers={"normal": 8, "tb": 8}) for each in phantoms.DEPARTMENTS]
     monkeypatch.setattr(phantoms, "DEPARTMENTS", few)

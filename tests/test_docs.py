@@ -120,6 +120,7 @@ def test_notebooks_are_kept_without_outputs(path):
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
 
 
+@pytest.mark.slow
 def test_the_site_can_be_made(tmp_path):
     """Zensical ends with an error at a link or an anchor that leads nowhere."""
     code = [sys.executable, "docs/site.py", str(tmp_path / "site")]

@@ -105,6 +105,7 @@ def test_every_strategy_trains(tmp_path, strategy):
         assert check_parcel(parcel).lineage == lineage
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_path, strategy):
     runs = [federate(tmp_path / str(order), strategy, order) for order in (1, 2)]
@@ -167,6 +168,7 @@ def test_batchnorm_never_travels_with_fedbn_but_stays_with_the_hospital(tmp_path
     assert [event for event in ledger.events if event.outcome != "ok"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("counts", ["images", "equal"])
 def test_fedavg_averages_what_the_hospitals_send(tmp_path, counts):
     """The global model after round 1 is the mean of the answers, by their images or not."""
@@ -211,6 +213,7 @@ class BareRing(RWT):
         return self.along(stay(state.hospitals) if state.round == 1 else ring, state)
 
 
+@pytest.mark.slow
 def test_feder_without_buffers_is_the_bare_hand_off_bit_for_bit(tmp_path, monkeypatch):
     monkeypatch.setitem(STRATEGIES, "bare-ring", BareRing)
     bare, told, _ = federate(tmp_path, "bare-ring", num_server_rounds=3)
@@ -219,6 +222,7 @@ def test_feder_without_buffers_is_the_bare_hand_off_bit_for_bit(tmp_path, monkey
     assert figures(told) == figures(told_too)
 
 
+@pytest.mark.slow
 def test_feder_with_a_replay_weight_of_zero_is_the_bare_hand_off_too(tmp_path, monkeypatch):
     monkeypatch.setitem(STRATEGIES, "bare-ring", BareRing)
     bare, _, _ = federate(tmp_path, "bare-ring", num_server_rounds=3)
@@ -226,6 +230,7 @@ def test_feder_with_a_replay_weight_of_zero_is_the_bare_hand_off_too(tmp_path, m
     assert_same_models(bare, feder)
 
 
+@pytest.mark.slow
 def test_replay_lowers_what_a_model_forgets(tmp_path):
     """Each hospital holds classes of its own: a model that moves on forgets the last hospital's."""
     cut = {"partition": "classes", "partition_classes": 5, "num_server_rounds": 6, "hospitals": 2}
@@ -248,6 +253,7 @@ def test_the_variants_of_feder_train(tmp_path, variant):
     assert means[1] > means[0] > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["real", "synthetic", "both"])
 def test_centralized_baselines_train(tmp_path, data):
     _, ledger, _ = federate(tmp_path, "centralized", centralized__data=data, num_server_rounds=4)
@@ -256,6 +262,7 @@ def test_centralized_baselines_train(tmp_path, data):
     assert {e.hospital for e in ledger.of("evaluate")} == {f"hospital-{k}" for k in range(3)}
 
 
+@pytest.mark.slow
 def test_every_hospital_may_start_with_a_network_of_its_own(tmp_path):
     """Whatever arrives is trained: an mlp, a cnn and a torchvision network travel together."""
     write_archive(tmp_path / "few.npz", 60)
@@ -295,6 +302,7 @@ def test_the_ensemble_is_the_mean_probability_of_all_models(tmp_path):
     assert measured["accuracy"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_bytes_of_a_hop_are_a_model_both_ways_and_a_buffer_once(tmp_path):
     _, ledger, _ = federate(tmp_path, "feder", num_server_rounds=8)
     first, *later = [e for e in ledger.of("train") if e.hospital == "hospital-0"]
@@ -337,6 +345,7 @@ def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_e
     assert not any(name.endswith("memory") for content in tested for name in content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["cwt", "rwt", "fedavg"])
 def test_fedrewind_without_a_fraction_is_its_base_bit_for_bit(tmp_path, base):
     plain, told, _ = federate(tmp_path / "a", base, train__epochs=3)
@@ -374,6 +383,7 @@ def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
         np.testing.assert_allclose(array, model.state_dict()[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["cwt", "fedavg"])
 def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base, monkeypatch):
     """What is opened while a hospital works, by the index of the hospital."""
@@ -398,6 +408,7 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
     assert opened == {(k, k) for k in range(HOSPITALS)}
 
 
+@pytest.mark.slow
 def test_as_in_the_authors_fedavg_every_hospital_has_batchnorm_statistics_of_its_own(tmp_path):
     """They stay what they are on the rewind leg, and the average is tested with them."""
     _, ledger, grid = federate(
@@ -455,6 +466,7 @@ def test_hospitals_with_folders_of_different_classes_train_one_network(tmp_path)
     assert ["auroc" in e.metrics for e in tested if e.hospital == "linz"] == [False] * 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["rwt", "cwc", "fedrewind", "feder"])
 def test_models_in_half_precision_take_half_the_bytes_and_do_as_well(strategy, tmp_path):
     whole, half = (
@@ -487,6 +499,7 @@ def test_methods_that_average_refuse_half_precision(tmp_path):
         federate(tmp_path, "fedavg", wire_dtype="float16")
 
 
+@pytest.mark.slow
 def test_the_order_of_visits_decides_on_asynchronous_models_bit_for_bit(tmp_path):
     """In virtual time, and then replayed in real time, in which hospitals are as fast as they are.
 

@@ -44,6 +44,7 @@ def orders(grid, verb="train"):
     return [m.content["order"] for m in grid.sent if m.metadata.message_type == verb]
 
 
+@pytest.mark.slow
 def test_a_run_pretrains_once_and_then_all_train_the_classifier(whole):
     state, ledger, grid = whole
     assert [event for event in ledger.events if event.outcome != "ok"] == []
@@ -58,6 +59,7 @@ def test_a_run_pretrains_once_and_then_all_train_the_classifier(whole):
     assert np.mean(last) > 0.3
 
 
+@pytest.mark.slow
 def test_each_hospital_sends_a_task_s_embeddings_once(whole):
     state, _, grid = whole
     kinds = [order["embeddings"] for order in orders(grid)]
@@ -70,6 +72,7 @@ def test_each_hospital_sends_a_task_s_embeddings_once(whole):
         assert count == pytest.approx(0.1 * 1797 * 0.8 / 3, abs=1)
 
 
+@pytest.mark.slow
 def test_events_say_what_was_asked_and_what_came(whole):
     state, ledger, _ = whole
     told = {
@@ -85,6 +88,7 @@ def test_events_say_what_was_asked_and_what_came(whole):
     assert told == came
 
 
+@pytest.mark.slow
 def test_the_encoder_travels_once_to_each_hospital_and_never_back(whole):
     state, _, grid = whole
     encoders = state.encoder_arrays.keys()
@@ -104,6 +108,7 @@ def test_the_encoder_travels_once_to_each_hospital_and_never_back(whole):
         assert final[name].numpy().tobytes() == array.numpy().tobytes()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run_whatever_the_order_of_answers(tmp_path, whole):
     again = fil_ver(tmp_path, order=1)
     assert figures(again[1]) == figures(whole[1])
@@ -152,6 +157,7 @@ def test_the_other_variants(tmp_path, variant):
     assert parts == {2 if variant == "stats" else 1}
 
 
+@pytest.mark.slow
 def test_who_comes_and_goes_by_plan(tmp_path):
     """Who has left is not asked, and what it sent stays; who joins later gets the encoder then."""
     plan = tmp_path / "plan.csv"
@@ -172,6 +178,7 @@ def test_who_comes_and_goes_by_plan(tmp_path):
     assert sorted(given) == [(1, 100), (1, 101), (2, 102)]
 
 
+@pytest.mark.slow
 def test_hospitals_that_fail_without_a_plan(tmp_path, monkeypatch):
     """The next one trains the encoder; one that is gone in task 2 has left its embeddings."""
 

@@ -51,6 +51,7 @@ def test_a_round_begins_with_its_first_mark():
     assert beginnings([(1, 12.0), (0, 10.0), (1, 11.5), (0, 10.5), (2, 14.0)]) == [10, 11.5, 14]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", peers.BOTH)
 def test_the_yardstick_learns_and_is_timed(tmp_path, method):
     write_digits(tmp_path / "parts.npz")

@@ -185,6 +185,7 @@ def quick_or_slow(cases):
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in cases]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("case", quick_or_slow(CASES))
 def test_a_run_killed_anywhere_ends_as_if_it_had_not_been(case, tmp_path):
@@ -206,6 +207,7 @@ class Unreliable(CountingHospital):
         return failing(message) if place % 3 == 0 else super().train(message, order)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
 @given(
     strategy=st.sampled_from(sorted(STRATEGIES)),
@@ -242,6 +244,7 @@ def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_
     assert {e.hospital for e in gone} == {"h1"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("end", [55, 75, 90])
 def test_without_rounds_no_model_looks_older_after_a_kill(end, tmp_path):
@@ -253,6 +256,7 @@ def test_without_rounds_no_model_looks_older_after_a_kill(end, tmp_path):
     assert run.part()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("strategy", quick_or_slow(["cwt", "cwc", "fedavg"]))
 def test_a_hospital_that_is_new_after_a_kill_takes_part_from_the_next_round_on(strategy, tmp_path):
@@ -599,6 +603,7 @@ REAL: dict[str, dict[str, object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_buffers", "_no_waiting")
 @pytest.mark.parametrize("case", quick_or_slow(REAL))
 def test_models_and_figures_are_bit_for_bit_those_of_a_run_without_kills(

@@ -60,6 +60,7 @@ def opened(state, tmp_path, sealed):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "settings"),
     [
@@ -90,6 +91,7 @@ def test_sealed_models_are_those_that_an_open_run_comes_to(strategy, settings, t
     assert all(np.array_equal(models[0][key], models[1][key]) for key in models[0])
 
 
+@pytest.mark.slow
 def test_members_of_a_file_seal_for_one_another(tmp_path):
     identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "consortium"
@@ -98,6 +100,7 @@ def test_members_of_a_file_seal_for_one_another(tmp_path):
     assert {event.outcome for event in ledger.events} == {"ok"}
 
 
+@pytest.mark.slow
 def test_a_hospital_is_sent_the_list_of_members_once(tmp_path):
     _, ledger, grid = federate(tmp_path)
     assert {event.outcome for event in ledger.events} == {"ok"}
@@ -151,6 +154,7 @@ def test_a_tampered_parcel_is_refused_and_the_run_goes_on(tmp_path):
     assert [event.outcome for event in ledger.of("train") if event.round == 3] == ["ok"] * 3
 
 
+@pytest.mark.slow
 def test_an_old_parcel_is_refused(tmp_path):
     """With `standalone` each model comes back to its hospital; in round 3 as it was in round 1."""
     first: dict[str, Any] = {}
@@ -203,6 +207,7 @@ def test_parcels_of_another_run_are_refused(tmp_path):
     assert "sealed for another run" in reason
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sealed", "members", "reason"),
     [

@@ -66,6 +66,7 @@ def means(ledger, name) -> Mapping[int, float]:
     return {server_round: float(np.mean(values)) for server_round, values in told.items()}
 
 
+@pytest.mark.slow
 def test_fedavg_forgets_what_it_no_longer_sees(tmp_path):
     """Digits, and then digits with their pixels in another order."""
     changes = {"train__epochs": 6, "train__batch_size": 16, "num_server_rounds": 2}

@@ -8,6 +8,7 @@ from flwr.app import Message, RecordDict
 from tests.test_sealed_federation import failures, federate
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_buffers")
 def test_an_exchanged_buffer_is_refused_and_the_run_goes_on(tmp_path):
     """In round 3 hospital-1 gets, under the right name, the buffer of another hospital."""

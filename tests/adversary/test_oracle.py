@@ -271,6 +271,7 @@ def answers_of_tasks(victim, classes, **config):
                 yield {name: each for name, each in told if "num-" in name or "images-of" in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cut", "tasks", "classes"),
     [
@@ -310,6 +311,7 @@ def opened(victim):
     return request.Request.open(message, victim.place, request.Clock(60.0))
 
 
+@pytest.mark.slow
 def test_details_of_all_models_together_tell_little_of_a_patient(tmp_path):
     """Details of as many models as there are questions, in the one table that an answer moves most.
 

@@ -571,6 +571,7 @@ class Killer:
                 raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_a_kill_at_any_moment_leaves_a_good_library(comes_back, tmp_path, monkeypatch):
     monkeypatch.setattr(library, "CHUNK", 2)

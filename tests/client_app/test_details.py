@@ -279,6 +279,7 @@ def test_so_many_models_are_told_of_and_no_more(tmp_path):
     assert told_of(none, few) == none.disclosure.of_test(few.model, few.test)
 
 
+@pytest.mark.slow
 def test_a_training_image_does_not_decide_on_an_operating_point(tmp_path):
     """Of 100 training images of class 1, 25 have 0.45, and 51 have 0.2, or 49; of class 0 half.
 

@@ -183,6 +183,7 @@ def test_what_could_not_be_measured_of_embeddings_is_not_told(tmp_path):
     assert figures.of_embeddings(unmeasured, np.arange(100)) == {}
 
 
+@pytest.mark.slow
 def test_figures_are_right_on_the_average_in_whole_steps_and_the_same_again(tmp_path):
     labels = [0, 1] * 200
     figures = of(tmp_path, labels, classes=2)

@@ -127,6 +127,7 @@ def test_nothing_leaves_unless_the_policy_names_it(folder, tmp_path, caplog):
     assert not [name for name in answer.content["metrics"] if name.startswith("embedding")]
 
 
+@pytest.mark.slow
 def test_noise_decides_whether_a_sample_leaves(folder, tmp_path, caplog):
     """An encoder that is made to add none gives images away."""
     server = Server(folder, tmp_path, OPEN)
@@ -177,6 +178,7 @@ def test_the_server_cannot_draw_the_noise(folder, tmp_path):
     assert not np.array_equal(*(record["values"].numpy() for record in records))
 
 
+@pytest.mark.slow
 def test_orders_that_do_not_fit_are_refused(folder, tmp_path):
     server = Server(folder, tmp_path, OPEN)
     for changes in (

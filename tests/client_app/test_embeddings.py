@@ -249,6 +249,7 @@ def test_a_class_of_which_no_image_stays():
     assert audited(leaking(replace(samples, labels=labels))).figures["embedding-inverted"] > 0.5
 
 
+@pytest.mark.slow
 def test_colour_images_of_any_size_and_rows(tmp_path):
     """More than 32 pixels a side are reduced; images may lie among others."""
     samples = images(shape=(3, 40, 36))

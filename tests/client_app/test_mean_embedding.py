@@ -72,6 +72,7 @@ def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
     assert not {"gan-private", "gan-iterations"} & release.figures.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
 def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
     images = [made(hospital(seed=seed)).samples.images for seed in (0, 1)]

@@ -116,6 +116,7 @@ def test_honest_buffers_are_refused_as_seldom_as_the_level_says():
     assert 5 < refused < 34  # of 400 at 5 %: 20, standard deviation 4.4
 
 
+@pytest.mark.slow
 def test_held_out_copies_do_not_change_the_thresholds():
     training, labels = draw(120, seed=1)
     images, seen = draw(80, seed=2)

@@ -22,6 +22,7 @@ SIZES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CODE_SETS)
 def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_path):
     made = CODE_SETS[name](source(folder=tmp_path / "first"), CHOICE)
@@ -35,6 +36,7 @@ def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_pat
         assert tuple(map(len, made.values())) == SIZES[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lci", "lci-plan", "k-salsa-plan"])
 def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_path):
     """Every second piece is not finished before the deadline, until all are there."""

@@ -199,6 +199,7 @@ def attack(noise: float) -> float:
 CANARY = np.array([[[[0, 255, 0], [255, 255, 0], [0, 255, 255]]]], dtype=np.uint8)
 
 
+@pytest.mark.slow
 def test_the_audited_epsilon_is_below_the_claim_and_half_the_noise_is_caught():
     noise = 1.99381  # ε = 2 at δ = 1e-5
     assert 0.5 < attack(noise) <= 2

@@ -87,6 +87,7 @@ def test_frechet_distance_is_finite_with_two_images_and_with_one_more_than_a_bat
     assert math.isfinite(distance_to(digits, 33, judge)(digits[0][5:7]))
 
 
+@pytest.mark.slow
 def test_the_classifier_learns_and_tells_noise_from_digits(digits, caplog):
     images, labels = digits
     distance = distance_to(digits, 700, "classifier")

@@ -262,6 +262,7 @@ def test_a_finished_training_is_returned_at_once(train):
     assert first.progress == again.progress
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight", [0.0, 5.0])
 def test_another_privacy_term_begins_where_phase_one_has_ended(train, tmp_path, weight):
     """Bit for bit as from the beginning, which it is where phase 1 is not the same."""
@@ -319,6 +320,7 @@ def test_global_generators_do_not_change(train):
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_same_seed_same_images(train, tmp_path):
     one, two = train(folder=tmp_path / "1"), train(folder=tmp_path / "2")
     other = train(folder=tmp_path / "3", seed=4)

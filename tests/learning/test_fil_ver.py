@@ -89,6 +89,7 @@ def right(model, samples):
         return (model(samples.images).argmax(dim=1) == samples.labels).double().mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vee", "ebr"])
 def test_the_encoder_learns_and_then_stays_bit_for_bit(name):
     model, samples = network(name), spots(120, 1)
@@ -100,6 +101,7 @@ def test_the_encoder_learns_and_then_stays_bit_for_bit(name):
     assert changed == {key for key in before if key.startswith("classifier.")}
 
 
+@pytest.mark.slow
 def test_a_hospital_that_rehearses_knows_the_first_task_still():
     """The second task would have it forget: the other side is right there."""
     first, second = spots(160, 1), spots(160, 2)
@@ -155,6 +157,7 @@ def test_the_loss_counts_kept_ones_as_new_ones():
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_naive_rehearsal_keeps_images_and_remembers():
     first, second = spots(160, 1), spots(160, 2)
     config = settings(learner="rehearsal", strategy="fedavg", rehearsal__share=0.25)

@@ -110,6 +110,7 @@ def test_kept_images_are_seen_in_eval_mode_and_teach_no_saliency():
     assert model.encoder.training
 
 
+@pytest.mark.slow
 def test_saliency_is_learned():
     """After 50 steps it is nearer to the oracle's."""
     model = network("ser-cnn")

@@ -180,6 +180,7 @@ def command(*arguments):
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_answers_without_torch():
     good = command("--run-config", "strategy='cwc' model='mlp'", "--hospitals", "2")
     assert (good.returncode, good.stdout[:25]) == (0, "The settings can be used:")

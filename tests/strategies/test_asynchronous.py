@@ -198,6 +198,7 @@ class Moody(CountingHospital):
         return super().train(message, order)
 
 
+@pytest.mark.slow
 @given(
     method=st.sampled_from(["rwt", "feder", "buffer-only"]),
     choose=st.sampled_from(["shortest", "uniform"]),
