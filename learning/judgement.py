@@ -1,7 +1,7 @@
 """When a model is of no use: the part of the rule that runs the network (docs/methods.md).
 
 The loss of a model is the cross-entropy that nine tenths of some images stay below. So neither one
-image nor one odd batch decides, and a model that always gives one answer shows.
+image nor one odd batch decides.
 
 A model that arrives is of no use if its loss is beyond `HOPELESS` times that of guessing. A visit
 has blown up if its loss is beyond `WORSE` times that of guessing and of the model that came.
@@ -17,6 +17,7 @@ from learning.samples import Samples
 
 SAMPLE, SHARE = 64, 0.9
 WORSE, HOPELESS = 100.0, 1000.0
+_OUTPUTS = "outputs are not finite, or the same for all images"
 
 
 def some(samples: Samples) -> Samples:
@@ -40,15 +41,21 @@ def nobodys(like: Samples, classes: int) -> Samples:
 
 @torch.inference_mode()
 def loss_of(network: nn.Module, samples: Samples) -> float:
-    """The loss that `SHARE` of the samples stay below, in times of guessing; inf for no numbers.
+    """The loss that `SHARE` of the samples stay below, in times of guessing.
+
+    It is infinite for outputs that are no numbers, and for a model that says exactly the same of
+    all images though these differ: its units are dead, or the statistics of its BatchNorm absurd.
 
     The network is as before: its layers keep their modes, and no random number is drawn.
     """
     modes = {module: module.training for module in network.modules()}
     network.eval()
-    logits: Tensor = network(samples.images)
+    images = samples.images
+    logits: Tensor = network(images)
     for module, training in modes.items():
         module.training = training
+    if (logits == logits[0]).all() and not (images == images[0]).all():
+        return inf
     losses = functional.cross_entropy(logits.double(), samples.labels, reduction="none")
     found = losses.nan_to_num(nan=inf).sort().values[int(SHARE * (len(losses) - 1))]
     return found.item() / log(max(2, logits.shape[1]))
@@ -56,11 +63,11 @@ def loss_of(network: nn.Module, samples: Samples) -> float:
 
 def flaw_on_arrival(loss: float) -> str:
     """What is wrong with a model that has arrived, in words; empty if nothing is."""
-    wrong = f"its loss is not finite, or beyond {HOPELESS:.0f} times that of guessing"
+    wrong = f"{_OUTPUTS}, or the loss is beyond {HOPELESS:.0f} times that of guessing"
     return "" if loss <= HOPELESS else wrong
 
 
 def flaw_of_visit(before: float, after: float) -> str:
     """What is wrong with a model after a visit, from its losses; empty if nothing is."""
-    wrong = f"the loss is not finite, or beyond {WORSE:.0f} times that of guessing and of before"
+    wrong = f"{_OUTPUTS}, or the loss is beyond {WORSE:.0f} times that of guessing and of before"
     return "" if after <= WORSE * max(1.0, before) else wrong

@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
+from client_app import visit
 from client_app.app import app as hospital_app
 from client_app.identity import Identity
 from client_app.members import member_line, read_members
@@ -128,6 +130,26 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
     assert any("sealed by 'hospital-2', who is not a member" in reason for _, reason in reasons)
     assert any(event.outcome == "ok" and event.round == 4 for event in ledger.of("train"))
     assert len(parcels_of(state)) == 3
+
+
+@pytest.mark.parametrize("settings", [{}, {"asynchronous": True, "async__seconds": "1,2,7"}])
+def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
+    """The server cannot open it; whoever receives it can, and names the hospital that sent it."""
+    pack_it = visit.pack
+
+    def spoilt(request, network, *rest):
+        if request.hospital.name == "hospital-1":
+            with torch.no_grad():
+                for weights in network.parameters():
+                    weights *= 5e4
+        return pack_it(request, network, *rest)
+
+    monkeypatch.setattr(visit, "pack", spoilt)
+    state, ledger, _ = federate(tmp_path, **settings)
+    failed = {(e.hospital, e.outcome) for e in ledger.of("train") if e.outcome != "ok"}
+    assert failed == {("hospital-1", "useless")}
+    for parcel in opened(state, tmp_path, True).values():
+        assert all(abs(each.numpy()).max() < 100 for each in parcel["model"].values())
 
 
 def tampered(message):

@@ -123,6 +123,7 @@ GARBAGE = {
     "means far away": numbers(lambda n, a: a + 9e5 if n.endswith("running_mean") else a),
     "steep": numbers(lambda n, a: a * 5e4 if n.endswith("weight") else a),
 }
+FAR = GARBAGE["means far away"]
 
 
 class Garbage:
@@ -160,7 +161,10 @@ def spoilt(tmp_path, strategy, change, rounds=range(9), **changes):
 
 @pytest.mark.parametrize(
     ("strategy", "kind"),
-    [*(("cwt", kind) for kind in GARBAGE), *((strategy, "steep") for strategy in HANDED_ON[1:])],
+    [
+        *(("cwt", kind) for kind in GARBAGE),
+        *((strategy, "means far away") for strategy in HANDED_ON[1:]),
+    ],
 )
 def test_garbage_that_is_sent_anyway_spoils_no_lineage(tmp_path, strategy, kind):
     result = spoilt(tmp_path, strategy, GARBAGE[kind], model="cnn")
@@ -171,10 +175,30 @@ def test_garbage_that_is_sent_anyway_spoils_no_lineage(tmp_path, strategy, kind)
     assert all(isinstance(each, float) for row in matrix for each in row)  # all are tested again
 
 
+def test_a_run_with_garbage_is_replayed_in_its_order(tmp_path):
+    found = []
+    for name in ("first", "again"):
+        (folder := tmp_path / name).mkdir()
+        replay = {"async__replay": str(found[0])} if found else {}
+        found.append(spoilt(folder, "asynchronous", FAR, model="cnn", **replay))
+    assert any(f["outcome"] == "useless" for f in summary_of(found[0])["failures"])
+    assert models_of(found[0]) == models_of(found[1])
+
+
 def test_garbage_in_the_last_round_is_not_what_the_run_ends_with(tmp_path):
-    result = spoilt(tmp_path, "cwt", GARBAGE["steep"], rounds=[2])
+    result = spoilt(tmp_path, "cwt", FAR, rounds=[2], model="cnn")
     failures = summary_of(result)["failures"]
-    assert {f["hospital"] for f in failures if f["verb"] == "train"} == {"hospital-1"}
+    undone = {(f["hospital"], f["outcome"]) for f in failures if f["verb"] == "train"}
+    assert undone == {("hospital-1", "useless")}
+    assert max(largest(result).values()) < 1e3
+
+
+def test_an_average_that_is_of_no_use_is_not_what_the_run_ends_with(tmp_path):
+    """The server cannot tell from numbers that these statistics are absurd; hospitals can."""
+    result = spoilt(tmp_path, "fedavg", FAR, rounds=[2], model="cnn")
+    failures = summary_of(result)["failures"]
+    assert (SERVER, "average") in {(f["hospital"], f["verb"]) for f in failures}
+    assert "train" not in {f["verb"] for f in failures}
     assert max(largest(result).values()) < 1e3
 
 
@@ -187,8 +211,17 @@ def test_garbage_is_not_averaged(tmp_path, strategy, kind):
     assert max(largest(result).values()) < 1e3
 
 
-def test_weights_that_are_all_zero_are_merely_bad(tmp_path):
+def test_weights_that_are_all_zero_are_of_no_use(tmp_path):
     result = spoilt(tmp_path, "cwt", numbers(lambda name, array: array * 0))
+    failures = {(f["hospital"], f["outcome"]) for f in summary_of(result)["failures"]}
+    assert ("hospital-1", "useless") in failures
+    assert min(largest(result).values()) > 0
+
+
+def test_a_model_that_has_unlearnt_everything_is_merely_bad(tmp_path):
+    """Its weights are drawn anew."""
+    rng = np.random.default_rng(0)
+    result = spoilt(tmp_path, "cwt", numbers(lambda name, array: rng.permuted(array)))
     assert summary_of(result)["failures"] == []
 
 

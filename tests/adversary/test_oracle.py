@@ -24,6 +24,7 @@ from tests.fakes import context, deployment, run_config
 
 SIDE = 4
 PIXELS = SIDE * SIDE
+TINY = 3e-6
 OPEN = "[runs]\nsealed-only = false\n"
 
 
@@ -82,7 +83,11 @@ class Victim:
         ]
 
     def linear(self, weights, bias, **label):
-        """A model of one linear layer, as a parcel."""
+        """A model of one linear layer, as a parcel.
+
+        Where it has no weights it has tiny ones, since exactly the same outputs are of no use.
+        """
+        weights = weights if np.any(weights) else np.full(np.shape(weights), TINY)
         network = Architecture("mlp", 1, SIDE, SIDE, len(self.classes))
         arrays = {"1.weight": np.asarray(weights, "f4"), "1.bias": np.asarray(bias, "f4")}
         record = ArrayRecord({name: Array(array) for name, array in arrays.items()})
@@ -90,7 +95,7 @@ class Victim:
         return pack({"model": record}, Manifest(classes=self.classes, **fields))
 
     def constant(self, label, **place):
-        """A model that says the same of every image."""
+        """A model that gives the same class to every image."""
         return self.linear(
             np.zeros((len(self.classes), PIXELS)), np.eye(len(self.classes))[label], **place
         )
@@ -256,7 +261,7 @@ def answers_of_tasks(victim, classes, **config):
     victim.place.run_config |= {"num-server-rounds": 4, **config}
     victim.place.run_config["train.learning-rate"] = 1e-30
     network = Architecture("mlp", 1, SIDE, SIDE, len(classes))
-    weights = Array(np.zeros((len(classes), PIXELS), "f4"))
+    weights = Array(np.full((len(classes), PIXELS), TINY, "f4"))
     record = ArrayRecord({"1.weight": weights, "1.bias": Array(np.zeros(len(classes), "f4"))})
     model = pack({"model": record}, Manifest("mallory", network.to_json(), list(classes)))
     for task in range(1, config["tasks"] + 1):

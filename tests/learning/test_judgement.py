@@ -48,6 +48,11 @@ def test_outputs_that_are_no_numbers(value):
     assert loss_of(Says(value, 0.0), images([0, 1] * 5)) == inf
 
 
+def test_the_same_outputs_for_images_that_differ():
+    pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
+    assert loss_of(Says(0.0, 1.0), Samples(pixels, torch.zeros(4, dtype=torch.int64))) == inf
+
+
 def test_one_image_does_not_decide():
     class One(Says):
         def forward(self, images):
