@@ -24,6 +24,9 @@ from strategies.protocol.settings import SettingsError
 APP = Path(__file__).parents[1]
 STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
 COMPLETED = "finished:completed"
+# Of a SuperLink that starts with the run, unless the user's environment says otherwise: it uses the
+# packages that are here instead of installing them anew, and Flower prints its errors alone.
+QUIET = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_LOG_LEVEL": "ERROR"}
 
 
 def add_command(commands: Any) -> None:
@@ -44,7 +47,13 @@ def _command(arguments: argparse.Namespace) -> None:
     for text in arguments.federation_config:
         command += ["--federation-config", text]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    environment = {**past_proxy(), "PATH": path, "PYTHONUTF8": "1", "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **QUIET,
+        **past_proxy(),
+        "PATH": path,
+        "PYTHONUTF8": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     run = ""
     try:
         with subprocess.Popen(

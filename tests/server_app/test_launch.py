@@ -17,7 +17,8 @@ from pathlib import Path
 
 folder = Path(__file__).parent
 with (folder / "calls").open("a") as calls:
-    print(json.dumps([*sys.argv[1:], os.environ["no_proxy"]]), file=calls)
+    told = [os.environ[name] for name in ("FLWR_LOG_LEVEL", "no_proxy")]
+    print(json.dumps([*sys.argv[1:], *told]), file=calls)
 run = json.loads((folder / "run.json").read_text())
 if sys.argv[1] == "ls":
     print(run["listed"])
@@ -74,18 +75,26 @@ def test_nothing_starts_with_settings_that_cannot_be_used(launch, options, words
     assert not launch.calls
 
 
-def test_a_run_that_completes_is_checked_started_and_shown(launch, capfd):
+def test_a_run_that_completes_is_checked_started_and_shown(launch, capfd, monkeypatch):
+    monkeypatch.delenv("FLWR_LOG_LEVEL", raising=False)
     settings = ["--run-config", "strategy='cwt'", "--run-config", "train.epochs=5"]
     federation = ["--federation-config", "num-supernodes=4 client-resources-num-cpus=1"]
     listed = json.dumps({"runs": [COMPLETED]})
     run, ls = launch(*settings, *federation, listed=listed, says="Successfully started run 12")
     assert run[0] == "run"
-    assert run[2:-1] == ["local", "--stream", *settings, *federation]
-    assert ls[:-1] == ["ls", "local", "--run-id", "12", "--format", "json"]
+    assert run[2:-2] == ["local", "--stream", *settings, *federation]
+    assert ls[:-2] == ["ls", "local", "--run-id", "12", "--format", "json"]
+    assert run[-2] == "ERROR"  # Flower's own lines are hidden
     assert all("127.0.0.1" in call[-1] for call in (run, ls))  # past any proxy
     said = capfd.readouterr().out
     assert said.startswith("The settings can be used: strategy 'cwt'")
     assert said.endswith("\nSuccessfully started run 12\n")
+
+
+def test_who_wants_all_that_flower_says_is_heard(launch, monkeypatch):
+    monkeypatch.setenv("FLWR_LOG_LEVEL", "DEBUG")
+    run, _ = launch(listed=json.dumps({"runs": [COMPLETED]}))
+    assert run[-2] == "DEBUG"
 
 
 @pytest.mark.parametrize(
