@@ -3,7 +3,7 @@
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from learning.augmentation import check_augmentation
-from learning.learners import LEARNERS
+from learning.suited import check_suited
 
 
 def check_joining(hospital: Hospital, learner: str, buffer_size: int) -> None:
@@ -20,9 +20,8 @@ def check_joining(hospital: Hospital, learner: str, buffer_size: int) -> None:
         ModelError: There is no such network, or it cannot take the hospital's images.
     """
     settings, shape = hospital.settings, hospital.data.train.shape
-    LEARNERS[learner].check(settings)
-    settings.train.check_learner(learner)
     hospital.check_first_model()
+    check_suited(learner, hospital.architecture, settings)
     check_augmentation(settings.train.augment, shape)
     if buffer_size:
         fitted_preset(settings.gan, shape)

@@ -1,12 +1,11 @@
 """The settings of the learners: what a local objective alone reads of a run's settings.
 
-Without torch, which takes seconds to import, so that a run can be judged before it starts
-(server_app/check.py). A hospital judges them when it enrols.
+Hospitals judge them when they enrol, and `python -m server_app check` before.
 """
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from strategies.protocol.settings import PUBLIC, require
 
@@ -203,26 +202,3 @@ class SERSettings:
         usable = chosen == CONTRAST or Path(chosen).is_absolute()
         require(usable, "ser.oracle", chosen, f"{CONTRAST}, or an absolute npz file")
         require(rate > 0, "ser.learning-rate", rate, "above 0")
-
-
-_DERPP = (("derpp", DERppSettings), ("reservoir", ReservoirSettings))
-# By learner, the tables and their dataclasses, as the learner's own `tables` has them.
-TABLES: dict[str, tuple[tuple[str, type[Any]], ...]] = {
-    "cwc": (("cwc", CWCSettings),),
-    "derpp": _DERPP,
-    "er-ace": (("reservoir", ReservoirSettings),),
-    "feder": (("feder", ReplaySettings),),
-    "fedprox": (("fedprox", FedProxSettings),),
-    "fedrewind": (("rewind", BatchNormSettings),),
-    "fedrewind-averaged": (("rewind", BatchNormSettings),),
-    "fedspace": (("pass", PrototypeSettings), ("fedspace", RepresentationSettings)),
-    "fil-ver": (("filver", EmbeddingSettings),),
-    "fil-ver-encoder": (("filver", EmbeddingSettings),),
-    "lwf": (("lwf", LwFSettings),),
-    "oewc": (("oewc", OnlineEWCSettings),),
-    "mah": (*_DERPP, ("mah", MAHSettings)),
-    "pass": (("pass", PrototypeSettings),),
-    "rehearsal": (("rehearsal", RehearsalSettings),),
-    "ser": (*_DERPP, ("ser", SERSettings)),
-    "twf": (("twf", TwFSettings), ("reservoir", ReservoirSettings)),
-}

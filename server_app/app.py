@@ -12,6 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
 from server_app import MISSING_CLUSTER
+from server_app.notices import notices
 from server_app.results import Results
 from server_app.summary import Summary
 from server_app.workers import Workers, WorkersGrid
@@ -46,6 +47,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         with _engine(grid, settings, context) as chosen:
             courier = Courier(chosen, results.waits_for)
+            for notice in notices(settings, strategy, simulated=courier.simulates):
+                log(WARNING, "%s", notice)
             Engine(Run(settings, strategy, state, courier, results), results.keep).go()
             baseline = _run_baseline(settings, chosen, results.path)
     except Exception as raised:

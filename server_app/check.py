@@ -4,7 +4,7 @@
 
 A run needs a minute to find that out, and of a key that does not exist Flower says only that the
 run config is invalid. What only hospitals know, their images, classes and policies, they judge when
-they enrol. Without torch, whose import takes seconds, unless a model is one of torchvision's.
+they enrol. What learners need of networks comes last: it imports torch, which takes seconds.
 """
 
 import argparse
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from client_app.presets import fitted_preset
-from learning.settings import TABLES
+from server_app.notices import SIDES, notices
 from server_app.results import check_same
 from server_app.tracking import feed
 from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
-from strategies.engine.strategy import Strategy
 from strategies.protocol.classes import outputs
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of
@@ -35,11 +34,6 @@ DATASETS = {
     "hf:": "<name on the hub, or absolute folder>",
     "folder:": "<absolute folder>",
     "manifest:": "<absolute folder>",
-}
-# The networks that are not torchvision's (learning.models.MODELS).
-SMALL_MODELS = {
-    *("mlp", "cnn", "ebr", "vee", "rotation-mlp", "rotation-cnn", "rotation-resnet18"),
-    *("ser-cnn", "ser-resnet18"),
 }
 
 
@@ -65,6 +59,8 @@ def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
         SettingsError: As `check` does; or the texts cannot be read.
     """
     settings = check(merged(changes_of(texts)), hospitals=hospitals)
+    for notice in notices(settings, strategy_of(settings), simulated=True):
+        print(notice)
     print(
         f"The settings can be used: strategy '{settings.strategy}', dataset '{settings.dataset}', "
         f"{settings.num_server_rounds} rounds. The hospitals check the rest when they enrol: their "
@@ -89,11 +85,9 @@ def check(
     settings = Settings.parse(config)
     strategy = strategy_of(settings)
     strategy.check(sealed=settings.sealed and not simulated)
-    settings.train.check_learner(strategy.learner)
-    for table in TABLES.get(strategy.learner, ()):
-        settings.section(*table)
-    _check_buffers(settings, strategy)
-    _check_models(settings)
+    size = settings.image_size or (SIDES.get(settings.dataset, 0) if simulated else 0)
+    if strategy.buffer_size:
+        fitted_preset(settings.gan, (1, size or 1, size or 1))  # 0: the hospital checks it
     times = settings.asynchrony
     if times.replay:
         read_turns(Path(times.replay))
@@ -108,30 +102,32 @@ def check(
         _check_files(settings)
         _check_folders(settings)
     feed.check(settings)
+    _check_models(settings, strategy.learner, size)
     return settings
 
 
-def _check_buffers(settings: Settings, strategy: Strategy) -> None:
-    if strategy.buffer_size:
-        size = settings.image_size or 1  # 0: as large as the hospital's images, which it checks
-        fitted_preset(settings.gan, (1, size, size))
+def _check_models(settings: Settings, learner: str, size: int) -> None:
+    """Whether the networks can be built, for images of so many pixels a side, and trained.
 
+    Args:
+        settings: Of the run.
+        learner: What trains them.
+        size: 0 = that of the hospital's images, which it checks.
+    """
+    from learning.errors import ModelError
+    from learning.models import MODELS, Architecture  # imports torch
+    from learning.suited import check_suited
 
-def _check_models(settings: Settings) -> None:
     names = {name.strip() for name in settings.model.split(",")}
     usable = not settings.pretrained or settings.pretrained.endswith(".safetensors")
     allowed = "an exported model (*.safetensors), or empty, for networks that are not torchvision's"
-    require(usable or not names & SMALL_MODELS, "pretrained", settings.pretrained, allowed)
-    if not names - SMALL_MODELS:
-        return
-    from learning.errors import ModelError
-    from learning.models import Architecture  # imports torch
-
-    size = settings.image_size or 224  # 0: that of the hospital's images, which it checks
+    require(usable or not names & MODELS.keys(), "pretrained", settings.pretrained, allowed)
+    shape = (settings.image_channels or 3, size or 224, size or 224)
     for name in sorted(names):
         try:
-            network = Architecture(name, 3, size, size, 2, settings.mlp.widths, settings.pixels)
-            if settings.image_size:
+            network = Architecture(name, *shape, 2, settings.mlp.widths, settings.pixels)
+            check_suited(learner, network, settings)
+            if size:
                 network.check()
         except ModelError as error:
             text = f"The setting 'model' is {settings.model!r}. {error}"

@@ -62,6 +62,9 @@ class FedAvg(Strategy):
             "models: for this one choose a strategy that hands them on, such as rwt, or standalone"
         )
         require(settings.learner not in CARRIES, "learner", settings.learner, allowed)
+        one = len({name.strip() for name in settings.model.split(",")}) == 1
+        allowed = f"one network, since strategy '{settings.strategy}' averages models"
+        require(one, "model", settings.model, allowed)
         averaging = settings.section("fedavg", FedAvgSettings)
         self.equal, self.sample = averaging.weights == "equal", averaging.sample
 
@@ -71,8 +74,7 @@ class FedAvg(Strategy):
             return
         begun = {name: state.shelf.label(m.parcel).architecture for name, m in newcomers.items()}
         counts = Counter(begun.values()).most_common(2)
-        mixed = len({name.strip() for name in self.settings.model.split(",")}) > 1
-        if mixed or (len(counts) > 1 and counts[0][1] == counts[1][1]):
+        if len(counts) > 1 and counts[0][1] == counts[1][1]:
             raise RunError(
                 f"The strategy '{self.settings.strategy}' averages models: all hospitals must have "
                 "the same 'model' and 'image-size'."

@@ -59,7 +59,7 @@ ALLOWED = {
     "server_app": {
         *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies"),
         # What `check` knows of hospitals' settings.
-        *("client_app.presets", "learning.errors", "learning.models", "learning.settings"),
+        *("client_app.presets", "learning.errors", "learning.models", "learning.suited"),
         "learning.intervals",
     },
     # Runs inside of Flower's SuperLink.

@@ -53,6 +53,22 @@ for wrong in ({"patient__period": 0}, {"patient__smoothing": 1.0}):
         assert list(wrong)[0].replace("__", ".") in str(error), error
     else:
         raise AssertionError(wrong)
+
+from server_app.check import check
+from strategies.protocol.settings import merged
+for key, value, words in (
+    ("smothing", 0.1, "did you mean 'patient.smoothing'"),
+    ("smoothing", "much", "must be a number"),
+    ("smoothing", 1.0, "and below 1"),
+    ("period", 1.5, "a whole number"),
+    ("period", 0, "1 or more"),
+):
+    try:
+        check(merged({"strategy": "patient", f"patient.{key}": value}))
+    except ValueError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError((key, value))
 """
 
 

@@ -15,7 +15,6 @@ from client_app.hospital import open_hospital
 from learning.evaluation import probabilities
 from learning.models import Architecture
 from learning.packing import unpack_network
-from strategies.engine.run import RunError
 from strategies.engine.topology import random_ring, stay
 from strategies.protocol.parcel import Manifest, check_parcel, load, unbundle
 from strategies.protocol.settings import Settings, SettingsError, rng_for
@@ -284,7 +283,7 @@ def test_every_hospital_may_start_with_a_network_of_its_own(tmp_path):
 
 
 def test_networks_of_different_kinds_cannot_be_averaged(tmp_path):
-    with pytest.raises(RunError, match="'fedavg' averages models"):
+    with pytest.raises(SettingsError, match="'fedavg' averages models"):
         federate(tmp_path, "fedavg", model="mlp,cnn")
 
 

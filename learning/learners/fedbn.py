@@ -5,24 +5,24 @@ Li et al., ICLR 2021, arXiv:2102.07623, Algorithm 1: BatchNorm layers are not co
 
 from torch import nn
 
+from learning.errors import ModelError
 from learning.learners.plain import Learner, batchnorm_keys
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings
 
 
 class FedBN(Learner):
     """Cross-entropy; every BatchNorm layer, whatever its name, stays local."""
 
     @classmethod
-    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
-        """Weights, biases, running statistics and counters of all BatchNorm layers.
-
-        Raises:
-            SettingsError: The model has no BatchNorm layer, so this would be FedAvg.
-        """
-        names = batchnorm_keys(model)
-        if not names:
-            raise SettingsError(
-                "The setting 'strategy' is 'fedbn', but the model has no BatchNorm layer: choose a "
-                "model that has some, such as cnn or resnet18."
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a model without BatchNorm layers, since this would be FedAvg."""
+        if not batchnorm_keys(model):
+            raise ModelError(
+                "For 'fedbn' a model has BatchNorm layers, and this one has no BatchNorm layer: "
+                "choose one that has some, such as cnn or resnet18."
             )
-        return names
+
+    @classmethod
+    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
+        """Weights, biases, running statistics and counters of all BatchNorm layers."""
+        return batchnorm_keys(model)

@@ -11,17 +11,29 @@ no KL term.
 """
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.plain import Learner
 from learning.models.embedding import EmbeddingNetwork
 from learning.samples import Samples
 from learning.settings import EmbeddingSettings
 from learning.stream import chosen, earlier, replayed_with, with_task
-from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings
+
+
+def embedding(model: nn.Module) -> EmbeddingNetwork:
+    """The network, with its encoder.
+
+    Raises:
+        ModelError: It has none.
+    """
+    if not isinstance(model, EmbeddingNetwork):
+        raise ModelError("The network is without an encoder: set 'model' to vee or ebr.")
+    return model
 
 
 class _OfEmbeddings(Learner):
@@ -35,11 +47,14 @@ class _OfEmbeddings(Learner):
         """The network.
 
         Raises:
-            ParcelError: It has no encoder.
+            ModelError: It has no encoder.
         """
-        if not isinstance(self.model, EmbeddingNetwork):
-            raise ParcelError("A network without an encoder came: set 'model' to vee or ebr.")
-        return self.model
+        return embedding(self.model)
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without an encoder."""
+        embedding(model)
 
     def classify(self, embeddings: Tensor, draws: Draws) -> Tensor:
         """Embeddings [N, P, d] -> logits [N, K]."""

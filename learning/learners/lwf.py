@@ -33,6 +33,7 @@ from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import LwFSettings
 from learning.stream import among
+from strategies.protocol.settings import Settings
 
 TEMPERATURE = 2.0  # T
 KEPT = "network."  # how names of the kept network begin
@@ -74,6 +75,12 @@ class LwF(Learner):
             self.old.load_state_dict(state)
         elif len(new) and self.own.warm_up:
             self.warm_up, self.outputs = self.own.warm_up, last_layer(self.model)
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network that could not be warmed up for the later tasks."""
+        if settings.tasks > 1 and cls.check(settings).warm_up:
+            last_layer(model)
 
     def begin_epoch(self, epoch: int) -> None:
         """Warm up in the epochs before the first."""

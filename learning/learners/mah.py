@@ -32,7 +32,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from learning.augmentation import Draws
 from learning.evaluation import batch_size
@@ -42,7 +42,7 @@ from learning.packing import check_layout
 from learning.samples import Samples, joined
 from learning.settings import MAHSettings
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError, rng_for
+from strategies.protocol.settings import PUBLIC, Settings, SettingsError, require, rng_for
 
 REAL = -1  # in `auxiliary`: a class that has come; in `before`: an output that never held another
 
@@ -88,6 +88,19 @@ class MAH(DERpp):
             held = public[matches.any(dim=1)]
             labels = matches[matches.any(dim=1)].int().argmax(dim=1)
             self.samples = joined([self.samples, Samples(held.images, labels)])
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network whose last layer cannot be told, or classes to come without archive."""
+        last_layer(model)
+        chosen = settings.section("mah", MAHSettings).auxiliary
+        given = settings.tasks > 1 and settings.task_cut in ("classes", "given")
+        allowed = (
+            f"{PUBLIC}<absolute npz file> where a hospital's first images may lack a class: where "
+            "all have every class at once (partition iid or site), the learner derpp does the same"
+        )
+        complete = settings.partition in ("iid", "site") and not given
+        require(bool(chosen) or complete, "mah.auxiliary", chosen, allowed)
 
     def _drawn(self, names: Tensor, count: int) -> Tensor:
         """So many of the archive's classes, at random: the same for all models of a run."""

@@ -123,6 +123,19 @@ class Learner:
         return found[0] if found else None
 
     @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse, before the first hop, what no visit could begin with; here nothing.
+
+        Args:
+            model: The network, perhaps on the device `meta`.
+            settings: Of the run.
+
+        Raises:
+            ModelError: The learner cannot train such a network.
+            SettingsError: It cannot train with such settings.
+        """
+
+    @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:
         """State-dict keys that stay local; here none.
 

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.plain import Learner, Received
 from learning.models.rotation import TURNS, RotationNetwork
@@ -47,7 +48,7 @@ from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import PrototypeSettings, RepresentationSettings
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import Settings
 
 REWIND = 2  # the leg at another hospital (strategies/fedrewind.py)
 
@@ -69,8 +70,8 @@ class Pass(Learner):
         """Find which classes the hospital has seen, and the prototypes.
 
         Raises:
-            ParcelError: The network has no outputs for turned images, or not the features of the
-                one of which the hospital has kept prototypes.
+            ModelError: The network has no outputs for turned images.
+            ParcelError: It has not the features of the one whose prototypes the hospital has kept.
         """
         self.network = rotating(self.model)
         none = self._none()
@@ -134,17 +135,9 @@ class Pass(Learner):
         }
 
     @classmethod
-    def local(cls, model: nn.Module, settings: Settings) -> set[str]:
-        """Nothing stays.
-
-        Raises:
-            SettingsError: The network has no outputs for turned images.
-        """
-        try:
-            rotating(model)
-        except ParcelError as error:
-            raise SettingsError(str(error)) from error
-        return set()
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without outputs for turned images."""
+        rotating(model)
 
 
 class FedSpace(Pass):
@@ -189,10 +182,10 @@ def rotating(model: nn.Module) -> RotationNetwork:
     """The network, with outputs for turned images.
 
     Raises:
-        ParcelError: It has none.
+        ModelError: It has none.
     """
     if not isinstance(model, RotationNetwork):
-        raise ParcelError(
+        raise ModelError(
             "The learner turns images, and the model has no outputs for them: set 'model' to "
             "rotation-mlp, rotation-cnn or rotation-resnet18."
         )

@@ -34,12 +34,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from learning.augmentation import Draws
+from learning.errors import ModelError
 from learning.learners.derpp import DERpp
 from learning.models.saliency import SaliencyNetwork
 from learning.samples import Samples
 from learning.settings import CONTRAST, SERSettings
-from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import Settings, SettingsError
 
 EPSILON = float(np.finfo(np.float64).eps)
 MOMENTUM, DECAY = 0.9, 1e-4
@@ -53,7 +53,7 @@ class SER(DERpp):
     """Saliency, and DER++ of the classifier that it modulates.
 
     Raises:
-        ParcelError: The network that came has no saliency network.
+        ModelError: The network has no saliency network.
         SettingsError: The oracle's file cannot be used, or lacks images of the hospital.
     """
 
@@ -62,11 +62,7 @@ class SER(DERpp):
     def begin_visit(self) -> None:
         """Take up the reservoir, and get the oracle and an optimizer for the saliency network."""
         super().begin_visit()
-        if not isinstance(self.model, SaliencyNetwork):
-            raise ParcelError(
-                "A network without a saliency network came: set 'model' to ser-cnn or ser-resnet18."
-            )
-        self.network = self.model
+        self.network = modulated(self.model)
         chosen = self.settings.section("ser", SERSettings)
         self.oracle = (
             contrast if chosen.oracle == CONTRAST else kept_maps(chosen.oracle, self.samples)
@@ -81,6 +77,11 @@ class SER(DERpp):
         self.saliency = torch.optim.SGD(
             [decoder, encoder], lr=rate, momentum=MOMENTUM, weight_decay=DECAY
         )
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without a saliency network."""
+        modulated(model)
 
     def trained(self) -> Iterable[nn.Parameter]:
         """The classifier; the saliency network has an optimizer of its own."""
@@ -101,6 +102,19 @@ class SER(DERpp):
         loss = super().replayed(draws)
         self.network.encoder.train()
         return loss
+
+
+def modulated(model: nn.Module) -> SaliencyNetwork:
+    """The network, with its saliency network.
+
+    Raises:
+        ModelError: It has none.
+    """
+    if not isinstance(model, SaliencyNetwork):
+        raise ModelError(
+            "The network has no saliency network: set 'model' to ser-cnn or ser-resnet18."
+        )
+    return model
 
 
 def divergence(wanted: Tensor, seen: Tensor) -> Tensor:

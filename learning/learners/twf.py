@@ -42,13 +42,13 @@ from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.plain import Learner, Plain, Received
 from learning.models.gates import Gates, distance, diversity, opened
-from learning.models.taps import last_layer, tapped
+from learning.models.taps import last_layer, points, tapped
 from learning.packing import check_layout
 from learning.randomness import seeded
 from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings, TwFSettings
-from strategies.protocol.settings import rng_for
+from strategies.protocol.settings import Settings, rng_for
 
 HALVED = 16  # maps of so many values a side are kept at half their size
 
@@ -90,6 +90,12 @@ class TwF(Learner):
         if memory := dict(self.received.memory):
             check_layout(memory, self.gates.state_dict(), "The memory of gates")
             self.gates.load_state_dict(memory)
+
+    @classmethod
+    def check_suited(cls, model: nn.Module, settings: Settings) -> None:
+        """Refuse a network without points, or whose last layer cannot be told."""
+        points(model)
+        last_layer(model)
 
     def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
         """The teacher that is kept; else that of the setting, or the network as it is now."""

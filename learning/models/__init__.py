@@ -86,19 +86,23 @@ class Architecture:
         with ZeroDraws():  # type: ignore[no-untyped-call]
             return self.build()
 
-    @property
-    def layout(self) -> dict[str, torch.Tensor]:
-        """The state dict of the network, on the device `meta`: shapes and types, and no memory.
+    def skeleton(self) -> nn.Module:
+        """The network on the device `meta`: shapes and types, and no memory.
 
         Raises:
             ModelError: There is no such network; the message gives torch's reason.
         """
         try:
             with NoMemory():
-                return self.build().state_dict()
+                return self.build()
         except (ArithmeticError, AssertionError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0].rstrip(".!")
             raise ModelError(f"The model {self.name!r} cannot be built: {reason}.") from error
+
+    @property
+    def layout(self) -> dict[str, torch.Tensor]:
+        """The state dict of the network's skeleton."""
+        return self.skeleton().state_dict()
 
     def check(self) -> None:
         """Check, once before a run, that the model can train on such images.

@@ -11,6 +11,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from learning.errors import ModelError
+from learning.models.rotation import RotationNetwork
 
 Replace = Callable[[int, Tensor], Tensor]  # the number of a point and what is there
 
@@ -87,9 +88,10 @@ def last_layer(network: nn.Module) -> nn.Linear:
         ModelError: The network ends otherwise.
     """
     layers = [module for module in network.modules() if not list(module.children())]
-    if layers and isinstance(layers[-1], nn.Linear):
+    turned = isinstance(network, RotationNetwork)  # whose rows are for classes and turns
+    if layers and isinstance(layers[-1], nn.Linear) and not turned:
         return layers[-1]
     raise ModelError(
-        f"The network {type(network).__name__} does not end in a linear layer: set 'model' to cnn, "
-        "mlp, or a ResNet of torchvision, such as resnet18."
+        f"The network {type(network).__name__} does not end in a linear layer with an output for "
+        "each class: set 'model' to cnn, mlp, or a ResNet of torchvision, such as resnet18."
     )

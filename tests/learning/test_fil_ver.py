@@ -15,7 +15,6 @@ from learning.randomness import seeded
 from learning.samples import Samples
 from learning.stream import chosen, earlier, with_task
 from learning.training import train
-from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 from tests.fakes import settings
 from tests.learning.test_training import draws
@@ -178,9 +177,9 @@ def test_naive_rehearsal_keeps_images_and_remembers():
 
 def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
     plain = Architecture("mlp", 1, 16, 16, 2, (4,)).build()
-    with pytest.raises(ParcelError, match="set 'model' to vee or ebr"):
+    with pytest.raises(ModelError, match="set 'model' to vee or ebr"):
         FilVer(plain, spots(4, 1), CONFIG, Received())
-    with pytest.raises(ParcelError, match="without an encoder"):
+    with pytest.raises(ModelError, match="without an encoder"):
         Rehearsal(plain, spots(4, 1), CONFIG, Received()).observe(spots(4, 1), draws(0))
     with pytest.raises(ModelError, match="16 pixels or more a side"):
         Architecture("vee", 1, 15, 28, 10).check()

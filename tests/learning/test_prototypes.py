@@ -14,7 +14,6 @@ from learning.models import Architecture
 from learning.models.rotation import RotationNetwork
 from learning.samples import Samples
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.learning.test_training import draws
 
@@ -289,9 +288,9 @@ def test_without_a_weight_it_is_pass_without_prototypes_bit_for_bit(network):
 @pytest.mark.parametrize("kind", [Pass, FedSpace])
 def test_other_networks_are_refused(kind):
     plain = Architecture("mlp", 1, 2, 2, CLASSES, (WIDTH,)).build()
-    with pytest.raises(SettingsError, match="set 'model' to rotation-mlp, rotation-cnn or"):
-        kind.local(plain, settings())
-    with pytest.raises(ParcelError, match="has no outputs for them"):
+    with pytest.raises(ModelError, match="set 'model' to rotation-mlp, rotation-cnn or"):
+        kind.check_suited(plain, settings())
+    with pytest.raises(ModelError, match="has no outputs for them"):
         learner_of(kind, plain, images(0))
 
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional
 
+from learning.errors import ModelError
 from learning.learners.plain import Received
 from learning.learners.ser import SER, contrast, divergence, kept_maps
 from learning.models import Architecture
 from learning.models.taps import tapped
-from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.learning.test_training import data, draws, learner_of, network
@@ -173,7 +173,7 @@ def test_files_that_cannot_be_used_are_refused(tmp_path, changes, words):
 def test_settings_and_networks_are_checked():
     with pytest.raises(SettingsError, match=r"'ser.oracle' is 'deepgaze'; it must be contrast, or"):
         SER.check(settings(ser__oracle="deepgaze"))
-    with pytest.raises(ParcelError, match="set 'model' to ser-cnn or ser-resnet18"):
+    with pytest.raises(ModelError, match="set 'model' to ser-cnn or ser-resnet18"):
         learner_of(SER, network("cnn"))
 
 

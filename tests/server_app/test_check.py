@@ -9,15 +9,13 @@ import pytest
 import tomli_w
 
 from client_app.datasets import DATASETS
-from learning.learners import LEARNERS
-from learning.models import MODELS
-from learning.settings import TABLES
 from server_app import check as module
 from server_app.check import check
+from server_app.notices import notices
 from server_app.results import Results
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
-from strategies.registry import STRATEGIES
+from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import NETWORKS, write_archive
 
 ROOT = Path(__file__).parents[2]
@@ -41,14 +39,13 @@ def refused(text, **how):
 
 def test_it_knows_what_the_hospitals_know():
     assert list(module.DATASETS) == list(DATASETS)
-    assert MODELS.keys() == module.SMALL_MODELS
-    assert {name: each.tables for name, each in LEARNERS.items() if each.tables} == TABLES
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_defaults_can_be_used_with_every_method(strategy):
     network = NETWORKS.get(strategy, "cnn")
-    assert judged(f"strategy='{strategy}' model='{network}'", hospitals=2).strategy == strategy
+    chosen = f"strategy='{strategy}' model='{network}' image-size=16"
+    assert judged(chosen, hospitals=2).strategy == strategy
 
 
 @pytest.mark.parametrize(
@@ -100,6 +97,9 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
             "'gan.lpips-weights' is '/no'; it must be a file that is there",
         ),
         ("mah.auxiliary='public:/no'", "'mah.auxiliary' is 'public:/no'; it must be a file that"),
+        ("strategy='rwt' learner='mah' tasks=5", "'mah.auxiliary' is ''; it must be public:"),
+        ("strategy='fedavg' model='cnn,mlp'", "'model' is 'cnn,mlp'; it must be one network"),
+        ("model='densenet121'", "The model 'densenet121' cannot take 3x8x8 images"),
         ("min-hospitals=5", "'min-hospitals' is 5; it must be at most the number of hospitals"),
         (
             "resume='/no'",
@@ -175,19 +175,49 @@ def test_a_file_is_read_as_flower_reads_it(tmp_path):
     assert merged({}) == defaults()
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", []),
+        ("gan.preset='small' image-size=64", []),
+        ("gan.preset='xray-256' image-size=256", ["861 hours or more"]),
+        ("gan.preset='skin-256' image-size=256 gan.iterations=100", ["about 9 hours or more"]),
+        ("gan.preset='xray-256' image-size=256 gan.method='dp-mean-embedding'", []),
+        ("gan.epsilon=2.0", ["'gan.epsilon' is 2.0, and is not read: 'gan.method' is 'stylegan2"]),
+        (
+            "gan.sampler='lci' gan.k=6 gan.method='dp-mean-embedding'",
+            ["'gan.sampler' is 'lci', and is not read: 'gan.method' is 'dp", "'gan.k' is 6"],
+        ),
+        ("strategy='cwt' gan.sampler='plan'", ["is not read: this run makes no synthetic images"]),
+    ],
+)
+def test_a_run_that_takes_hours_or_does_not_read_a_setting_is_told(text, words, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    settings = judged(text)
+    found = notices(settings, strategy_of(settings), simulated=True)
+    assert len(found) == len(words)
+    assert all(word in notice for word, notice in zip(words, found, strict=True))
+
+
+def test_a_machine_with_a_gpu_takes_no_hours(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    settings = judged("gan.preset='xray-256' image-size=256")
+    assert notices(settings, strategy_of(settings), simulated=True) == []
+
+
 def command(*arguments):
     line = [sys.executable, "-X", "importtime", "-m", "server_app", "check", *arguments]
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
-def test_the_command_answers_without_torch():
+def test_the_command_refuses_a_key_without_torch():
     good = command("--run-config", "strategy='cwc' model='mlp'", "--hospitals", "2")
     assert (good.returncode, good.stdout[:25]) == (0, "The settings can be used:")
     bad = command("--run-config", "cwc.strenght=1")
     assert bad.returncode == 1
     assert bad.stderr.endswith("did you mean 'cwc.strength'?\n")
-    assert not re.search(r"\| +(torch|matplotlib)$", good.stderr, re.MULTILINE)
+    assert not re.search(r"\| +(torch|matplotlib)$", bad.stderr, re.MULTILINE)
 
 
 def test_the_settings_in_the_readme_can_be_used(monkeypatch):

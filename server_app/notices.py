@@ -1,0 +1,42 @@
+"""What is worth knowing of a run before it starts, though its settings can be used."""
+
+from client_app.presets import least_hours
+from strategies.engine.strategy import Strategy
+from strategies.protocol.settings import Settings, defaults
+
+# Pixels a side of images that come with libraries.
+SIDES = {"digits": 8, "mnist": 28}
+# What each way to make synthetic images does not read.
+_OF_STYLEGAN = ("sampler", "clusters", "k", "kl", "iterations", "privacy-weight")
+_OF_MEANS = ("epsilon", "delta")
+
+
+def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
+    """Settings that nothing reads, and a GAN that takes hours.
+
+    Args:
+        settings: They can be used.
+        strategy: Of the run.
+        simulated: Whether this machine computes.
+    """
+    gan, usual, chosen = settings.gan, defaults(), settings.run_config
+    makes_gan = strategy.buffer_size > 0 and gan.method == "stylegan2-ada"
+    if not strategy.buffer_size:
+        why = "this run makes no synthetic images"
+        unread = [key for key in chosen if key.startswith("gan.")]
+    else:
+        why = f"'gan.method' is '{gan.method}'"
+        unread = [f"gan.{key}" for key in (_OF_MEANS if makes_gan else _OF_STYLEGAN)]
+    changed = [key for key in unread if chosen[key] != usual[key]]
+    said = [f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed]
+    size = settings.image_size or SIDES.get(settings.dataset, 0)
+    if simulated and makes_gan and (hours := least_hours(gan, size)) >= 1:
+        from torch.cuda import is_available  # takes seconds
+
+        if not is_available():
+            said.append(
+                f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "
+                f"on a CPU core each hospital's GAN takes about {hours:,.0f} hours or more. Choose "
+                "tiny or small, or fewer 'gan.iterations'."
+            )
+    return said

@@ -1,0 +1,73 @@
+"""What `check` says of a learner and a network is what a hospital meets when it trains."""
+
+from itertools import product
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+
+from learning.augmentation import AUGMENTATIONS, Draws
+from learning.errors import ModelError
+from learning.learners import LEARNERS
+from learning.learners.plain import Received
+from learning.models import MODELS, Architecture
+from learning.samples import Samples
+from server_app.check import check
+from strategies.protocol.settings import Settings, SettingsError
+from strategies.registry import STRATEGIES, strategy_of
+from tests.fakes import run_config
+
+CHOSEN = get_args(get_type_hints(Settings)["learner"])
+SIDE, CLASSES = 16, 4
+
+
+def config(**changes):
+    return run_config(**{"image_size": SIDE, "partition": "iid", **changes})
+
+
+def images_of(classes):
+    labels = torch.arange(12) % len(classes) + min(classes)
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 1, SIDE, SIDE), dtype=np.uint8)
+    return Samples(torch.from_numpy(pixels), labels)
+
+
+def visit_twice(name, network, settings):
+    """A step in the first task, and one in the second, which may be the same images."""
+    rehearsal, memory = {}, {}
+    for task in (1, 2):
+        classes = range(CLASSES) if settings.tasks == 1 else range(2 * task - 2, 2 * task)
+        received = Received(memory=memory, rehearsal=rehearsal, task=task * (settings.tasks > 1))
+        learner = LEARNERS[name](network, images_of(classes), settings, received)
+        learner.begin_epoch(learner.warm_up and 0)
+        draws = Draws(torch.Generator().manual_seed(0), AUGMENTATIONS["none"])
+        learner.observe(learner.samples, draws).backward()
+        rehearsal, memory = dict(learner.rehearsal()), dict(learner.memory(np.random.default_rng()))
+
+
+def works(action, *arguments):
+    try:
+        action(*arguments)
+    except (SettingsError, ModelError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("model", [*MODELS, "resnet18", "squeezenet1_1"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_check_and_hospitals_agree(model, tasks):
+    happens = {}
+    for strategy, learner in product(STRATEGIES, CHOSEN):
+        chosen = config(strategy=strategy, learner=learner, model=model, tasks=tasks)
+        settings = Settings.parse(chosen)
+        try:
+            name = strategy_of(settings).learner
+        except SettingsError:
+            continue
+        if name not in happens:
+            network = Architecture(model, 1, SIDE, SIDE, CLASSES, (8,)).build()
+            happens[name] = works(visit_twice, name, network, settings)
+            if name == "fedbn":  # nothing fails at a hospital, and nothing would stay there
+                happens[name] = bool(LEARNERS[name].local(network, settings))
+            assert works(check, chosen) == happens[name], (strategy, learner)
+    assert any(happens.values())
