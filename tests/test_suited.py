@@ -53,6 +53,7 @@ def works(action, *arguments):
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", [*MODELS, "resnet18", "squeezenet1_1"])
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_check_and_hospitals_agree(model, tasks):
