@@ -37,7 +37,7 @@ def most_iterations(settings: GANSettings) -> int:
 
 
 def least_hours(settings: GANSettings, size: int) -> float:
-    """The fewest hours that a GAN's first phase takes on a CPU core, if it gets no better soon.
+    """The fewest hours that a GAN takes on a core of this machine; below 1, or with CUDA, 0.
 
     Args:
         settings: The run's.
@@ -49,7 +49,12 @@ def least_hours(settings: GANSettings, size: int) -> float:
     preset = fitted_preset(settings, (1, size, size)) if size else _scheduled(settings)
     values = sum((4 << level) ** 2 * width**2 for level, width in enumerate(preset.channels))
     images = min(preset.iterations, preset.patience) * preset.batch_size
-    return images * values / VALUES_PER_SECOND / 3600
+    hours = images * values / VALUES_PER_SECOND / 3600
+    if hours < 1:
+        return 0.0
+    from torch.cuda import is_available  # takes seconds
+
+    return 0.0 if is_available() else hours
 
 
 def _scheduled(settings: GANSettings) -> Preset:

@@ -30,13 +30,10 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
     changed = [key for key in unread if chosen[key] != usual[key]]
     said = [f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed]
     size = settings.image_size or SIDES.get(settings.dataset, 0)
-    if simulated and makes_gan and (hours := least_hours(gan, size)) >= 1:
-        from torch.cuda import is_available  # takes seconds
-
-        if not is_available():
-            said.append(
-                f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "
-                f"on a CPU core each hospital's GAN takes about {hours:,.0f} hours or more. Choose "
-                "tiny or small, or fewer 'gan.iterations'."
-            )
+    if simulated and makes_gan and (hours := least_hours(gan, size)):
+        said.append(
+            f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "
+            f"on a CPU core each hospital's GAN takes about {hours:,.0f} hours or more. Choose "
+            "tiny or small, or fewer 'gan.iterations'."
+        )
     return said

@@ -8,7 +8,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import visit
+from client_app import parcels, visit
 from client_app.app import app as hospital_app
 from client_app.identity import Identity
 from client_app.members import member_line, read_members
@@ -135,7 +135,7 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
 @pytest.mark.parametrize("settings", [{}, {"asynchronous": True, "async__seconds": "1,2,7"}])
 def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
     """The server cannot open it; whoever receives it can, and names the hospital that sent it."""
-    pack_it = visit.pack
+    pack_it = parcels.pack
 
     def spoilt(request, network, *rest):
         if request.hospital.name == "hospital-1":

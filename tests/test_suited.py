@@ -1,7 +1,7 @@
 """What `check` says of a learner and a network is what a hospital meets when it trains."""
 
 from itertools import product
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -34,7 +34,8 @@ def images_of(classes):
 
 def visit_twice(name, network, settings):
     """A step in the first task, and one in the second, which may be the same images."""
-    rehearsal, memory = {}, {}
+    rehearsal: dict[str, Any] = {}
+    memory: dict[str, Any] = {}
     for task in (1, 2):
         classes = range(CLASSES) if settings.tasks == 1 else range(2 * task - 2, 2 * task)
         received = Received(memory=memory, rehearsal=rehearsal, task=task * (settings.tasks > 1))

@@ -176,7 +176,7 @@ def test_garbage_that_is_sent_anyway_spoils_no_lineage(tmp_path, strategy, kind)
 
 
 def test_a_run_with_garbage_is_replayed_in_its_order(tmp_path):
-    found = []
+    found: list[Any] = []
     for name in ("first", "again"):
         (folder := tmp_path / name).mkdir()
         replay = {"async__replay": str(found[0])} if found else {}
