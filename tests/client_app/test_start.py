@@ -75,7 +75,8 @@ CASES = [
     *(
         (file, DAMAGE[kind], "")
         for file in ("policy.toml", "members")
-        for kind in DAMAGE.keys() - {"empty"}  # a policy with the defaults
+        for kind in DAMAGE
+        if kind != "empty"  # a policy with the defaults
     ),
     ("policy.toml", appended("\n[run]\nmax-rounds = 9\n"), "'run.max-rounds'; did you mean"),
     ("policy.toml", written("[runs]\n\nmax-round = 9"), "line 3: there is no rule"),
