@@ -25,6 +25,7 @@ from server_app.assessments import difference, everywhere_of, mean_over_hospital
 from server_app.summary import Summary
 from strategies.protocol.names import some
 
+OWN = "the hospitals' own models"  # before the first hand-off
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
 
 
@@ -139,9 +140,9 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
         f"the hospital's own before the first hand-off, {where}"
     )
     judgement, text = {
-        "better": ("good", "Better than the hospitals' own models"),
-        "worse": ("bad", "Worse than the hospitals' own models"),
-        "not shown": ("open", "Not shown to be better than the hospitals' own models"),
+        "better": ("good", f"Better than {OWN}"),
+        "worse": ("bad", f"Worse than {OWN}"),
+        "not shown": ("open", f"Not shown to be better than {OWN}"),
     }[compared(gain)]
     if not learnt or any(row["compared"] == "worse" for row in rows):
         judgement = graver(judgement, "note")
@@ -152,15 +153,17 @@ def _alone(tests: Sequence[Row], round_: int, learnt: bool) -> Iterator[dict[str
 def with_baseline(summary: Summary, baseline: Summary) -> list[dict[str, str]]:
     """`Summary.worth` with whether the models are better than those of a baseline.
 
-    The tests of the two runs count as independent, which makes the interval rather too wide.
+    That takes the place of the comparison with models that were trained for one visit. The tests of
+    the two runs count as independent, which makes the interval rather too wide.
 
     Args:
         summary: Of the run.
         baseline: Of the same run by the method of that name.
     """
     found = []
+    held = _held(summary)
     for where, ours, theirs in (
-        ("At home", _held(summary), _held(baseline)),
+        ("At home", _mean(held), _mean(_held(baseline))),
         ("Everywhere", _everywhere(summary), _everywhere(baseline)),
     ):
         if not (ours and theirs) or None in (ours["low"], theirs["low"]):
@@ -176,13 +179,19 @@ def with_baseline(summary: Summary, baseline: Summary) -> list[dict[str, str]]:
             f"balanced accuracy {number(ours)} instead of {number(theirs)}, "
             f"a difference of {number(gain, signed=True)}."
         )
+        if judge_all(held) != "good":
+            judgement = graver(judgement, "note")
         found.append(_said("run", judgement, text))
-    after = sum(each["about"] == "run" for each in summary.worth)
-    return [*summary.worth[:after], *found, *summary.worth[after:]]
+    said = [each for each in summary.worth if not (found and OWN in each["text"])]
+    after = sum(each["about"] == "run" for each in said)
+    return [*said[:after], *found, *said[after:]]
 
 
-def _held(summary: Summary) -> Row | None:
-    tests = [row for row in summary.assessments if row["held"] and row["balanced_accuracy"]]
+def _held(summary: Summary) -> list[Row]:
+    return [row for row in summary.assessments if row["held"] and row["balanced_accuracy"]]
+
+
+def _mean(tests: Sequence[Row]) -> Row | None:
     return mean_over_hospitals(tests, "balanced_accuracy") if tests else None
 
 

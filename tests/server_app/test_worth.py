@@ -334,11 +334,12 @@ def test_where_classes_are_equally_frequent_no_largest_one_is_named():
 )
 def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, difference):
     """By hand: each test ± .05, the mean of two hospitals ± .05 / √2, a difference of two ± .05."""
-    ours = summary_of({each: told(0.8, 0.8) for each in EVERYWHERE})
+    ours = summary_of({each: told(0.8, 0.8, gain=0.2) for each in EVERYWHERE})
+    assert "Better than the hospitals' own models" in str(ours.worth)
     theirs = summary_of({each: told(alone, alone) for each in EVERYWHERE})
     worth = with_baseline(ours, replace(theirs, strategy="standalone"))
     assert [each for each in worth if each["about"] == "run"] == [
-        *(each for each in ours.worth if each["about"] == "run"),
+        *(e for e in ours.worth if e["about"] == "run" and "own models" not in e["text"]),
         *(each for each in worth if "standalone" in each["text"]),
     ]
     at_home, everywhere = (each for each in worth if "standalone" in each["text"])
@@ -347,3 +348,11 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
     for each in (at_home, everywhere):
         assert each["judgement"] == judgement
         assert each["text"].endswith(f"a difference of {difference}.")
+
+
+def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
+    ours = summary_of({(m, h): told(0.9, 0.9 if h == "A" else 0.1) for m, h in EVERYWHERE})
+    theirs = summary_of({each: told(0.3, 0.3) for each in EVERYWHERE})
+    found = [e for e in with_baseline(ours, theirs) if "alone for as long" in e["text"]]
+    assert [each["judgement"] for each in found] == ["note", "note"]
+    assert all("better than cwt" in each["text"] for each in found)
