@@ -119,9 +119,10 @@ def run(
         command, env=environment, capture_output=True, encoding="utf-8", check=False
     )
     output = stream.stdout[-3000:] + stream.stderr[-3000:]
-    if stream.returncode != 0:
+    started = STARTED.search(stream.stdout)
+    if stream.returncode != 0 or not started:
         raise RunFailed(output)
-    status = status_of(STARTED.findall(stream.stdout)[0], environment)
+    status = status_of(started[1], environment)
     if not status.startswith(COMPLETED):
         raise RunFailed(f"{status}\n{output}")
     (result,) = set(output_dir.glob("*")) - folders_before
