@@ -4,6 +4,7 @@ Real hospitals with the networks and images of a simulation, behind a fake grid.
 """
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from client_app.app import app as hospital_app
 from client_app.judge import Judge
 from server_app.app import app as server_app
+from strategies.engine.run import RunError
 from strategies.engine.undoing import SERVER
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, load, pack
@@ -86,7 +88,8 @@ def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, str
     for failure in failures:
         for word in (
             "hospital-1",
-            f"round {failure['round']}",
+            # Without rounds an order has the number of its visit.
+            "in round " if strategy == "asynchronous" else f"round {failure['round']}",
             "blew up",
             "Lower train.learning-rate",
         ):
@@ -98,7 +101,9 @@ def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, str
 def test_a_rate_that_is_far_too_large_is_no_plain_success(tmp_path, model, optimizer, rate):
     changes = {"train__optimizer": optimizer, "train__learning_rate": rate, "train__epochs": 3}
     config = chosen(tmp_path, "cwt", model=model, **changes)
-    result, _ = run_here(places(tmp_path, config))
+    with suppress(RunError):  # no hospital may have trained any model
+        run_here(places(tmp_path, config))
+    (result,) = (tmp_path / "runs").iterdir()
     assert summary_of(result)["status"] != "completed"
     assert max(largest(result).values()) <= 1e6
 

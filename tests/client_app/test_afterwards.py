@@ -32,6 +32,7 @@ from client_app.errors import DataError
 from client_app.hospital import open_hospital
 from client_app.identity import Identity
 from client_app.members import read_members
+from client_app.node_config import OwnError
 from client_app.policy import Policy, PolicyError
 from client_app.sealing import Seal
 from client_app.store import Store
@@ -291,8 +292,9 @@ def test_real_hospitals_keep_the_final_models(run):
 
 
 def test_an_unknown_word_is_refused():
-    with pytest.raises(SettingsError, match="'keep' is 'all'; it must be one of final, visits"):
+    with pytest.raises(OwnError) as refusal:
         open_hospital(context(0, 2, run_config(), keep="all"))
+    assert "'keep' is 'all'; it must be: final, visits, none" in refusal.value.explain()
 
 
 def test_a_hospital_opens_the_server_s_parcels_with_its_own_key(run, call):

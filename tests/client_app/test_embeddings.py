@@ -12,11 +12,11 @@ from torch import nn
 
 from client_app.embeddings import decoders
 from client_app.embeddings.audit import FEWEST, SHOWN, Encoded, audit
+from client_app.node_config import OwnError
 from client_app.policy import Policy
 from learning.errors import DeadlineError
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS
-from strategies.protocol.settings import SettingsError
 
 N, M = 240, 60  # images, and those of them that embeddings leave of
 HARMLESS = {
@@ -301,5 +301,6 @@ def test_each_rule_keeps_embeddings_at_home(kind, name, value, rule, tmp_path):
 
 
 def test_no_kind_of_embedding_is_misspelt(tmp_path):
-    with pytest.raises(SettingsError, match="sampled, ebr, stats"):
+    with pytest.raises(OwnError) as refusal:
         policy_of(tmp_path, "embeddings.kinds = ['stat']")
+    assert "sampled, ebr, stats" in refusal.value.explain()
