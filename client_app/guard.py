@@ -22,7 +22,9 @@ from client_app.policy import PolicyError
 from strategies.protocol.may_leave import Failure, check_answer
 from strategies.protocol.redaction import redacted
 
-PATH = re.compile(r"(?<![^\s'\"(:=,\[])~?/[^\s'\"),;:]+")  # an absolute one in a text
+PATH = re.compile(
+    r"(?<![^\s'\"(:=,\[])(?!(?<=[a-z]:)//)~?/[^\s'\"),;:]+"
+)  # an absolute one, no URL
 # Of a disk that is full or read-only, or of folders that are another user's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 

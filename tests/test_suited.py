@@ -19,7 +19,7 @@ from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
 
 CHOSEN = get_args(get_type_hints(Settings)["learner"])
-SIDE, CLASSES = 16, 4
+SIDE, CLASSES = 32, 4  # pixels below which squeezenet1_1 cannot work
 
 
 def config(**changes):
