@@ -420,7 +420,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.withheld = {"h1": 8}
     state.keys = {"h0": "key"}
     parcel = state.shelf.put(a_parcel(1))
-    state.models = {"a": Model("a", "h0", parcel, parcel, "h1", 2, 5, 3)}
+    state.models = {"a": Model("a", "h0", parcel, "h1", parcel, 2, 5, 3)}
     state.after_visits = {"hop-1-visit": parcel}
     state.buffers = {"h0": parcel}
     state.encoder, state.embeddings = parcel, {"1 h0": parcel}
@@ -430,7 +430,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.queues, state.failed, state.resting = {"h0": ["a"]}, ["h0"], ["h1"]
     state.ordered, state.sent, state.clock = {"h0 a": (3, 7.5)}, {"h0 a": 2}, 6.5
     state.tested, state.tested_round, state.owing = {"a": parcel}, 2, {"h0": 1}
-    state.sampled = {"h0": ["a"]}
+    state.sampled, state.found = {"h0": ["a"]}, {parcel: {"h0": False}}
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
