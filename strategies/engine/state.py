@@ -25,9 +25,9 @@ class Model:
         place: The hospital that it is at, or `GLOBAL`.
         parcel: The name of its parcel on the shelf.
         previous: Where it was before; empty before the first visit.
-        good: The parcel of the last good copy, where the lineage goes on if the newest one is of no use:
-            the newest that another hospital than the one that made it has trained on, or the first;
-            empty before the first visit.
+        good: The parcel of the last good copy: the newest that another hospital than its maker has
+            trained on, or the first. The lineage goes on there if the newest is of no use. Empty
+            before the first visit.
         round: Of the last good visit; 0 = none yet.
         num_examples: Training images at the last good visit.
         turns: Visits that it was meant for, good or not, if it does not move in rounds.

@@ -227,8 +227,8 @@ def test_methods_are_compared_by_them(tmp_path):
     assert difference[4] == pytest.approx(0.15)
     lines = text(comparison).splitlines()
     assert max(map(len, lines)) <= 80
-    figures = ["cwt", "0.700±0.000", "0.900±0.000", "0.300±0.000", "-0.300±0.000"]
-    assert figures in [line.split() for line in lines]
+    row = ["cwt", "0.700±0.000", "0.900±0.000", "0.300±0.000", "-0.300±0.000"]
+    assert row in [line.split() for line in lines]
     page = comparison_page(comparison)
     # On an axis from -1 to 1, -0.3 is at 35 %.
     backward = page.partition('id="transfer-back-over-tasks"')[2]
