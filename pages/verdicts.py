@@ -18,9 +18,12 @@ NAMED = 6  # classes of few test images that are named
 
 
 def chance(row: Row) -> float:
-    """The balanced accuracy of always the same answer; NaN if nobody knows of how many classes."""
+    """The balanced accuracy of always the same answer.
+
+    NaN if nobody knows of how many classes, or of one alone: there the same answer is always right.
+    """
     count = len(told_classes(row))
-    return 1 / count if count else nan
+    return 1 / count if count > 1 else nan
 
 
 def told_classes(row: Row) -> list[Any]:

@@ -231,8 +231,9 @@ def _operating(told: Sequence[Row]) -> str:
     if not rows:
         return ""
     best = max(rows, key=lambda r: float(r["sensitivity"]["value"] + r["specificity"]["value"]))
+    which = "the best model" if len(told) > 1 else "it"
     return (
-        " At a threshold of its own, chosen on training images, the best model has a sensitivity "
+        f" At a threshold of its own, chosen on training images, {which} has a sensitivity "
         f"of {number(best['sensitivity'])} and a specificity of {number(best['specificity'])}."
     )
 

@@ -7,7 +7,7 @@ import pytest
 from pages.figures import row_of
 from pages.figures_view import compared_cell
 from pages.page import Marked
-from pages.verdicts import pair, worst
+from pages.verdicts import judge, objection, pair, worst
 from server_app.assessments import everywhere_of
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
@@ -183,14 +183,23 @@ def test_nothing_of_the_run_is_good_while_a_held_model_is_at_chance(held, gain):
 
 
 def test_the_worst_is_at_chance_or_has_the_lowest_figure():
-    """With one class told at a hospital chance is 1: the share of it is high, and not above."""
-    one_class = row_of("model", "m", "linz", told(0.9, 0.9, sizes=(80, 0)), CLASSES)
-    good, better = (
-        row_of("model", "m", "graz", told(share, share), CLASSES) for share in (0.6, 0.8)
+    """Of two classes chance is 0.5: 0.48 is worse than 0.45 of three classes."""
+    of_three = told(0.55, 0.55) | {"images-of-class-2": 50, "recall-of-class-2": 0.4}
+    of_three |= {"balanced-accuracy": 0.45, "balanced-accuracy-low": 0.4}
+    third = row_of("model", "m", "linz", of_three, [*CLASSES, "other"])
+    poor, good, better = (
+        row_of("model", "m", "graz", told(share, share), CLASSES) for share in (0.48, 0.6, 0.8)
     )
     assert worst([better, good]) is good
-    assert worst([better, good, one_class]) is one_class
-    assert pair(one_class).endswith("'m' at linz, where chance is 1.000")
+    assert worst([better, third, poor]) is poor
+    assert pair(poor).endswith("'m' at graz, where chance is 0.500")
+
+
+def test_where_one_class_is_tested_nobody_can_say_what_is_above_chance():
+    """The same answer is always right there."""
+    perfect = row_of("model", "m", "linz", told(1.0, 0, sizes=(80, 0)), CLASSES)
+    assert judge(perfect) == "note"
+    assert not objection(perfect)
 
 
 def test_where_no_class_is_told_nobody_knows_what_chance_is():
