@@ -39,7 +39,15 @@ from tests.fakes import FakeGrid, Ledger, context, go, run_config
 # What a row says of a machine, of files that are not here, and of GANs.
 LEFT_OUT = (
     *("workers", "pretrained", "filver.pretrain", "twf.teacher", "ser.oracle", "enrolment"),
-    *("classes", "test-per-class", "num-folds", "fold", "task-spread", "train.batch-sizes"),
+    *(
+        "classes",
+        "test-fraction",
+        "test-per-class",
+        "num-folds",
+        "fold",
+        "task-spread",
+        "train.batch-sizes",
+    ),
 )
 SITES = ("ham_vienna_dias", "msk4")
 KEPT = "judgement"
