@@ -136,8 +136,11 @@ def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_r
             same = exact[row["kind"], row["model"]]
             for told, true in zip(row["classes"], same["classes"], strict=True):
                 if told["recall"]:
-                    recall = told["recall"]
-                    assert recall["low"] <= true["recall"]["value"] <= recall["high"]
+                    value, low, high = (told["recall"][end] for end in ("value", "low", "high"))
+                    # Of twenty intervals one misses; one of twice the length hardly ever does.
+                    assert abs(true["recall"]["value"] - value) <= 2 * max(
+                        high - value, value - low
+                    )
     said = " ".join(texts(summary.worth, "run", "noise", "class", "hospital"))
     assert "figures are about 2." in said
     for verdict in ("That is better", "That is worse", "Better than", "Worse than", "few test"):
