@@ -96,6 +96,7 @@ def test_images_are_those_of_the_hospital_of_that_name(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_a_plot_has_a_line_for_each_row_that_ran_and_a_place_for_each_step(tmp_path, monkeypatch):
     rows = [row["name"] for row in described_by("axes")["rows"][:-1]]
     for place, row in enumerate(rows):
@@ -176,6 +177,7 @@ def test_departments_have_chests_in_their_own_form_and_spots_in_one_class(tmp_pa
         assert brightness["tb"] > brightness["normal"]
 
 
+@pytest.mark.slow
 def test_rules_are_judged_on_patients_they_were_not_chosen_on(monkeypatch):
     """Of three models one is right; the hospital's own is wrong, and so is what it trained last."""
     labels = np.arange(40) % 2

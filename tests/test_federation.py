@@ -91,6 +91,7 @@ def figures(ledger):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_trains(tmp_path, strategy):
     state, ledger, _ = federate(tmp_path, strategy, num_server_rounds=3, partition="iid")
@@ -112,10 +113,12 @@ def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_
     assert_same_models(runs[0][0], runs[1][0])
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_metrics(tmp_path):
     assert figures(federate(tmp_path, "rwt")[1]) != figures(federate(tmp_path, "rwt", seed=1)[1])
 
 
+@pytest.mark.slow
 def test_the_learning_rate_is_halved_after_every_so_many_rounds(tmp_path, monkeypatch):
     rates = []
 
@@ -131,6 +134,7 @@ def test_the_learning_rate_is_halved_after_every_so_many_rounds(tmp_path, monkey
     assert rates == [0.01] * 6
 
 
+@pytest.mark.slow
 def test_all_hospitals_start_from_one_model(tmp_path):
     _, _, grid = federate(tmp_path, "cwt", num_server_rounds=1)
     first = [m.content["model"].object_id for m in grid.sent if m.metadata.message_type == "train"]
@@ -138,6 +142,7 @@ def test_all_hospitals_start_from_one_model(tmp_path):
     assert len(set(first)) == 1
 
 
+@pytest.mark.slow
 def test_fedprox_without_pull_is_fedavg_bit_for_bit(tmp_path):
     fedavg, told, _ = federate(tmp_path, "fedavg")
     fedprox, told_too, _ = federate(tmp_path, "fedprox", fedprox__mu=0.0)
@@ -145,6 +150,7 @@ def test_fedprox_without_pull_is_fedavg_bit_for_bit(tmp_path):
     assert figures(told) == figures(told_too)
 
 
+@pytest.mark.slow
 def test_fedprox_with_pull_is_not(tmp_path):
     assert figures(federate(tmp_path, "fedavg")[1]) != figures(
         federate(tmp_path, "fedprox", fedprox__mu=1.0)[1]
@@ -183,6 +189,7 @@ def test_fedavg_averages_what_the_hospitals_send(tmp_path, counts):
         np.testing.assert_allclose(array, mean, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -241,6 +248,7 @@ def test_replay_lowers_what_a_model_forgets(tmp_path):
     assert figures[200] > figures[0] + 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["buffer-only", "synthetic-only"])
 def test_the_variants_of_feder_train(tmp_path, variant):
     _, ledger, _ = federate(tmp_path, "feder", feder__variant=variant, num_server_rounds=8)
@@ -287,6 +295,7 @@ def test_networks_of_different_kinds_cannot_be_averaged(tmp_path):
         federate(tmp_path, "fedavg", model="mlp,cnn")
 
 
+@pytest.mark.slow
 def test_the_ensemble_is_the_mean_probability_of_all_models(tmp_path):
     """The same models, tested one by one here: argmax of the sum of their probabilities."""
     state, ledger, _ = federate(tmp_path, "feder")
@@ -310,6 +319,7 @@ def test_bytes_of_a_hop_are_a_model_both_ways_and_a_buffer_once(tmp_path):
     assert sum(map(bool, extra)) == HOSPITALS - 1
 
 
+@pytest.mark.slow
 def test_cwc_without_strength_is_the_serial_hand_off_bit_for_bit(tmp_path):
     serial, told, _ = federate(tmp_path / "a", "cwt-serial")
     cwc, told_too, _ = federate(tmp_path / "b", "cwc", cwc__strength=0.0)
@@ -317,6 +327,7 @@ def test_cwc_without_strength_is_the_serial_hand_off_bit_for_bit(tmp_path):
     assert figures(told) == figures(told_too)
 
 
+@pytest.mark.slow
 def test_cwc_with_strength_is_not(tmp_path):
     serial, _, _ = federate(tmp_path / "a", "cwt-serial")
     cwc, _, _ = federate(tmp_path / "b", "cwc")
@@ -332,6 +343,7 @@ def memories(grid):
     return [np.concatenate(vector or [np.zeros(0)]) for vector in vectors]
 
 
+@pytest.mark.slow
 def test_the_consolidation_matrix_travels_with_the_model_and_stays_with_nobody_else(tmp_path):
     """Nothing at the first visit; then an entry for each parameter, which grows in a round."""
     state, _, grid = federate(tmp_path, "cwc")
@@ -354,6 +366,7 @@ def test_fedrewind_without_a_fraction_is_its_base_bit_for_bit(tmp_path, base):
     assert figures(told) == figures(told_too)
 
 
+@pytest.mark.slow
 def test_three_legs_are_three_trainings_one_after_the_other(tmp_path):
     """Eq. 4.8 by hand: with all images in one batch, an epoch of SGD is one step of gradient.
 

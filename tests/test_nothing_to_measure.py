@@ -23,6 +23,7 @@ def write_tasks(path):
     np.savez(path, allow_pickle=False, **arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "learner"),
     [

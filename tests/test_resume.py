@@ -229,6 +229,7 @@ def test_a_run_may_be_killed_several_times(strategy, ends, seed, tmp_path_factor
     assert runs[1].results._resumed == runs[1].parts - 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_no_waiting")
 @pytest.mark.parametrize("end", range(35, 80, 5))
 def test_parcels_of_a_hospital_that_does_not_come_back_go_on_elsewhere(end, tmp_path):

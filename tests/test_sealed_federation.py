@@ -117,6 +117,7 @@ def failures(ledger, verb="train"):
     return {(e.hospital, e.outcome, e.reason) for e in ledger.of(verb) if e.outcome != "ok"}
 
 
+@pytest.mark.slow
 def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path):
     identities = [Identity.of(name, tmp_path / name / "identity") for name in NAMES]
     path = tmp_path / "two"
@@ -132,6 +133,7 @@ def test_a_hospital_that_is_no_member_reads_nothing_and_the_run_goes_on(tmp_path
     assert len(parcels_of(state)) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"asynchronous": True, "async__seconds": "1,2,7"}])
 def test_sealed_garbage_is_refused_and_undone(settings, tmp_path, monkeypatch):
     """The server cannot open it; whoever receives it can, and names the hospital that sent it."""
@@ -168,6 +170,7 @@ def tampered(message):
     )
 
 
+@pytest.mark.slow
 def test_a_tampered_parcel_is_refused_and_the_run_goes_on(tmp_path):
     _, ledger, _ = federate(tmp_path, change=tampered)
     ((hospital, outcome, reason),) = failures(ledger)
@@ -200,6 +203,7 @@ def test_an_old_parcel_is_refused(tmp_path):
     assert "as it was after round 1, hop 1, and was here already" in reason
 
 
+@pytest.mark.slow
 def test_parcels_of_another_run_are_refused(tmp_path):
     state, _, _ = federate(tmp_path, "standalone", num_server_rounds=1)
     old = parcels_of(state)["hospital-1"]

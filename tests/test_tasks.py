@@ -143,6 +143,7 @@ def test_learners_of_streams_work_with_every_hand_off(tmp_path, learner, changes
     assert {(order["learner"], order["task"]) for order in orders} == {(learner, 1), (learner, 2)}
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_path):
     changes = {"strategy": "rwt", "dataset": small(tmp_path), "num_server_rounds": 2}
     runs = [federate(tmp_path / str(order), order, **changes) for order in (1, 2)]
@@ -150,6 +151,7 @@ def test_the_same_seed_gives_the_same_metrics_whatever_the_order_of_answers(tmp_
     assert figures(runs[0][1]) != figures(federate(tmp_path / "3", seed=1, **changes)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "rwt"])
 def test_hospitals_with_streams_of_their_own(tmp_path, strategy):
     """Each is ordered its own task, and tests on all that have arrived anywhere."""

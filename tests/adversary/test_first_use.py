@@ -51,6 +51,7 @@ def sealed_for(grid):
     return names
 
 
+@pytest.mark.slow
 def test_a_new_name_in_a_later_run_is_not_trusted(tmp_path, caplog):
     federate(tmp_path, **SHORT)
     trusted = pins(tmp_path)
@@ -64,6 +65,7 @@ def test_a_new_name_in_a_later_run_is_not_trusted(tmp_path, caplog):
     assert f"python -m client_app members add mallory {mallory}" in caplog.text
 
 
+@pytest.mark.slow
 def test_another_key_of_a_member_is_not_trusted_and_the_run_goes_on(tmp_path):
     federate(tmp_path, **SHORT)
     trusted = pins(tmp_path)
@@ -74,6 +76,7 @@ def test_another_key_of_a_member_is_not_trusted_and_the_run_goes_on(tmp_path):
     assert pins(tmp_path) == trusted
 
 
+@pytest.mark.slow
 def test_a_name_writes_no_line_of_its_own(tmp_path):
     federate(tmp_path, **SHORT)
     before = (tmp_path / "hospital-0" / "members").read_bytes()
@@ -129,6 +132,7 @@ def test_keys_of_low_order_are_no_keys(tmp_path):
         assert str(Member.parse(text)) == text
 
 
+@pytest.mark.slow
 def test_a_key_of_low_order_shuts_its_hospital_out_and_no_other(tmp_path):
     low = base64.b64encode(bytes(64)).decode()
     bad = announcing(lambda keys: keys and keys | {"hospital-1": low}, ("hospital-0", "hospital-2"))
@@ -140,6 +144,7 @@ def test_a_key_of_low_order_shuts_its_hospital_out_and_no_other(tmp_path):
     assert any(len({e.hospital, e.lineage}) == 2 and e.outcome == "ok" for e in ledger.of("train"))
 
 
+@pytest.mark.slow
 def test_a_hospital_that_comes_later_needs_the_word_of_the_others(tmp_path):
     federate(tmp_path, members=["first-use", "first-use", ""], **SHORT)
     assert pins(tmp_path).keys() == {"hospital-0", "hospital-1"}

@@ -76,6 +76,7 @@ def largest(result):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [*HANDED_ON, *AVERAGED, "standalone"])
 @pytest.mark.parametrize("rate", [1e30, 1e4])
 def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, strategy, rate):
@@ -96,6 +97,7 @@ def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, str
             assert word in failure["reason"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 @pytest.mark.parametrize(("optimizer", "rate"), [("sgd", 100.0), ("adam", 100.0), ("adam", 30.0)])
 def test_a_rate_that_is_far_too_large_is_no_plain_success(tmp_path, model, optimizer, rate):
@@ -164,6 +166,7 @@ def spoilt(tmp_path, strategy, change, rounds=range(9), **changes):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "kind"),
     [
@@ -180,6 +183,7 @@ def test_garbage_that_is_sent_anyway_spoils_no_lineage(tmp_path, strategy, kind)
     assert all(isinstance(each, float) for row in matrix for each in row)  # all are tested again
 
 
+@pytest.mark.slow
 def test_a_run_with_garbage_is_replayed_in_its_order(tmp_path):
     found: list[Any] = []
     for name in ("first", "again"):
@@ -207,6 +211,7 @@ def test_an_average_that_is_of_no_use_is_not_what_the_run_ends_with(tmp_path):
     assert max(largest(result).values()) < 1e3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", AVERAGED)
 @pytest.mark.parametrize("kind", ["huge", "large in each layer", "not a number", "steep"])
 def test_garbage_is_not_averaged(tmp_path, strategy, kind):

@@ -144,6 +144,7 @@ def test_exact_figures_give_a_single_image_away(tmp_path):
     assert counts == pytest.approx([20 / 41, 20 / 41, 1 / 41])
 
 
+@pytest.mark.slow
 def test_a_single_image_is_in_no_figure(tmp_path):
     """By chance 64 of the 128 bits of the image are right."""
     victim = Victim(tmp_path, SINGLE)
@@ -201,6 +202,7 @@ def single_out(victim, each):
     return ((sums > sums.mean()) == answers).mean()
 
 
+@pytest.mark.slow
 def test_a_patient_who_can_be_singled_out_stays_hidden_in_a_class_of_ten(tmp_path):
     """480 models, whose answers differ in one image out of 110, and are averaged."""
     (tmp_path / "exact").mkdir()
@@ -240,6 +242,7 @@ def test_a_run_does_not_choose_whose_images_take_part(tmp_path, caplog):
     assert told[0]["num-quarantined"] == 0
 
 
+@pytest.mark.slow
 def test_no_number_of_images_depends_on_how_many_show_a_rare_class(tmp_path):
     """Nor on a few of a large one; whatever share is tested on. Rare are three, and nine."""
     for k in range(3):
@@ -359,6 +362,7 @@ def test_details_are_of_the_last_models_of_a_run_alone(tmp_path):
         assert {key[0] for key in told if "/answers-" in key} == ({"a", "c"} if final else set())
 
 
+@pytest.mark.slow
 def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_path):
     """160 images of large classes: steps and noise of 1 / (2 sqrt(128)), relative to the loss."""
     victim = Victim(tmp_path, SINGLE, config={"train__learning_rate": 1e-30})

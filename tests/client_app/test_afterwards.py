@@ -231,6 +231,7 @@ def test_between_real_hospitals_a_manifest_has_no_class_of_few_patients(smallest
     assert ("test/upper" in counts) == ("test" in counts) == (smallest == 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["cwt-serial", "fedbn"])
 def test_other_methods_leave_the_last_model_whole(strategy, tmp_path):
     """Of `cwt-serial` all visits of the last round are tested, of `fedbn` layers stay here."""

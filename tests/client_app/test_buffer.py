@@ -60,6 +60,7 @@ def soon():
     return time.monotonic() + 300
 
 
+@pytest.mark.slow
 def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
     made = make_buffer(hospital(), 20, soon())
     assert made.samples.images.shape == (20, 1, 8, 8)
@@ -74,6 +75,7 @@ def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
     }
 
 
+@pytest.mark.slow
 def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
     first = make_buffer(hospital(), 20, soon())
     monkeypatch.setattr("client_app.buffer.gan_sampler.train_gan", None)  # to call it would fail
@@ -82,6 +84,7 @@ def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
     assert first.figures == again.figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"seed": 1}, {"gan__privacy_weight": 0.5}, {"gan__iterations": 3}]
 )
@@ -91,6 +94,7 @@ def test_what_a_gan_depends_on_trains_another(hospital, change):
     assert len(list((hospital().store.folder / "gan").iterdir())) == 2
 
 
+@pytest.mark.slow
 def test_another_image_of_a_rare_class_asks_for_another_audit(hospital):
     """The GAN does not learn from it, and yet no synthetic image may be near to it."""
     place = hospital(release__min_class_images=6)
@@ -103,6 +107,7 @@ def test_another_image_of_a_rare_class_asks_for_another_audit(hospital):
     assert len(list(place.store.folder.rglob("*.npz"))) == 2
 
 
+@pytest.mark.slow
 def test_classes_of_few_images_are_left_out(hospital):
     counts = torch.bincount(hospital().data.train.labels)
     fewest = int(counts.sort().values[5])
@@ -117,12 +122,14 @@ def test_without_any_frequent_class_nothing_leaves(hospital):
         make_buffer(hospital(release__min_class_images=1000), 20, soon())
 
 
+@pytest.mark.slow
 def test_another_size_is_another_buffer_of_the_same_gan(hospital, monkeypatch):
     make_buffer(hospital(), 20, soon())
     assert len(make_buffer(hospital(), 10, soon()).samples) == 10
     assert len(list((hospital().store.folder / "gan").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkeypatch):
     quick = partial(measure_privacy, steps=3)
     monkeypatch.setattr("client_app.buffer.gan_sampler.measure_privacy", quick)
@@ -150,6 +157,7 @@ def copying(hospital, monkeypatch, share=1.0):
     return hospital
 
 
+@pytest.mark.slow
 def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch, caplog):
     """The log names synthetic images and why, the error does not; nothing is kept as releasable."""
     with pytest.raises(ReleaseError, match="Too many of them are too near") as refusal:
@@ -159,6 +167,7 @@ def test_a_buffer_of_copied_training_images_is_refused(hospital, monkeypatch, ca
     assert list(hospital().store.folder.rglob("*.npz")) == []
 
 
+@pytest.mark.slow
 def test_a_refusal_says_how_much_of_an_image_is_explained(hospital, monkeypatch, caplog):
     """Training images, one grey level lighter."""
     train = hospital().data.train.images.clamp(max=254) + 1
@@ -180,6 +189,7 @@ def _spoilt(monkeypatch):
     monkeypatch.setattr("gan.training.judge", judged)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_spoilt")
 def test_a_buffer_in_which_the_privacy_loss_had_no_part_stays(hospital, caplog):
     with pytest.raises(ReleaseError, match="The privacy loss had no part in its GAN: at the first"):
@@ -189,6 +199,7 @@ def test_a_buffer_in_which_the_privacy_loss_had_no_part_stays(hospital, caplog):
     assert "hospital-00: The privacy loss had no part in its GAN" in caplog.text
 
 
+@pytest.mark.slow
 def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital, monkeypatch, caplog):
     monkeypatch.setattr(console, "PAUSE", 0.0)
     caplog.set_level("INFO")
@@ -200,6 +211,7 @@ def test_the_privacy_loss_has_a_part_unless_it_is_switched_off(hospital, monkeyp
     assert re.search(told, caplog.text)
 
 
+@pytest.mark.slow
 def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     made = make_buffer(copying(hospital(release__quantile=0.0), monkeypatch, 0.3), 20, soon())
     assert 0 < made.figures["release-discarded"] <= 0.5
@@ -207,6 +219,7 @@ def test_a_few_copies_are_discarded_and_drawn_anew(hospital, monkeypatch):
     assert not train & {image.numpy().tobytes() for image in made.samples.images}
 
 
+@pytest.mark.slow
 def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch):
     monkeypatch.setattr(stages, "diversity", lambda job, samples: {"diversty-perceptual": 0.1})
     with pytest.raises(UndeclaredError, match="'diversty-untrained-squeeze' is not declared"):
@@ -240,12 +253,14 @@ def test_what_cannot_work_is_refused_before_any_training(hospital, overrides, wo
         make_buffer(hospital(**overrides), 20, soon())
 
 
+@pytest.mark.slow
 def test_a_deadline_is_kept_and_the_gan_goes_on_afterwards(hospital):
     with pytest.raises(DeadlineError, match="prepare-timeout"):
         make_buffer(hospital(), 20, time.monotonic() - 1)
     assert len(make_buffer(hospital(), 20, soon()).samples) == 20
 
 
+@pytest.mark.slow
 def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
     held = hospital().data
     wide, tested = (

@@ -61,6 +61,7 @@ def soon():
     return time.monotonic() + 300
 
 
+@pytest.mark.slow
 def test_samplers_share_a_gan_and_have_buffers_and_pictures_of_their_own(hospital):
     random, made = (make_buffer(hospital(name), 20, soon()) for name in ("random", "lci"))
     (folder,) = (hospital("random").store.folder / "gan").iterdir()
@@ -81,6 +82,7 @@ def test_every_sampler_makes_a_buffer_that_leaves(sampler, hospital):
     assert torch.bincount(made.samples.labels).tolist() == [2] * 10
 
 
+@pytest.mark.slow
 def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
     hospital, monkeypatch
 ):

@@ -122,6 +122,7 @@ def read(folder, monkeypatch):
     return take
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", ["squash", "pad", "crop"])
 @pytest.mark.parametrize("size", [1, 2, 4, 7])
 @pytest.mark.parametrize("channels", [0, 3])
@@ -735,6 +736,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(st.lists(CHANGES, max_size=25))
 def test_images_are_right_after_any_changes(changes):

@@ -152,6 +152,7 @@ def repeatedly(figures, scores, times, seen=None):
 HALF = [0, 1, 1, 0] * 100  # wrong about half of [0, 1] * 200, in each class
 
 
+@pytest.mark.slow
 def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
     """The noise in a cell is √2 · √(5 · 20) / 4 images, and 3 times that if a patient has three."""
     for times, groups in ((1, None), (3, [0, 0, 0, *range(1, 398)])):
@@ -244,6 +245,7 @@ def test_noised_figures_do_not_contradict_one_another(tmp_path, seed):
         assert told["auroc"]["value"] >= sum(areas) / len(classes) - 1e-9
 
 
+@pytest.mark.slow
 def test_a_verdict_with_noise_is_that_of_the_exact_figures(tmp_path):
     """Of 40 verdicts about one is not (pages.figures.compared), and none is the opposite."""
     said_, other = 0, 0

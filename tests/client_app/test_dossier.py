@@ -103,6 +103,7 @@ def file_of(done, site) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_its_hash_is_on_the_card_and_comes_with_the_buffer(sealed):
     for site, other in (SITES, SITES[::-1]):
         digest = hashlib.sha256(file_of(sealed, site).read_bytes()).hexdigest()

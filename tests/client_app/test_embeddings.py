@@ -233,6 +233,7 @@ def test_few_images_are_too_few_to_learn_from():
     assert math.isnan(audited(made, rows[:0]).figures["embedding-linked"])
 
 
+@pytest.mark.slow
 def test_one_image_of_each_class():
     """No class has a mean: the mean of all images is what they are compared with."""
     samples = replace(images(), labels=torch.arange(N))

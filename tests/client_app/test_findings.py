@@ -50,6 +50,7 @@ def test_a_class_is_spelt_as_the_run_names_it():
     assert (finding.problem, finding.level) == ("classes-in-two-spellings", "red")
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=120), min_size=1, max_size=4, unique=True))
 def test_names_that_nothing_is_said_of_may_leave(names):
     if not list(of_classes(Counter(dict.fromkeys(names, 9)), ())):

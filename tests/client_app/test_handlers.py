@@ -413,6 +413,7 @@ def test_counts_of_classes_are_told_only_if_asked_for(tmp_path):
 PRIVATE = {"train__dp__noise_multiplier": 1.0, "train__dp__delta": 1e-4}
 
 
+@pytest.mark.slow
 def test_dp_sgd_tells_what_it_has_spent_over_all_visits_and_restarts(tmp_path):
     """Two visits of two epochs, 23 steps each at q = 32 / 718 or so: ε composed over all."""
     sent = parcel_of(ask("query.prepare", tmp_path, config=PRIVATE).content)

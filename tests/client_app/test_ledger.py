@@ -271,6 +271,7 @@ def test_a_line_that_was_never_finished_is_removed_and_the_chain_goes_on(tmp_pat
     assert [line.entry["number"] for line in read(path)] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_processes_write_one_after_the_other(tmp_path):
     path = tmp_path / "ledger.jsonl"
     code = "import sys; from pathlib import Path; from client_app.ledger import append\n"

@@ -61,6 +61,7 @@ def made(place, size=40):
     return make_buffer(place, size, time.monotonic() + 300)
 
 
+@pytest.mark.slow
 def test_a_buffer_passes_the_gate_with_its_epsilon(hospital):
     release = made(hospital())
     assert release.samples.images.shape == (40, 1, 8, 8)
@@ -84,6 +85,7 @@ def test_in_a_simulation_the_seed_decides_on_the_noise(hospital):
     assert not (hospital().store.folder / "privacy.jsonl").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
 def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
     place = hospital(limit=20.0)
@@ -101,6 +103,7 @@ def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
     assert len(account.read()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick_gate")
 def test_a_hospital_s_noise_cannot_be_drawn_from_the_run_s_seed(hospital):
     """Whoever knows the seed would subtract the noise."""

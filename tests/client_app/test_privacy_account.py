@@ -26,6 +26,7 @@ def test_four_releases_are_one_of_half_the_noise():
     assert delta_of(4.0, epsilon(spent, 1e-5)) == pytest.approx(1e-5, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_sampled_step_tells_less_and_never_nothing():
     """One step of rate q: δ_q(ε') = q δ(ε) at ε' = ln(1 + q (e^ε - 1)), for removal."""
     noise, rate = 2.0, 0.1

@@ -59,6 +59,7 @@ def asked(verb, folder, config, deployed, classes=(), buffer_size=0):
     return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=40, deadline=None)
 @given(
     st.dictionaries(

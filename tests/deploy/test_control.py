@@ -58,6 +58,7 @@ def test_without_a_token_nothing_is_checked_and_nothing_starts():
         OperatorOnly()
 
 
+@pytest.mark.slow
 def test_flower_s_program_is_the_one_that_checks(tmp_path):
     """Where Flower looks for it; it ends because there is no secret."""
     found = server.PROGRAMS / "flower-superlink"

@@ -390,6 +390,7 @@ def flwr(folder, monkeypatch):
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shell",
     [

@@ -25,6 +25,7 @@ def noisy(images, deviation, seed=4):
     return (images + noise).round().clamp(0, 255).to(torch.uint8)
 
 
+@pytest.mark.slow
 def test_copies_are_refused_by_name(judge):
     training, _ = draw(120, seed=1)
     images, labels = draw(40, seed=3)
@@ -49,6 +50,7 @@ DRESSES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRESSES)
 def test_a_copy_is_refused_in_any_dress(judge, name):
     training, labels = draw(120, seed=1)

@@ -31,6 +31,7 @@ def pair(request, tmp_path_factory):
     return package, PairwiseLPIPS(request.param, path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("channels", "size"), [(1, 33), (3, 48)])
 def test_equals_the_package_pair_by_pair(pair, channels, size):
     package, ours = pair
@@ -56,6 +57,7 @@ def test_gradient_equals_the_packages(pair):
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", sorted(BACKBONES))
 @pytest.mark.parametrize("size", [8, 16, 48])
 def test_an_image_is_next_to_itself_and_gradients_stay_finite(net, size):

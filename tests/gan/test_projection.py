@@ -126,6 +126,7 @@ def test_roughness_by_hand():
     assert roughness([torch.cat([stripes, chessboard])]).item() == 4
 
 
+@pytest.mark.slow
 def test_privacy_is_measured_and_drawn(tmp_path):
     w, images = wanted()
     figures = measure_privacy(
@@ -153,6 +154,7 @@ def test_a_deadline_is_kept():
         projected(Linear(), wanted()[1], deadline=time.monotonic())
 
 
+@pytest.mark.slow
 def test_our_generator_and_metric_fit():
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -82,6 +82,7 @@ def test_frechet_distance_equals_the_formula(count):
     assert Frechet(real, Pixels(9))(synthetic) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judge", ["classifier", "untrained"])
 def test_frechet_distance_is_finite_with_two_images_and_with_one_more_than_a_batch(digits, judge):
     assert math.isfinite(distance_to(digits, 33, judge)(digits[0][5:7]))

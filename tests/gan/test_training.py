@@ -84,6 +84,7 @@ def told(progress):
     return dataclasses.replace(progress, seconds=0.0, iterations_per_second=0.0)
 
 
+@pytest.mark.slow
 def test_both_phases(train, tmp_path):
     steps = []
 
@@ -124,6 +125,7 @@ def test_patience_ends_phase_one(train, micro):
     assert [p.iteration for p in trained.progress] == [2, 4, 6, 8]
 
 
+@pytest.mark.slow
 def test_phase_two_ends_when_images_become_bad(train, tmp_path):
     """Phase 1's best two are 1.0, so 2.5 is good enough and 2.6 is not."""
     trained = train(frechet=Scores(1.0, 1.0, 2.0, 2.5, 2.6))
@@ -134,6 +136,7 @@ def test_phase_two_ends_when_images_become_bad(train, tmp_path):
     assert at_once.private is None
 
 
+@pytest.mark.slow
 def test_phase_two_drives_images_away(train, micro):
     """With nothing but the privacy term to speak of, distances grow."""
     long = dataclasses.replace(micro, privacy_iterations=40, check_every=25)
@@ -142,6 +145,7 @@ def test_phase_two_drives_images_away(train, micro):
     assert last > first + 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [1, 5, 9])
 def test_a_training_that_was_killed_goes_on_bit_for_bit(train, tmp_path, monkeypatch, stop):
     """Killed in the middle of an iteration: before the first checkpoint, in phase 1, in phase 2."""
@@ -164,6 +168,7 @@ def test_a_training_that_was_killed_goes_on_bit_for_bit(train, tmp_path, monkeyp
     assert [*map(told, resumed.progress)] == [*map(told, unbroken.progress)]
 
 
+@pytest.mark.slow
 def test_a_kill_after_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     """Stopped between two checks, and killed after the next one: no loss is counted twice."""
     unbroken = train(folder=tmp_path / "unbroken")
@@ -188,6 +193,7 @@ def test_a_kill_after_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     assert [*map(told, train().progress)] == [*map(told, unbroken.progress)]
 
 
+@pytest.mark.slow
 def test_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     """Stopped again and again after a few looks at the clock: nothing is lost or done twice."""
     unbroken = train(folder=tmp_path / "unbroken")
@@ -206,6 +212,7 @@ def test_the_deadline_loses_nothing(train, tmp_path, monkeypatch):
     assert [*map(told, resumed.progress)] == [*map(told, unbroken.progress)]
 
 
+@pytest.mark.slow
 def test_regularisation_comes_with_some_steps_only(train, micro, tmp_path, monkeypatch):
     """Of six steps every second has a gradient penalty and every third a path length."""
     done, steps = [], 0
@@ -300,6 +307,7 @@ def test_phase_one_is_not_taken_from_a_training_that_is_still_in_it(train, tmp_p
     assert {each.phase for each in trained.progress} == {1, 2}
 
 
+@pytest.mark.slow
 def test_the_folder_of_another_training_is_refused(train):
     train()
     with pytest.raises(ValueError, match="another training"):
@@ -313,6 +321,7 @@ def test_images_of_another_size_are_refused(train):
         train(torch.zeros(7, 1, 4, 4, dtype=torch.uint8))
 
 
+@pytest.mark.slow
 def test_global_generators_do_not_change(train):
     before = torch.get_rng_state()
     train()
@@ -328,6 +337,7 @@ def test_same_seed_same_images(train, tmp_path):
     assert not torch.equal(weights(one.private), weights(other.private))
 
 
+@pytest.mark.slow
 def test_missing_classes_are_never_drawn(train, monkeypatch):
     seen: set[int] = set()
 
@@ -341,6 +351,7 @@ def test_missing_classes_are_never_drawn(train, monkeypatch):
     assert seen == {0, 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 def test_fewer_images_than_a_batch_and_colour(train, number):
     images = torch.randint(256, (number, 3, 8, 8), dtype=torch.uint8)

@@ -129,6 +129,7 @@ def stream_of_two_tasks(name: str, **overrides: Any) -> tuple[float, Received]:
     return judged["accuracy"], found
 
 
+@pytest.mark.slow
 def test_what_was_kept_in_the_first_task_is_received_in_the_second_and_helps():
     plain, without = stream_of_two_tasks("plain")
     rehearsed, received = stream_of_two_tasks("derpp", **WEIGHTS, reservoir__size=100)

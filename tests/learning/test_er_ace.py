@@ -68,6 +68,7 @@ def test_batch_and_draw_are_two_passes():
     assert set(model.given[1]) <= set(range(20))
 
 
+@pytest.mark.slow
 def test_what_was_kept_in_the_first_task_helps_in_the_second():
     accuracy, received = stream_of_two_tasks("er-ace", reservoir__size=100)
     assert received.rehearsal["classes"].tolist() == [0, 1, 2, 3, 4]

@@ -148,6 +148,7 @@ def test_onnx_computes_what_torch_does(name, pixels, tmp_path):
     assert session.get_modelmeta().custom_metadata_map[ENTRY] == manifest.to_json()
 
 
+@pytest.mark.slow
 def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path):
     """By Pillow alone, without torch; by another interpolation some answers are others."""
     pytest.importorskip("onnxscript", reason="needs the extra onnx")

@@ -37,6 +37,7 @@ def test_one_percent_of_others_may_pass():
     assert strictest(np.arange(99.0)) == 98
 
 
+@pytest.mark.slow
 def test_the_interval_of_the_auc_covers_it():
     """Normal scores one standard deviation apart: AUC = Phi(1 / sqrt 2) = 0.7602."""
     rng = np.random.default_rng(0)
@@ -99,6 +100,7 @@ def test_the_control_of_few_others_has_a_higher_rate():
     assert nothing.control_auc.value == pytest.approx(0.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_an_excess_is_found_where_there_is_one_and_only_there():
     rng = np.random.default_rng(0)
     found = {"nothing": 0, "one in ten": 0}

@@ -43,6 +43,7 @@ def test_our_models_learn_from_images_of_any_size(name, channels, size):
     assert all(parameter.grad is not None for parameter in network.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FAMILIES, *slow(sorted({*TORCHVISION} - {*FAMILIES}))])
 def test_every_torchvision_model_takes_one_channel_and_returns_logits(name):
     size = 299 if name == "inception_v3" else 224
@@ -240,6 +241,7 @@ def test_all_but_the_head_is_pretrained(name, tmp_path):
     assert loads_all_but(HEADS[name], tmp_path / "weights.pth", colour(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_auxiliary_heads_in_a_file_are_left_out(name, tmp_path):
     weights = torchvision.models.get_model(name, init_weights=False).state_dict()

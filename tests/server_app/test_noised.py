@@ -117,6 +117,7 @@ def deployed_run(tmp_path_factory):
     return folder, run_here(places)[0]
 
 
+@pytest.mark.slow
 def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_run):
     folder, result = deployed_run
     summary = Summary.read(result)

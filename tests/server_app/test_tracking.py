@@ -236,6 +236,7 @@ def test_mlflow_has_a_resumed_run_once(events, tmp_path, monkeypatch):
     assert {"report.html", "summary.json", "config.toml"} <= files
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_that_is_down_is_named(tmp_path, monkeypatch):
     pytest.importorskip("mlflow", reason="needs the extra mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")

@@ -93,6 +93,7 @@ def live(courier):
     return {each.letter.about: each.failure for each in courier.exchange(letters)}
 
 
+@pytest.mark.slow
 def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
     courier = Courier(WorkersGrid(workers, 4, merged({})))
     assert courier.simulates
@@ -100,6 +101,7 @@ def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
     assert live(courier) == {1: None, 2: None, 3: None, 4: None, 5: Failure.GONE}
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_one_message(workers):
     grid = WorkersGrid(workers, 4, merged({}))
     for worker in workers.workers:
@@ -109,6 +111,7 @@ def test_a_process_that_dies_costs_one_message(workers):
     assert set(live(Courier(grid)).values()) == {None, Failure.GONE}
 
 
+@pytest.mark.slow
 def test_what_a_run_has_left_under_way_is_no_answer_to_the_next(workers):
     grid = WorkersGrid(workers, 4, merged({}))
     before = {worker.process.pid for worker in workers.workers}

@@ -111,6 +111,7 @@ def test_with_uniform_a_lineage_goes_the_same_way_whoever_is_fast():
         assert len({tuple(way[name][:shortest]) for way in ways}) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choose", ["shortest", "uniform"])
 def test_no_model_trains_twice_in_a_row_at_one_hospital(choose):
     ways = paths(done(settings(async__choose=choose, num_server_rounds=20))[0])
@@ -408,6 +409,7 @@ def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_al
         assert any(e.verb == "evaluate" and e.round == 1 for e in ledger.events[first_late:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", ["next", "idle"])
 def test_nobody_is_asked_about_a_model_that_was_there_in_a_newer_version(tests, tmp_path):
     """A hospital that waits with its tests has newer models until then."""
@@ -483,6 +485,7 @@ def test_a_record_that_does_not_fit_is_refused(tmp_path):
         done(settings(num_server_rounds=3, async__replay=str(path)), hospitals=3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_hospital_that_joined_midway_joins_again_when_its_turn_has_come(kill, tmp_path):

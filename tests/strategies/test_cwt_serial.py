@@ -135,6 +135,7 @@ def test_a_hospital_that_joins_late_is_visited_from_the_next_round_on():
     assert ledger.rounds == [1, 2, 3]
 
 
+@pytest.mark.slow
 @given(count=st.integers(1, 5), seed=st.integers(0, 2**32), failure_share=st.floats(0, 1))
 @hypothesis_settings(max_examples=40, deadline=None)
 def test_the_model_is_neither_lost_nor_doubled_whatever_fails(count, seed, failure_share):

@@ -118,6 +118,7 @@ def test_the_schedule_does_not_depend_on_the_order_of_answers():
     assert visited[0] == visited[1] == visited[2]
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(PEER_TO_PEER),
     count=st.integers(1, 6),

@@ -192,6 +192,7 @@ def test_the_ensemble_is_asked_for_after_the_last_round_alone():
     assert ledger.of("ensemble") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["full", "buffer-only", "synthetic-only"])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_label_says_whose_synthetic_images_a_model_was_trained_on(variant, asynchronous):

@@ -57,6 +57,7 @@ def test_the_rewind_leg_is_a_message_with_the_whole_model():
     assert all(leg.bytes_sent == leg.bytes_received > 0 for leg in legs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epochs", "fraction", "shares"),
     [(3, 0.1, (1, 1, 1)), (10, 0.1, (8, 1, 1)), (10, 0.25, (4, 3, 3)), (100, 0.07, (86, 7, 7))],
@@ -78,6 +79,7 @@ def test_a_fraction_that_leaves_no_epochs_is_refused(epochs, fraction):
     strategy_of(settings(strategy="cwt", **chosen))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 def test_without_a_fraction_it_is_the_base(base):
     plain, told, _ = run(federation(4), base, train__epochs=10)
@@ -97,6 +99,7 @@ def test_rwt_goes_where_rwt_goes():
     assert sorted(routes[0]) == sorted(routes[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("partner", ["previous", "random"])
 def test_nobody_rewinds_at_the_hospital_where_the_model_is(base, partner):
@@ -111,6 +114,7 @@ def test_nobody_rewinds_at_the_hospital_where_the_model_is(base, partner):
             assert first == again != away
 
 
+@pytest.mark.slow
 def test_random_partners_change_and_are_seldom_the_previous():
     """With 8 hospitals, 1 in 7 is the one where the model was before."""
     state, _, _ = rewound("cwt", 8, rewind__partner="random", num_server_rounds=20)
@@ -149,6 +153,7 @@ def test_hospitals_of_fedavg_test_once_a_round_before_the_average():
     assert {(order.round, order.hop) for order in orders if order.test} == {(1, 1), (2, 3)}
 
 
+@pytest.mark.slow
 @given(
     base=st.sampled_from(BASES[:2]),
     partner=st.sampled_from(["previous", "random"]),

@@ -215,6 +215,7 @@ def trained_in(ledger):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox", "fedbn", "fedspace"])
 def test_some_hospitals_are_drawn_for_each_round_and_all_test(strategy):
     """Of five hospitals two in a round: each in 12 of 30, with a standard deviation of 2.7."""
@@ -246,6 +247,7 @@ def test_all_take_part_if_there_are_no_more_than_are_wanted():
         assert set(map(len, trained_in(ledger).values())) == {3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["fedavg", "fedspace"])
 def test_a_model_is_rewound_at_another_of_the_hospitals_that_are_drawn(base):
     """E = 3: an epoch at each of three legs."""
