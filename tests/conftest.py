@@ -59,7 +59,7 @@ def pytest_testnodedown(node):
 def pytest_terminal_summary(terminalreporter, config):
     if left_out := config.stash.get(LEFT_OUT, 0):
         terminalreporter.write_line(
-            f"Left out: {left_out} tests of long federations, of Flower's programs, or for a GPU. "
+            f"Left out: {left_out} tests that take longer than a second, or need a GPU. "
             "All of them: uv run pytest -m ''"
         )
 

@@ -456,6 +456,7 @@ def running_mean(content):
     return content.array_records["model"]["1.running_mean"].data
 
 
+@pytest.mark.slow
 def test_hospitals_with_folders_of_different_classes_train_one_network(tmp_path):
     """One has a and b, one b alone, one c and a: the network tells a, b and c apart everywhere."""
     rng = np.random.default_rng(0)

@@ -19,6 +19,7 @@ def test_a_step_that_fails_or_hangs_is_recorded(tmp_path):
     assert hung["error"] == "took longer than 0 s"
 
 
+@pytest.mark.slow
 def test_a_gan_is_measured_and_drawn_and_failed_steps_have_rows(tmp_path, capsys):
     cpu = torch.device("cpu")
     row = gpu.measure("tiny", PRESETS["tiny"].fitted(8), cpu, tmp_path, 0.1)

@@ -62,6 +62,7 @@ def test_the_yardstick_learns_and_is_timed(tmp_path, method):
     assert len((tmp_path / "marks.jsonl").read_text().splitlines()) == JOB["rounds"] + 1
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_or_hangs_is_a_row_with_the_reason(tmp_path):
     job = {**JOB, "method": "fedavg"}
     with pytest.raises(PeerFailed, match="no result: ZeroDivisionError"):

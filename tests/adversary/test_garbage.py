@@ -194,6 +194,7 @@ def test_a_run_with_garbage_is_replayed_in_its_order(tmp_path):
     assert models_of(found[0]) == models_of(found[1])
 
 
+@pytest.mark.slow
 def test_garbage_in_the_last_round_is_not_what_the_run_ends_with(tmp_path):
     result = spoilt(tmp_path, "cwt", FAR, rounds=[2], model="cnn")
     failures = summary_of(result)["failures"]
@@ -202,6 +203,7 @@ def test_garbage_in_the_last_round_is_not_what_the_run_ends_with(tmp_path):
     assert max(largest(result).values()) < 1e3
 
 
+@pytest.mark.slow
 def test_an_average_that_is_of_no_use_is_not_what_the_run_ends_with(tmp_path):
     """The server cannot tell from numbers that these statistics are absurd; hospitals can."""
     result = spoilt(tmp_path, "fedavg", FAR, rounds=[2], model="cnn")
@@ -311,6 +313,7 @@ def test_one_of_three_testers_undoes_no_model(refusing, undone):
     assert (("h1", "useless", "train") in failures(ledger)) == undone
 
 
+@pytest.mark.slow
 def test_honest_runs_are_what_they_are_without_a_judge(tmp_path, monkeypatch):
     """Models and figures do not change by one bit."""
     found = []

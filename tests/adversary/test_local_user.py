@@ -133,6 +133,7 @@ def test_a_forged_context_turns_off_neither_policy_nor_ledger(tmp_path, monkeypa
     assert not (tmp_path / "forged").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [b"x", "", -1, 1.5, float("nan"), True], ids=repr)
 def test_settings_of_a_wrong_type_are_typed_failures(value, tmp_path):
     place, usual = deployed(tmp_path), run_config(model="mlp")

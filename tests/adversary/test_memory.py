@@ -103,6 +103,7 @@ def test_the_policy_bounds_a_model():
     assert caught.value.rule == "machine.max-memory-gb"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18", "mobilenet_v3_small", "vit_b_16"])
 def test_what_a_network_computes_is_known_before_it_is_built(name):
     """Without memory it is counted as what a real pass over a batch of four keeps."""

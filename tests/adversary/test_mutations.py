@@ -303,6 +303,7 @@ def test_whatever_arrives_at_a_hospital_is_used_or_refused_with_a_type(hospital,
             assert answer.error.code != Failure.CRASHED, (answer.error.reason, sent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_picture_a_buffer_is_it_is_used_or_refused_with_a_type(hospital, messages, seed):
     """Its hash is right: a member has made it so. Half of them have texts in the PNG."""

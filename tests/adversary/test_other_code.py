@@ -46,6 +46,7 @@ def attack(tmp_path):
     return attack
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "work",
     [
@@ -61,6 +62,7 @@ def test_the_approved_app_runs_in_place_of_the_bundle_s(work, attack):
     assert {*after.stdout.splitlines()} == {APP[7:-3]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["google.evil", "server_app", "evil"])
 def test_a_bundle_adds_no_module(module, attack):
     """Nor to `google`, which has no folder of its own: all on `sys.path` are parts of it."""
@@ -71,6 +73,7 @@ def test_a_bundle_adds_no_module(module, attack):
     assert "bundle" not in after.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("component", ["evil", "colorsys", "this"])
 def test_a_bundle_has_no_other_module_run(component, attack):
     """Nor one that is installed: some do something when they are imported."""

@@ -168,6 +168,7 @@ def files(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.safetensors"))
 
 
+@pytest.mark.slow
 def test_a_hospital_takes_home_what_it_says(run):
     finals = [f"{name}.safetensors" for name in NAMES]
     own = [event for event in run.ledger.of("train") if event.hospital == "graz"]
@@ -690,6 +691,7 @@ def commands_of(page):
     return [line for line in lines if line.startswith("uv run python -m ")]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, capsys):
     """With $D as the demo leaves it, and $R an open run; ONNX is tested where it is written."""
     place = tmp_path / "demo"

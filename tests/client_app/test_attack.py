@@ -138,6 +138,7 @@ def test_the_positive_control_has_as_many_copies_as_it_says(share):
     assert int((mixed.flatten(1).float().mean(1) > 100).sum()) == 40 * share
 
 
+@pytest.mark.slow
 def test_an_attack_that_proves_more_than_the_guarantee_is_a_refusal(tmp_path):
     job = job_of(tmp_path)
     claimed = {"gan-epsilon": 0.5, "gan-delta": 1e-5}

@@ -107,6 +107,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
     assert len(set(looked_for)) == len(looked_for) - 1
 
 
+@pytest.mark.slow
 def test_a_code_that_was_refused_is_not_drawn_again(hospital, monkeypatch):
     """Two of a class are wanted of three codes; the audit refuses the first image of each class."""
     drawn = []

@@ -724,6 +724,7 @@ def shipped():
     return {file.name: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_the_files_of_pydicom(read, monkeypatch):
     """Each is an image or is refused, and nothing of it is logged. Few cannot be decoded at all."""
     log = BufferingHandler(1000)

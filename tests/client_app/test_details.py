@@ -163,6 +163,7 @@ def test_counts_of_a_deployment_have_noise_for_all_that_is_told(tmp_path):
         assert np.array_equal(told, np.rint(told))
 
 
+@pytest.mark.slow
 def test_intervals_of_a_deployment_hold_what_is_true_without_noise(tmp_path):
     """Noise alone moves a figure out of an interval that also has room for other patients rarely.
 

@@ -119,6 +119,7 @@ def sent(answer):
 OPEN = "[embeddings]\nkinds = ['sampled']\nmax-linked = 1.0\nmax-inverted = 1.0\n"
 
 
+@pytest.mark.slow
 def test_nothing_leaves_unless_the_policy_names_it(folder, tmp_path, caplog):
     answer = Server(folder, tmp_path, "").ask()
     assert sent(answer) is None

@@ -108,6 +108,7 @@ def leaking(samples, amplitude=1.0, deviation=1e-6, noisy=0):
     return encoded(samples, means, deviations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [{}, {"amplitude": 1e-3, "deviation": 1e-6, "noisy": 200}])
 def test_pixels_in_embeddings_are_found(hidden, tmp_path):
     """Also at a small amplitude under much noise."""
@@ -264,6 +265,7 @@ def test_colour_images_of_any_size_and_rows(tmp_path):
         assert picture.size == (SHOWN * (64 + 2) + 2, 3 * (64 + 2) + 2)
 
 
+@pytest.mark.slow
 def test_the_same_again_and_nobody_else_s_draws():
     made = leaking(images(), deviation=0.3)
     torch.manual_seed(5)

@@ -96,6 +96,7 @@ def test_preparing_gives_sizes_and_a_first_model(tmp_path):
     assert check_parcel(content).visited == []
 
 
+@pytest.mark.slow
 def test_the_first_model_starts_from_pretrained_weights(tmp_path):
     weights = torchvision.models.resnet18().state_dict()
     torch.save(weights, tmp_path / "weights.pth")
@@ -138,6 +139,7 @@ def test_a_visit_says_in_the_hospital_s_own_log_how_far_it_is(tmp_path, monkeypa
     assert done == total > 1000
 
 
+@pytest.mark.slow
 def test_a_visit_that_is_ordered_again_starts_from_the_layers_of_the_visit_before(tmp_path):
     """With FedBN; its answer was lost. Tests take the layers of the visit they follow."""
 

@@ -60,6 +60,7 @@ def noted(tmp_path):
     return [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_what_was_found_is_noted_and_a_model_that_tells_too_much_stays(tmp_path):
     request = asked(tmp_path)
     network = Memorising(request.hospital.data.train.images)

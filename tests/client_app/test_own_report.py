@@ -92,6 +92,7 @@ def run(monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_readme_work_one_after_the_other(place, tmp_path, monkeypatch, capsys):
     """After a run of the hospital that docs/deployment.md sets up."""
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -150,6 +151,7 @@ def test_exact_figures_are_those_of_the_models_on_the_own_test_images(finished, 
     assert re.search(r"better( or worse)? here, on graz's own test images", text_of(first[0]))
 
 
+@pytest.mark.slow
 def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
     place, run, report, tmp_path
 ):

@@ -182,6 +182,7 @@ def test_a_copy_with_another_label_contradicts(folder, tmp_path):
     assert examined.card.contradictions == [["a/patient-0/0.png", "b/patient-0/copy.png"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "expected"),
     [

@@ -100,6 +100,7 @@ def test_a_run_takes_whom_the_preflight_lets_pass(classes, sizes, patients, chan
         assert not answer.has_error(), (answer.error, card)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

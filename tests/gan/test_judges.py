@@ -6,6 +6,7 @@ import torch
 from gan.judges import Judge, class_judge, identity_judge, turned
 
 
+@pytest.mark.slow
 def test_classes_are_learnt(source):
     """Dark images are of class 0, bright ones of class 1."""
     place = source()

@@ -59,6 +59,7 @@ def projected(generator, images, *, seed=0, batch=32, steps=200, deadline=HOUR):
     )
 
 
+@pytest.mark.slow
 def test_images_that_a_generator_can_make_are_found():
     w, images = wanted()
     found = projected(Linear(), images)
@@ -67,6 +68,7 @@ def test_images_that_a_generator_can_make_are_found():
     torch.testing.assert_close(found.images, images, atol=0.02, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_distance_of_others_is_what_the_generator_lacks():
     """The rows of the matrix are orthonormal: without the third, (w₃)² of ‖w A‖² is missing."""
     w, images = wanted()
@@ -74,6 +76,7 @@ def test_the_distance_of_others_is_what_the_generator_lacks():
     torch.testing.assert_close(distances, w[:, 2] ** 2, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_any_batch_gives_the_same():
     _, images = wanted()
     whole, cut = (projected(Linear(), images, batch=size, steps=50) for size in (5, 2))

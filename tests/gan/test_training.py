@@ -109,6 +109,7 @@ def test_no_second_phase_without_privacy(train):
     assert trained.private is None
 
 
+@pytest.mark.slow
 def test_phase_one_keeps_the_best(train, micro, tmp_path):
     """The second of three checks is the best: the same as a training that ends there."""
     best = train(privacy_weight=0.0, frechet=Scores(3.0, 1.0, 2.0)).plain
@@ -119,6 +120,7 @@ def test_phase_one_keeps_the_best(train, micro, tmp_path):
     assert torch.equal(weights(best), weights(last.plain))
 
 
+@pytest.mark.slow
 def test_patience_ends_phase_one(train, micro):
     hasty = dataclasses.replace(micro, iterations=100, patience=4)
     trained = train(preset=hasty, privacy_weight=0.0, frechet=Scores(2.0, 1.0, 1.5, 1.0))
@@ -258,6 +260,7 @@ def test_regularisation_comes_with_some_steps_only(train, micro, tmp_path, monke
     assert {name for name, _ in done} == {"r1"}
 
 
+@pytest.mark.slow
 def test_a_finished_training_is_returned_at_once(train):
     def never(*_):
         pytest.fail("trained again")
@@ -300,6 +303,7 @@ def test_another_privacy_term_begins_where_phase_one_has_ended(train, tmp_path, 
         assert phases[0] == 1
 
 
+@pytest.mark.slow
 def test_phase_one_is_not_taken_from_a_training_that_is_still_in_it(train, tmp_path):
     with pytest.raises(TimeoutError):
         train(judged_by="scores", deadline=0.0)

@@ -229,6 +229,7 @@ def test_names_from_outside_are_shown_as_they_are():
     assert card.count("```") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "cnn", "resnet18"])
 @pytest.mark.parametrize("same", [True, False])
 def test_any_network_starts_from_an_exported_model(name, same, tmp_path):

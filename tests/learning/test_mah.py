@@ -205,6 +205,7 @@ def test_a_memory_that_cannot_be_is_refused(memory, words):
         mah(linear(0.0, 0.0, 0.0), pixels(0), memory=memory)
 
 
+@pytest.mark.slow
 def test_output_c_is_class_c_on_a_stream():
     """Digits 0 to 2, then 3 and 4; those from 5 on hold the outputs of 3 and 4 meanwhile."""
     with torch.random.fork_rng():

@@ -62,6 +62,7 @@ def overfitted(members, others):
     return predictions(members, 1.0), predictions(others, 0.5)
 
 
+@pytest.mark.slow
 def test_an_overfitted_model_tells_its_members():
     members, others = overfitted(300, 100)
     by_loss = loss_attack(members, others)

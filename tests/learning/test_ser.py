@@ -33,6 +33,7 @@ def test_features_of_both_are_multiplied_before_each_relu():
     torch.testing.assert_close(model.classify(data().images, features), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ser-cnn", "ser-resnet18"])
 def test_no_gradient_of_the_logits_reaches_the_encoder(name):
     with torch.random.fork_rng():

@@ -295,6 +295,7 @@ def test_a_file_of_another_network_is_refused(tmp_path):
         learner_of(TwF, network("cnn"), twf__teacher=str(tmp_path / "tensor.pt"))
 
 
+@pytest.mark.slow
 def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
     """It has learned the archive's classes, of which there may be others than the hospital's."""
     public = Samples(data(40).images, torch.arange(40) % 2 * 7 + 3)

@@ -122,6 +122,7 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
     assert verdict(difference) == "no difference shown"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("by_seed", "words"),
     [

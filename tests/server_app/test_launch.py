@@ -97,6 +97,7 @@ def test_who_wants_all_that_flower_says_is_heard(launch, monkeypatch):
     assert run[-2] == "DEBUG"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "words"),
     [

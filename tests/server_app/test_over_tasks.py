@@ -194,6 +194,7 @@ def test_the_report_draws_them_and_says_them():
     assert "0.30 after round 12, between 0.10 and 0.90; task 2: " in page
 
 
+@pytest.mark.slow
 def test_a_report_of_what_nobody_tells_has_dashes():
     events = [replace(e, metrics={"accuracy": 0.5}) for e in in_tasks().events]
     page = fake_run(events, tasks=(1,) * 6 + (2,) * 6).page()

@@ -298,6 +298,7 @@ class Silent(CountingHospital):
         return super().__call__(message)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_quick")
 def test_one_that_never_answers_loses_its_model_to_the_last_good_copy():
     grid, ledger = FakeGrid(federation(3, h2=Silent("h2"))), Ledger()
@@ -389,6 +390,7 @@ class Slow(FakeGrid):
         return self.waiting[message_id].metadata.message_type == "train"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tests", ["next", "idle"])
 def test_hospitals_test_when_they_have_time_and_the_last_models_are_tested_by_all(tests):
     chosen = settings(num_server_rounds=12, async__tests=tests)

@@ -49,6 +49,7 @@ def visits_of(parcel):
     return parcel.array_records["model"]["visits"].numpy()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PEER_TO_PEER)
 def test_every_model_is_visited_once_a_round(name):
     state, ledger, _ = run(federation(5), name)

@@ -35,6 +35,7 @@ def test_a_model_comes_with_the_buffer_of_the_hospital_that_it_comes_from():
         assert source != hospital
 
 
+@pytest.mark.slow
 def test_rings_are_drawn_anew_and_go_through_all_hospitals():
     _, _, grid = run(federation(5), rounds=12)
     rings: dict[int, dict[str, str]] = {}

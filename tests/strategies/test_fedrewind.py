@@ -91,6 +91,7 @@ def test_without_a_fraction_it_is_the_base(base):
     assert parcels_of(state) == parcels_of(plain)
 
 
+@pytest.mark.slow
 def test_rwt_goes_where_rwt_goes():
     routes = []
     for strategy in ("rwt", "fedrewind"):

@@ -230,6 +230,7 @@ def test_some_hospitals_are_drawn_for_each_round_and_all_test(strategy):
         assert {event.hospital for event in ledger.of(verb)} == {f"h{k}" for k in range(5)}
 
 
+@pytest.mark.slow
 def test_the_draw_follows_from_the_seed():
     chosen = {"fedavg__sample": 2, "num_server_rounds": 10, "evaluate__every": 10}
     found = [
