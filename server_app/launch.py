@@ -23,6 +23,8 @@ from strategies.protocol.settings import SettingsError
 
 APP = Path(__file__).parents[1]
 STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
+# A new or busy machine needs longer than Flower waits. The second time most is in its caches.
+TOO_SLOW = "Failed to start local SuperLink within"
 COMPLETED = "finished:completed"
 # Of a SuperLink that starts with the run, unless the user's environment says otherwise: it uses the
 # packages that are here instead of installing them anew, and Flower prints its errors alone.
@@ -54,14 +56,33 @@ def _command(arguments: argparse.Namespace) -> None:
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    run = ""
+    code, run, text = _stream(command, environment)
+    if TOO_SLOW in text:
+        print("Flower's SuperLink has not started in time. It is started once more.", flush=True)
+        code, run, text = _stream(command, environment)
+    if code or not run:
+        sys.exit(code or "`flwr run` did not say that it has started a run.")
+    status = status_of(run, environment)
+    if not status.startswith(COMPLETED):
+        sys.exit(f"The run has not completed. Flower says: {status}")
+
+
+def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
+    """Show what `flwr run` says: its exit status, the id of the run, and the text before it."""
+    run = text = ""
     try:
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            encoding="utf-8",
+            errors="replace",
         ) as process:
             for line in process.stdout or ():
-                if not run and (started := STARTED.search(line)):
-                    run = started[1]
+                if not run:
+                    text += line
+                    run = found[1] if (found := STARTED.search(line)) else ""
                 print(line, end="", flush=True)
     except KeyboardInterrupt:
         stop = f"uv run flwr stop {run or '<run id>'} local"
@@ -69,11 +90,7 @@ def _command(arguments: argparse.Namespace) -> None:
             f"A run that has started goes on. `{stop}` ends it; `uv run flwr ls local` lists runs."
         )
         sys.exit(130)
-    if process.returncode or not run:
-        sys.exit(process.returncode or "`flwr run` did not say that it has started a run.")
-    status = status_of(run, environment)
-    if not status.startswith(COMPLETED):
-        sys.exit(f"The run has not completed. Flower says: {status}")
+    return process.returncode, run, text
 
 
 def hospitals_of(texts: Sequence[str]) -> int:

@@ -113,6 +113,14 @@ def test_a_run_that_does_not_complete_exits_with_status_1(launch, run, words):
         launch(**run)
 
 
+def test_a_superlink_that_starts_too_slowly_is_started_once_more(launch, capfd):
+    """Flower waits 15 seconds; a new machine compiles all packages in that time."""
+    with pytest.raises(SystemExit):
+        launch(says="Failed to start local SuperLink within 15s.", code=1)
+    assert [call[0] for call in launch.calls] == ["run", "run"]
+    assert "started once more" in capfd.readouterr().out
+
+
 def test_the_status_of_flwr_is_passed_on(launch):
     with pytest.raises(SystemExit) as exit_:
         launch(code=4)
