@@ -100,7 +100,9 @@ def of_columns(columns: Columns) -> Iterator[Finding]:
             "split-not-read",
             f"A column that is not read says what to train and to test on: "
             f"{_quoted(columns.sides)}.",
-            "Call it 'split', with 'train' or 'test' in each row; or remove it.",
+            "To use it call it 'split', with 'train' or 'test' in each row. Otherwise the hospital "
+            "splits by patients, or by the groups of the manifest.",
+            "amber",
         )
     if columns.across:
         yield Finding(
