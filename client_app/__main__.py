@@ -10,7 +10,8 @@ from pathlib import Path
 from client_app import ledger_view
 from client_app.afterwards.commands import add_commands
 from client_app.identity import Identity
-from client_app.ledger import BrokenLedger, path_of, read
+from client_app.ledger import path_of, read
+from client_app.ledger_index import BrokenLedger
 from client_app.members import add_member, member_line, read_members, remove_member
 from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft

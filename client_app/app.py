@@ -8,7 +8,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.guard import guard
-from client_app.ledger import ledger
+from client_app.ledger import intact, ledger
 from client_app.resident import resident
 from strategies.protocol.console import Console
 
@@ -17,7 +17,7 @@ from strategies.protocol.console import Console
 Console.install(clock="", width=73)
 
 # The first guard answers for the ledger, the second gives it what would leave.
-app = ClientApp(mods=[guard, ledger, guard, resident])
+app = ClientApp(mods=[guard, ledger, guard, intact, resident])
 
 
 @app.query("live")

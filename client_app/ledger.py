@@ -2,51 +2,52 @@
 
 In a deployment each message adds a line to `<store>/<site>/ledger.jsonl`, before its answer leaves:
 what cannot be written stays. A line is a JSON object, and its field `previous` is the SHA-256 of
-the line before. So a line that is changed, moved, added or taken out breaks the chain after it. A
-cut-off end does not: who keeps the number of lines and the hash of the last one sees that, too.
+the line before. So a line that is changed, moved, added or taken out breaks the chain after it.
+Where the chain ends is in another file (ledger_index.py), with a code that only who has the
+hospital's secret can write. Who can read that, too, can write a new chain: whoever keeps the number
+of lines and the hash of the last one elsewhere sees that.
 
 A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing else
 by it: a day's first such message has a line, and stands for those that follow.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
+import sqlite3
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
-from functools import partial
-from io import RawIOBase
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.errors import LedgerError
 from client_app.guard import Failed
-from client_app.node_config import is_simulated, own_config
-from client_app.policy import DEFAULTS
+from client_app.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
+from client_app.node_config import OwnError, is_simulated, own_config
+from client_app.policy import DEFAULTS, MachineRules, Policy
 from client_app.resident import RESIDENT
-from client_app.store import DEFAULT, own_folder
+from client_app.run import NAME
+from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.parcel import Manifest, hash_arrays
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
 from strategies.protocol.records import from_record
 from strategies.protocol.redaction import redacted
+from strategies.protocol.settings import defaults
 
-LONGEST = 2**20  # bytes of a line; what would need more does not leave
 ORDER = (
     *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
     *("buffer_size", "replay", "embeddings"),
 )
-
-
-class BrokenLedger(ValueError):
-    """A line of a ledger is not the one that was written there."""
+TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
+LONG = 2000  # characters of a setting that are written; a run's own are shorter
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,40 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
     """
     answer = call_next(message, context)
     config = own_config(context)
-    if not is_simulated(config) and RESIDENT not in os.environ:
-        site, store = config.get("site", "hospital"), Path(str(config.get("store-dir", DEFAULT)))
+    if path := _path_here(config):
         entry = {**_asked(message), **_left(answer)}
         terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path_of(str(site), store), entry, terms)
+        append(path, entry, terms, count_bytes(message.content))
     return answer
+
+
+def intact(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Refuse a message that could not be written down, or whose like was forgotten (a Flower mod).
+
+    Raises:
+        LedgerError: The ledger is broken.
+        OwnError: A file was deleted by which the hospital remembers what it has told.
+        PolicyError: The store is as large as the policy allows.
+    """
+    config = own_config(context)
+    path = _path_here(config)
+    if path and message.metadata.message_type != "query.live":
+        machine = _machine(config)
+        with _written(path) as index:
+            if gone := index.forgotten(_run(message)):
+                raise OwnError("files", gone)
+            refusal = index.make_room(machine, count_bytes(message.content))
+        if refusal:
+            raise refusal
+    return call_next(message, context)
+
+
+def _path_here(config: Mapping[str, Any]) -> Path | None:
+    """The ledger of this process; None in a simulation, and where another process writes it."""
+    if is_simulated(config) or RESIDENT in os.environ:
+        return None
+    store = Path(str(config.get("store-dir", DEFAULT)))
+    return path_of(str(config.get("site", "hospital")), store)
 
 
 def path_of(site: str, store: Path) -> Path:
@@ -85,7 +114,12 @@ def path_of(site: str, store: Path) -> Path:
     return store.expanduser() / site / "ledger.jsonl"
 
 
-def append(path: Path, entry: Mapping[str, Any], terms: Mapping[str, Any] | None = None) -> None:
+def append(
+    path: Path,
+    entry: Mapping[str, Any],
+    terms: Mapping[str, Any] | None = None,
+    brought: int = 0,
+) -> None:
     """Write an entry behind the others, to the disk.
 
     Args:
@@ -93,28 +127,54 @@ def append(path: Path, entry: Mapping[str, Any], terms: Mapping[str, Any] | None
         entry: What was asked and what left; the same of another `query.live` of a day is left out.
         terms: Settings, code and policy. Every line has their hash, and the first one of a run with
             this hash, whatever was asked, has all of them in words.
+        brought: Bytes of the message, of which the store may hold a copy now.
 
     Raises:
         LedgerError: It cannot be written, or is too long.
     """
+    with _written(path) as index:
+        head = index.head()
+        line: dict[str, Any] = {"previous": head.hash, **entry}
+        if entry.get("verb") == "query.live" and not index.is_new(_hash(_text(entry).encode())):
+            return
+        if terms:
+            digest = _hash(_text([entry.get("run"), terms]).encode())
+            line |= {"terms": digest, **(terms if index.is_new(digest) else {})}
+        text = _text(line).encode()
+        used = head.used + brought + len(text)
+        if len(text) >= LONGEST:
+            raise OSError(f"A line would have {len(text)} bytes.")
+        if head.most and used > head.most:
+            raise OSError("The store is as large as the policy allows (machine.max-disk-gb).")
+        index.file.truncate(head.size)  # what a process that was ended has begun to write
+        if index.file.write(text + b"\n") <= len(text):
+            raise OSError("The disk is full.")
+        os.fsync(index.file.fileno())
+        run = str(entry.get("run", ""))
+        index.remember(run if NAME.fullmatch(run) else "")
+        index.move(
+            replace(
+                head,
+                lines=head.lines + 1,
+                start=head.size,
+                size=head.size + len(text) + 1,
+                hash=_hash(text),
+                used=used,
+            )
+        )
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Index]:
+    """A ledger that is open; what goes wrong with it is in the hospital's own log alone.
+
+    Raises:
+        LedgerError: It cannot be written, or is broken.
+    """
     try:
-        own_folder(path.parent)
-        with open(path, "ab+", buffering=0, opener=partial(os.open, mode=0o600)) as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            line: dict[str, Any] = {"previous": _hash(_last(file)), **entry}
-            if entry.get("verb") == "query.live" and _has(file, _text(entry)[1:-1]):
-                return
-            if terms:
-                digest = _hash(_text([entry.get("run"), terms]).encode())
-                known = _has(file, f'"terms": "{digest}", "settings": {{')
-                line |= {"terms": digest, **({} if known else terms)}
-            text = _text(line)
-            if len(text) >= LONGEST:
-                raise OSError(f"A line would have {len(text)} bytes.")
-            if file.write(f"{text}\n".encode()) <= len(text):
-                raise OSError("The disk is full.")
-            os.fsync(file)
-    except OSError as error:
+        with opened(path) as index:
+            yield index
+    except (OSError, BrokenLedger, sqlite3.Error) as error:
         logging.getLogger("flwr").error("The ledger %s cannot be written: %s", path, error)
         raise LedgerError(
             "The hospital cannot write into its ledger, so nothing leaves; its own log has the "
@@ -126,74 +186,108 @@ def _text(content: object) -> str:
     return json.dumps(content, default=bytes.hex)
 
 
-def _has(file: RawIOBase, words: str) -> bool:
-    """Whether a line has these words; in texts of others their quotes are escaped."""
-    if not file.seek(0, os.SEEK_END):
-        return False
-    with mmap(file.fileno(), 0, access=ACCESS_READ) as lines:
-        return lines.find(words.encode()) >= 0
-
-
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a ledger, the first one first, as far as its chain holds.
+    """The lines of a ledger, the first one first, as far as what was written later confirms them.
 
     Raises:
         BrokenLedger: Names the first line that does not belong there.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_SH)
-        *lines, rest = file.read().split(b"\n")
-    previous = _hash(b"")
-    for number, line in enumerate(lines, 1):
+    from client_app.ledger_shape import Entry
+
+    *lines, rest = path.read_bytes().split(b"\n")
+    broken, end = "", Head()
+    try:
+        with opened(path) as index:
+            *lines, rest = path.read_bytes().split(b"\n")
+            end = index.head()
+    except BrokenLedger as error:
+        broken = str(error)
+    except sqlite3.Error as error:
+        broken = f"{index_of(path).name} cannot be read ({error}). Get it from a backup."
+    written = lines if broken else lines[: end.lines]
+    confirmed = None
+    for number, line in enumerate(written, 1):
         try:
             entry = json.loads(line)
-            follows = entry["previous"] == previous
-        except (TypeError, KeyError, ValueError, RecursionError) as error:
+            Entry.model_validate(entry)
+        except (ValueError, OverflowError, RecursionError) as error:
             raise BrokenLedger(f"Line {number} is not one of a ledger.") from error
-        if not follows:
+        if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
             raise BrokenLedger(
                 f"Line {number} was not written after the line that is before it now: one of the "
                 "two was changed or moved, or lines between them are missing."
             )
-        previous = _hash(line)
-        yield Line(number, previous, entry)
-    if rest:
+        if confirmed:
+            yield confirmed
+        confirmed = Line(number, _hash(line), entry)
+    if broken:
+        raise BrokenLedger(broken)
+    if confirmed:
+        yield confirmed
+    if rest or len(lines) > end.lines:
         raise BrokenLedger(
-            f"Line {len(lines) + 1} is cut short: by somebody, or because the process that wrote "
-            "it was ended, and its answer with it. The next message removes it."
+            f"Line {end.lines + 1} was never confirmed: somebody added it, or the process that "
+            "wrote it was ended, and its answer with it. The next message removes it."
         )
 
 
-def _last(file: RawIOBase) -> bytes:
-    """The last line; what a process that was ended has begun to write is removed."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 2 * LONGEST))
-    *lines, rest = (file.read(2 * LONGEST) or b"").split(b"\n")
-    if rest:
-        file.truncate(size - len(rest))
-    return lines[-1] if lines else b""
-
-
 def _asked(message: Message) -> dict[str, Any]:
-    """When and what the server asked."""
+    """When and what the server asked; of a field of the wrong type its beginning, as text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
     order = message.content.config_records.get("order") if message.has_content() else None
-    given = {key: order[key] for key in ORDER if key in order} if order else {}
-    return {"time": time, "verb": verb, **given}
+    given = {key: order[key] for key in TYPES if key in order} if order else {}
+    unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
+    fit = {key: value for key, value in given.items() if key not in unfit}
+    return {"time": time, "verb": verb, **fit, **({"unfit": unfit} if unfit else {})}
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a field of the order has its type."""
+    each = value if isinstance(value, list) else ()
+    kind = TYPES[key]
+    return type(value) is (get_origin(kind) or kind) and all(
+        type(one) in get_args(kind) for one in each
+    )
+
+
+def _run(message: Message) -> str:
+    """The identity of the run; empty if it has none that could name a folder."""
+    run = str(_asked(message).get("run", ""))
+    return run if NAME.fullmatch(run) else ""
+
+
+def _policy_file(config: Mapping[str, Any]) -> Path:
+    return Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
+
+
+def _machine(config: Mapping[str, Any]) -> MachineRules:
+    """What the hospital's machine may be used for; the default if its policy cannot be read."""
+    try:
+        return Policy.read(_policy_file(config)).machine
+    except OwnError:  # what leaves then is a failure that says so
+        return Policy.read().machine
 
 
 def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Under which settings, code and policy the hospital was asked."""
-    policy = Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
+    """Under which settings, code and policy the hospital was asked.
+
+    A run that is refused may have others: of long texts the beginning, of unknown ones the number.
+    """
     try:
-        rules = _hash(policy.read_bytes())
+        rules = _hash(_policy_file(config).read_bytes())
     except OSError:  # what leaves then is a failure that says so
         rules = ""
-    given = sorted(context.run_config.items())  # also of a run that is refused
-    settings = {k: redacted(value) if isinstance(value, str) else value for k, value in given}
-    return {"settings": settings, "code": code_hash(), "policy": rules}
+    known, given = defaults(), sorted(context.run_config.items())
+    settings = {
+        key: redacted(value[:LONG]) if isinstance(value, str) else value
+        for key, value in given
+        if key in known
+    }
+    unknown = len(given) - len(settings)
+    extra = {"unknown": unknown} if unknown else {}
+    return {"settings": settings, **extra, "code": code_hash(), "policy": rules}
 
 
 def _left(answer: Message) -> dict[str, Any]:

@@ -6,19 +6,19 @@ themselves, and a GAN's training, is not in it.
 """
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from flwr.app import RecordDict
 
 from client_app.policy import MachineRules, Policy, at_most, uphold
+from client_app.store import GB, disk_used
 from learning.evaluation import batch_size
 from learning.models import Architecture
 from learning.models.rotation import TURNS
 from learning.packing import activations, layout
 from strategies.protocol.parcel import count_bytes
 
-MB, GB = 1e6, 1e9
+MB = 1e6
 # A model in training: weights, gradients, and two more numbers for each weight (Adam).
 COPIES = 4
 
@@ -64,12 +64,8 @@ def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:
         PolicyError: It would.
     """
     if machine:
-        used = 0
-        for folder, _, names in os.walk(store):
-            for name in names:
-                with suppress(FileNotFoundError):  # a draft of another process
-                    used += Path(folder, name).lstat().st_blocks * 512
-        uphold(at_most("machine.max-disk-gb", (used + more) / GB, machine.max_disk_gb))
+        size = (disk_used(store) + more) / GB
+        uphold(at_most("machine.max-disk-gb", size, machine.max_disk_gb))
 
 
 def decoding_threads(machine: MachineRules | None, largest: int) -> int:

@@ -19,6 +19,8 @@ from strategies.protocol.records import ParcelError
 
 Place = tuple[int, ...]  # round and hop of a visit
 DAY = 24 * 3600.0  # seconds
+NAME = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # the identity of a run, which names a folder
+REMEMBERED = ("data.npz", "tested", "detailed", "visits")  # what counts here; it only grows
 
 
 def run_folder(store: Store, run: str) -> Store:
@@ -27,7 +29,7 @@ def run_folder(store: Store, run: str) -> Store:
     Raises:
         ParcelError: The identity of the run cannot name a folder.
     """
-    if not re.fullmatch(r"[0-9a-zA-Z_-]{1,64}", run):
+    if not NAME.fullmatch(run):
         raise ParcelError(f"'{run:.80}' is not the identity of a run.")
     return Store(store.folder / "runs" / run)
 

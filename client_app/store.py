@@ -6,7 +6,7 @@ A kill at any moment leaves the old file or the new one (strategies.protocol.fil
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from strategies.protocol.files import STORES, replacing
 
 DEFAULT = STORES
+GB = 1e9
 
 
 def own_folder(path: Path) -> Path:
@@ -32,6 +33,16 @@ def own_folder(path: Path) -> Path:
             text = f"The folder cannot be made ({error.strerror}): {cure}"
             raise OSError(error.errno, text, str(each)) from error
     return path
+
+
+def disk_used(folder: Path) -> int:
+    """Bytes that a folder takes on its disk."""
+    used = 0
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):  # a draft of another process
+                used += Path(inside, name).lstat().st_blocks * 512
+    return used
 
 
 @contextmanager

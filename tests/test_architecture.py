@@ -48,6 +48,7 @@ ALLOWED = {
             "filelock",
             "cryptography",
             "dp_accounting",
+            "pydantic",
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
     },

@@ -19,7 +19,8 @@ from typing import Any
 from zipfile import BadZipFile
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
-from client_app.ledger import BrokenLedger, Line, path_of, read
+from client_app.ledger import Line, path_of, read
+from client_app.ledger_index import BrokenLedger
 from client_app.ledger_view import printable
 from client_app.model_attack import FILE
 from client_app.policy import DEFAULTS

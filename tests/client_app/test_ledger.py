@@ -4,7 +4,9 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from client_app.__main__ import main
 from client_app.app import app
 from client_app.errors import LedgerError
 from client_app.guard import guard
-from client_app.ledger import LONGEST, BrokenLedger, append, ledger, path_of, read
+from client_app.ledger import append, ledger, path_of, read
+from client_app.ledger_index import LONGEST, BrokenLedger, opened
 from client_app.policy import PolicyError
 from client_app.resident import RESIDENT
 from strategies.protocol.code import code_hash
@@ -45,10 +48,18 @@ def figures(message: Message, place: Context) -> Message:
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
 
+def line(number: int) -> dict[str, Any]:
+    return {"time": "2026-01-01T10:00:00+00:00", "verb": "train", "round": number, "left": []}
+
+
 def written(path: Path, count: int) -> list[bytes]:
     for number in range(count):
-        append(path, {"number": number})
+        append(path, line(number))
     return path.read_bytes().splitlines(keepends=True)
+
+
+def rounds(path: Path) -> list[int]:
+    return [each.entry["round"] for each in read(path)]
 
 
 @pytest.mark.usefixtures("_quick_buffers")
@@ -122,27 +133,13 @@ def test_it_says_which_embeddings_were_asked_for(tmp_path):
 def test_a_terminal_shows_the_first_of_many_figures_and_the_page_shows_all(tmp_path):
     place = deployed(tmp_path)
     values = {f"m{n}": n / 7 for n in range(400)}
-    append(ledger_of(place), {"verb": "evaluate", "left": [{"name": "metrics", "values": values}]})
+    append(ledger_of(place), {**line(1), "left": [{"name": "metrics", "values": values}]})
     lines = [*read(ledger_of(place))]
     text = ledger_view.text(lines, "")
     assert f"m{ledger_view.MOST - 1} " in text
     assert f"and {400 - ledger_view.MOST} more" in text
     assert max(map(len, text.splitlines())) < 300
     assert "m399 57.000" in ledger_view.page("graz", lines, "", whole=True)
-
-
-def test_no_setting_passes_for_the_settings_of_an_earlier_line(tmp_path):
-    place = deployed(tmp_path)
-    answered(place, figures)
-    (line,) = read(ledger_of(place))
-    words = f'"terms": "{line.entry["terms"]}", "settings": {{'
-    ledger_of(place).unlink()
-    content = RecordDict({"order": ConfigRecord({"run": "9", "learner": words})})
-    answered(place, figures, content=content)
-    answered(place, figures)
-    first, second = read(ledger_of(place))
-    assert first.entry["learner"] == words
-    assert second.entry["settings"] == place.run_config
 
 
 def test_a_server_that_only_asks_who_is_there_does_not_fill_it(tmp_path):
@@ -235,16 +232,23 @@ def test_the_hash_on_a_label_is_used_again(tmp_path):
 @pytest.mark.parametrize(
     ("change", "number"),
     [
-        (lambda lines: [lines[0], lines[1].replace(b": 1}", b": 9}"), *lines[2:]], 3),
+        (lambda lines: [lines[0], lines[1].replace(b": 1,", b": 9,"), *lines[2:]], 3),
+        (lambda lines: [*lines[:3], lines[3].replace(b": 3,", b": 9,")], 4),
+        (lambda lines: lines[:3], 4),
+        (lambda lines: [*lines, added(lines[3])], 5),
         (lambda lines: [*lines[:1], *lines[2:]], 2),
         (lambda lines: lines[1:], 1),
         (lambda lines: [lines[0], lines[2], lines[1], lines[3]], 2),
         (lambda lines: [*lines[:2], lines[1], *lines[2:]], 3),
         (lambda lines: [*lines[:2], b"{}\n", *lines[2:]], 3),
+        (lambda lines: [], 4),
         (lambda lines: [*lines[:2], b"\xff\n", *lines[2:]], 3),
         (lambda lines: [*lines[:3], lines[3][:-5]], 4),
     ],
-    ids=["changed", "removed", "beginning", "swapped", "doubled", "added", "bytes", "cut"],
+    ids=[
+        *("changed", "last changed", "last removed", "last added", "removed", "beginning"),
+        *("swapped", "doubled", "added", "all removed", "bytes", "cut"),
+    ],
 )
 def test_tampering_is_found(change, number, tmp_path):
     path = tmp_path / "ledger.jsonl"
@@ -253,13 +257,59 @@ def test_tampering_is_found(change, number, tmp_path):
         list(read(path))
 
 
-def test_a_cut_off_end_shows_in_number_and_hash(tmp_path):
+def added(line: bytes) -> bytes:
+    """A line that follows another one, as somebody writes it who knows how."""
+    return (
+        json.dumps({**json.loads(line), "previous": sha256(line[:-1]).hexdigest()}).encode() + b"\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "end", ["changed", "removed", "two added", "head", "head 0", "index", "secret"]
+)
+def test_no_line_is_written_behind_an_end_that_was_tampered_with(end, tmp_path, caplog):
     path = tmp_path / "ledger.jsonl"
-    lines = written(path, 4)
-    kept = list(read(path))[-1]
-    path.write_bytes(b"".join(lines[:3]))
-    newest = list(read(path))[-1]
-    assert (newest.number, newest.hash) != (kept.number, kept.hash)
+    *before, last = written(path, 3)
+    match end:
+        case "changed":
+            path.write_bytes(b"".join([*before, last.replace(b"train", b"tried")]))
+        case "removed":
+            path.write_bytes(b"".join(before))
+        case "two added":
+            path.write_bytes(path.read_bytes() + added(last) + added(added(last)))
+        case "head":
+            path.with_suffix(".head").unlink()
+        case "head 0":
+            path.with_suffix(".head").write_bytes(b"")
+        case "index":
+            path.with_suffix(".sqlite").write_bytes(b"")
+        case "secret":
+            path.with_name("figures-secret").write_bytes(bytes(32))
+    tampered = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(LedgerError):
+            append(path, line(3))
+    assert path.read_bytes() == tampered
+    assert "from a backup" in caplog.text or "not written by the hospital" in caplog.text
+    with pytest.raises(BrokenLedger):
+        list(read(path))
+
+
+def test_a_message_reads_nothing_of_a_long_ledger_but_its_last_line(tmp_path):
+    def reading() -> int:
+        append(path, line(1), {"settings": {}, "code": "", "policy": ""})
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    path = tmp_path / "ledger.jsonl"
+    written(path, 2)
+    with opened(path) as index:
+        head, more = index.head(), path.read_bytes().splitlines(keepends=True)[-1] * 20_000
+        index.file.write(more)
+        lines, start, size = head.lines + 20_000, head.start + len(more), head.size + len(more)
+        index.move(replace(head, lines=lines, start=start, size=size))
+    reading()
+    begun = reading()
+    assert reading() - begun < 100_000 < path.stat().st_size
 
 
 def test_a_line_that_was_never_finished_is_removed_and_the_chain_goes_on(tmp_path):
@@ -267,20 +317,28 @@ def test_a_line_that_was_never_finished_is_removed_and_the_chain_goes_on(tmp_pat
     written(path, 2)
     with path.open("ab") as file:
         file.write(b'{"previous": ')
-    append(path, {"number": 2})
-    assert [line.entry["number"] for line in read(path)] == [0, 1, 2]
+    append(path, line(2))
+    assert rounds(path) == [0, 1, 2]
+
+
+def test_a_line_whose_answer_never_left_is_removed(tmp_path):
+    """The process was ended before it had noted that the line is there."""
+    path = tmp_path / "ledger.jsonl"
+    last = written(path, 2)[-1]
+    path.write_bytes(path.read_bytes() + added(last))
+    append(path, line(2))
+    assert rounds(path) == [0, 1, 2]
 
 
 @pytest.mark.slow
 def test_processes_write_one_after_the_other(tmp_path):
     path = tmp_path / "ledger.jsonl"
     code = "import sys; from pathlib import Path; from client_app.ledger import append\n"
-    code += "for number in range(50): append(Path(sys.argv[1]), {'number': number})"
-    command = [sys.executable, "-c", code, str(path)]
+    code += "for line in __import__('json').loads(sys.argv[2]): append(Path(sys.argv[1]), line)"
+    command = [sys.executable, "-c", code, str(path), json.dumps([*map(line, range(50))])]
     writers = [subprocess.Popen(command, cwd=Path(__file__).parents[2]) for _ in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    numbers = sorted(line.entry["number"] for line in read(path))
-    assert numbers == sorted([*range(50)] * 3)
+    assert sorted(rounds(path)) == sorted([*range(50)] * 3)
 
 
 def test_on_a_full_disk_nothing_leaves_and_the_chain_holds(tmp_path):
@@ -290,11 +348,11 @@ def test_on_a_full_disk_nothing_leaves_and_the_chain_holds(tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, before[1]))
     try:
         with pytest.raises(LedgerError, match="nothing leaves"):
-            append(path, {"number": 2})
+            append(path, line(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    append(path, {"number": 3})
-    assert [line.entry["number"] for line in read(path)] == [0, 1, 3]
+    append(path, line(3))
+    assert rounds(path) == [0, 1, 3]
 
 
 def command(monkeypatch, *arguments):
@@ -325,10 +383,12 @@ def test_the_command_names_a_broken_line_and_shows_those_before_it(tmp_path, mon
     for _ in range(3):
         answered(place, figures, "evaluate")
     path = ledger_of(place)
-    path.write_text(path.read_text("utf-8").replace("0.5", "0.9", 1), "utf-8")
+    first, second, third = path.read_text("utf-8").splitlines(keepends=True)
+    path.write_text(first + second.replace("0.5", "0.9") + third, "utf-8")
     assert command(monkeypatch, "--site", "graz", "--store-dir", path.parents[1]) == 1
     text = capsys.readouterr().out
-    assert "Line 2 was not written after the line that is before it now" in text
+    assert "Line 3 was not written after the line that is before it now" in text
+    assert "Lines that hold: 1." in text
     assert "evaluate" in text
 
 
