@@ -76,7 +76,7 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
     if path := _path_here(config):
         entry = {**_asked(message), **_left(answer)}
         terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path, entry, terms, count_bytes(message.content))
+        append(path, entry, terms, _brought(message))
     return answer
 
 
@@ -95,7 +95,7 @@ def intact(message: Message, context: Context, call_next: ClientAppCallable) -> 
         with _written(path) as index:
             if gone := index.forgotten(_run(message)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, count_bytes(message.content))
+            refusal = index.make_room(machine, _brought(message))
         if refusal:
             raise refusal
     return call_next(message, context)
@@ -250,6 +250,12 @@ def _fits(key: str, value: object) -> bool:
     return type(value) is (get_origin(kind) or kind) and all(
         type(one) in get_args(kind) for one in each
     )
+
+
+def _brought(message: Message) -> int:
+    """Bytes of a message, nearly."""
+    words = message.content.config_records.values()
+    return count_bytes(message.content) + sum(len(str(dict(each))) for each in words)
 
 
 def _run(message: Message) -> str:

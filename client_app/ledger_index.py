@@ -214,7 +214,10 @@ def opened(path: Path) -> Iterator[Index]:
         fcntl.flock(file, fcntl.LOCK_EX)
         open(index_of(path), "ab", opener=_private).close()  # SQLite would let others read it
         with closing(sqlite3.connect(index_of(path), isolation_level=None)) as rows, rows:
-            rows.executescript(TABLES)
+            try:
+                rows.executescript(TABLES)
+            except UnicodeDecodeError as error:  # of a name of a table
+                raise sqlite3.DatabaseError(str(error)) from error
             rows.execute("BEGIN IMMEDIATE")
             yield Index(path, file, rows)
 

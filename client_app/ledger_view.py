@@ -108,6 +108,8 @@ def _settings(line: Line, *, changed: bool) -> list[str]:
         if key not in usual or usual[key] != value
     ]
     facts = [f"code {entry['code']}", f"policy {entry['policy']}"]
+    if others := entry.get("unknown"):
+        facts.append(f"{others} settings that this version does not know")
     return [printable(each) for each in (*facts, *settings)]
 
 

@@ -132,10 +132,11 @@ def announced(run: Store, order: Order) -> list[str]:
         ParcelError: The list is not here.
     """
     if order.members:
-        run.save("members", {"announced": np.array(order.members)})
+        text = "\n".join(order.members).encode()
+        run.save("members", {"announced": np.frombuffer(text, np.uint8)})
         return order.members
-    kept = run.load("members").get("announced")
-    members = [] if kept is None or not order.members_hash else [str(each) for each in kept]
+    kept = run.load("members").get("announced") if order.members_hash else None
+    members = [] if kept is None else kept.tobytes().decode().split("\n")
     if order.members_hash and hash_members(members) != order.members_hash:
         raise ParcelError("The order names a list of members that has not come to this hospital.")
     return members
