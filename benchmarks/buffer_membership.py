@@ -22,7 +22,7 @@ from client_app.buffer.attack import attacked, leaky
 LIMIT = 0.05  # release.max-membership
 SHARES = (0.0, 0.1, 0.25, 0.5, 1.0)
 DIGITS = ((24, 6, 64), (48, 12, 64), (144, 36, 64), (144, 36, 256), (600, 150, 256))
-MNIST = ((800, 200, 512),)
+MNIST = ((800, 200, 512), (4000, 1000, 512))
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def _rates(pool: Tensor, sizes: Sequence[int], repeats: int) -> list[str]:
-    """The share of buffers that is refused, by that of copies; and where it could not tell."""
+    """The share of buffers that is refused, by that of copies; and of those without, untold."""
     refused, small, spent = np.zeros(len(SHARES)), 0, 0.0
     for repeat in range(repeats):
         order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(repeat))
@@ -55,7 +55,7 @@ def _rates(pool: Tensor, sizes: Sequence[int], repeats: int) -> list[str]:
             found = attacked(members, halves, buffer, LIMIT, seed=0)
             spent += time.process_time() - start
             refused[k] += found.leaks
-            small += share == 0 and found.noticed is None
+            small += share == 0 and found.verdict == "too small to tell"
     calls = repeats * len(SHARES)
     rates = [f"{each / repeats:.2f}" for each in refused]
     return [*rates, f"{small / repeats:.2f}", f"{spent / calls:.2f}"]

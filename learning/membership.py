@@ -174,6 +174,11 @@ class Contrast:
         return max(self.leaks(reach), key=lambda each: each.low)
 
 
+def exceeds(leak: Estimate, limit: float) -> bool:
+    """Whether there is a leak for sure, and it may be above the limit: doubt is against release."""
+    return leak.low > 0 and leak.high > limit
+
+
 def contrast(
     members: NDArray[np.float64], others: NDArray[np.float64], seed: int = 0, draws: int = 200
 ) -> Contrast:

@@ -29,7 +29,7 @@ from dataclasses import asdict
 import numpy as np
 
 from client_app.buffer.job import Job, Release, frequent
-from client_app.buffer.stages import AUDIT, make
+from client_app.buffer.stages import AUDIT, CHECKED, make
 from client_app.datasets import LocalData
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
@@ -76,7 +76,7 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
         noise = None if hospital.policy else settings.seed
         parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
-    checks = [AUDIT, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
+    checks = [AUDIT, CHECKED, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, SEARCHES[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):

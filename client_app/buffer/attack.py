@@ -7,8 +7,13 @@ What decides is the excess of an attack over its negative control, members again
 share of the excess of an attack that tells each member that a buffer of this size can be a copy of,
 and guesses at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
 
+A buffer is refused if a leak is sure (its interval is above 0) and may be above the limit. It
+passes if no true positive rate may be above the limit. Where images are so few that a rate may be
+above it by chance, nobody can tell. The AUC, which asks about all images at once, needs some
+thousand test images for such a decision: it refuses, and lets nothing pass.
+
 The positive control is the same buffer with near-copies of members in place of some of its images.
-If not even half are noticed, the hospital is too small to tell anything by an attack.
+If not even half are noticed, the hospital is too small to tell anything by an attack, too.
 """
 
 import logging
@@ -35,7 +40,7 @@ from gan.membership import (
 )
 from gan.synthesis import balanced_labels
 from learning.intervals import Estimate
-from learning.membership import Contrast, contrast, control
+from learning.membership import Contrast, contrast, control, exceeds
 from learning.samples import Samples, joined
 
 COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
@@ -63,11 +68,6 @@ class Trial:
     leak_auc: Estimate
     leak_tpr: Estimate
 
-    @property
-    def leak(self) -> Estimate:
-        """The one of which more is sure."""
-        return max((self.leak_auc, self.leak_tpr), key=lambda each: each.low)
-
 
 @dataclass(frozen=True)
 class Bound:
@@ -92,8 +92,9 @@ class Bound:
 
 # What the log says of a verdict.
 SAID = {
-    "passed": "attacks on its synthetic images hardly tell who was learnt from",
-    "refused": "attacks on its synthetic images tell who was learnt from",
+    "passed": "attacks on its synthetic images tell less than the limit of who was learnt from",
+    "refused": "attacks on its synthetic images tell who was learnt from, perhaps more than the "
+    "limit",
     "too small to tell": "it has too few images to tell by attacks who was learnt from",
     "not attacked": "its synthetic images were not attacked",
 }
@@ -104,13 +105,13 @@ class Attacked:
     """What attacks on a buffer found.
 
     Attributes:
-        limit: The most that may leak for sure (`release.max-membership`).
+        limit: The most that may leak (`release.max-membership`).
         members: Images that the sampler learnt from.
         others: Images that it did not learn from, as many as were asked about.
         references: Images of the smaller half, which an attacker knows.
         synthetic: Images of the buffer.
         trials: One for each attack; none if there are too few images, or there is no limit.
-        leak: The largest, by its lower end; None without trials.
+        leak: The one that decides (`_most`); None without trials.
         noticed: The least share of near-copies that is noticed; None if none is.
         bound: What the attacks say of a guarantee; None if none is claimed, or there are no trials.
     """
@@ -127,8 +128,8 @@ class Attacked:
 
     @property
     def leaks(self) -> bool:
-        """Whether more than the limit leaks for sure."""
-        return self.leak is not None and self.leak.low > self.limit
+        """Whether there is a leak for sure, and it may be above the limit."""
+        return self.leak is not None and exceeds(self.leak, self.limit)
 
     @property
     def verdict(self) -> str:
@@ -137,7 +138,9 @@ class Attacked:
             return "not attacked"
         if self.leaks or (self.bound and self.bound.refuted):
             return "refused"
-        return "too small to tell" if self.noticed is None else "passed"
+        if self.leak is None or self.noticed is None or self.leak.high > self.limit:
+            return "too small to tell"
+        return "passed"
 
     def as_json(self) -> dict[str, Any]:
         """All of it, for the dossier."""
@@ -167,7 +170,7 @@ def attack(
     # A shadow of a sampler with a guarantee would spend of it.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
         trials = (*found.trials, shadowed(job, samples, joined((first, second)), train))
-        found = replace(found, trials=trials, leak=_most(trials))
+        found = replace(found, trials=trials, leak=_most(trials, limit))
     found = replace(found, bound=_bound(found, figures))
     said = f"{job.hospital.name}: {SAID[found.verdict]}"
     logging.getLogger("flwr").info("%s%s", said, _figures(found))
@@ -195,7 +198,7 @@ def attacked(
         members: uint8 [N, C, H, W], in a random order.
         halves: Of the others.
         synthetic: uint8 [S, C, H, W].
-        limit: The most that may leak for sure.
+        limit: The most that may leak.
         seed: Of the positive control.
     """
     others = sum(map(len, halves))
@@ -203,17 +206,12 @@ def attacked(
     if limit >= NO_LIMIT or min(sizes) < LEAST:
         return Attacked(limit, *sizes)
 
-    def tried(images: Tensor) -> tuple[tuple[Trial, ...], Estimate]:
+    def tried(images: Tensor, noticed: float | None = None) -> Attacked:
         trials = _trials(images, members, halves)
-        return trials, _most(trials)
+        return Attacked(limit, *sizes, trials, _most(trials, limit), noticed)
 
-    trials, leak = tried(synthetic)
-    noticed = None
-    for share in COPIED:
-        if tried(leaky(synthetic, members, share, seed))[1].low > limit:
-            noticed = share
-            break
-    return Attacked(limit, *sizes, trials, leak, noticed)
+    controls = (s for s in COPIED if tried(leaky(synthetic, members, s, seed)).leaks)
+    return tried(synthetic, noticed=next(controls, None))
 
 
 def _bound(found: Attacked, figures: Mapping[str, float]) -> Bound | None:
@@ -313,9 +311,14 @@ def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
     return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
 
 
-def _most(trials: Sequence[Trial]) -> Estimate:
-    """The leak of which most is sure."""
-    return max((each.leak for each in trials), key=lambda each: each.low)
+def _most(trials: Sequence[Trial], limit: float) -> Estimate:
+    """The leak that decides: one that is refused, else that of a true positive rate.
+
+    Of several the one that may be largest.
+    """
+    leaks = [each.leak_tpr for each in trials]
+    leaks += [each.leak_auc for each in trials if exceeds(each.leak_auc, limit)]
+    return max(leaks, key=lambda each: (exceeds(each, limit), each.high))
 
 
 def _figures(found: Attacked) -> str:
@@ -327,6 +330,6 @@ def _figures(found: Attacked) -> str:
     if found.noticed is None:
         control = "They do not notice if half of the images are near-copies."
     return (
-        f": {low:.0%} to {high:.0%} of what copies would tell. "
-        f"More than {found.limit:.0%} for sure may not leave. {control}"
+        f": {low:.0%} to {high:.0%} of what copies would tell, and the limit is "
+        f"{found.limit:.0%}. {control}"
     )

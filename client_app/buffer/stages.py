@@ -20,6 +20,7 @@ from strategies.protocol.may_leave import METRICS, UndeclaredError
 
 SHOWN = 200  # training images of which the nearest synthetic one is looked for
 AUDIT = "copies"
+CHECKED = 2  # to be raised with what is checked: a buffer that passed another check is made again
 
 
 def make(job: Job) -> Release:

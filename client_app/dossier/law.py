@@ -29,10 +29,10 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     attacked = dossier["attacked"]
     verdict = attacked.get("verdict", "not attacked")
     tried = {
-        "passed": "The attacks of section 3 did not tell for sure, beyond the limit, who was among "
-        "the training images.",
-        "too small to tell": "The hospital has too few images for attacks to tell anything. That "
-        "is no evidence that nothing leaks.",
+        "passed": "The attacks of section 3 told less than the limit of who was among the training "
+        "images.",
+        "too small to tell": "The hospital has too few images for attacks to exclude a leak above "
+        "the limit. That is no evidence that nothing leaks.",
         "not attacked": "No attack was tried: the settings of this release ask for none.",
     }[verdict]
     shadowed = any(each["attack"] == "shadow generators" for each in attacked.get("trials", ()))

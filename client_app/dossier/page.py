@@ -85,8 +85,8 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
         case "passed":
             yield (
                 "good",
-                "Attacks that ask who was among the training images told nothing for sure beyond "
-                f"the limit. They notice if {attacked['noticed']:.0%} of the images are near-"
+                "Attacks that ask who was among the training images told less than the limit. They "
+                f"notice if {attacked['noticed']:.0%} of the images are near-"
                 "copies; of fewer, only section 2 speaks (section 3).",
             )
         case "too small to tell":
@@ -196,8 +196,10 @@ def _decided(attacked: Json, verdict: str) -> Iterator[str]:
                     "The leak: what the best attack told beyond the negative control, from 0 "
                     "(nothing) to 1 (as much as copies of training images would tell)",
                     _interval(leak),
-                    f"lower end at most {limit:g}",
-                    Marked("pass", "good") if leak["low"] <= limit else Marked("FAIL", "bad"),
+                    f"upper end at most {limit:g}",
+                    Marked("pass", "good")
+                    if leak["high"] <= limit
+                    else Marked("cannot tell", "warn"),
                 ],
                 [
                     "The positive control: near-copies that were mixed in on purpose, and noticed",
@@ -217,9 +219,9 @@ def _decided(attacked: Json, verdict: str) -> Iterator[str]:
         yield notice(
             "amber",
             paragraph(
-                "Too small to tell: with so few images these attacks would not notice if half of "
-                "the synthetic images were copies. That they found nothing means nothing. The "
-                "settings and the policy allow such a release (release.untested)."
+                "Too small to tell: with so few images these attacks cannot exclude a leak above "
+                "the limit. That they found none means nothing. The settings and the policy allow "
+                "such a release (release.untested)."
             ),
         )
 
