@@ -8,8 +8,10 @@
 An archive has `x_train` and `y_train`. A folder has a manifest.csv with the columns image, label
 and group (docs/data.md), or another name for the last (`--group lesion_id`). Images are split, by
 group, into training images, held-out ones that set the thresholds, and fresh ones. The table says
-for each dress what share of copies and of fresh images is refused. `--cost N` measures time and
-memory for a buffer of N images instead.
+for each dress what share of copies and of fresh images is refused. Where groups have several
+training images, one of each is taken out: "another image of the patient". `--cost N` measures time
+and memory for a buffer of N images instead; `--whole` how often the test of a whole buffer of 512
+other images refuses it, by the number of exact copies among them.
 """
 
 import argparse
@@ -25,14 +27,15 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_digits
 from torch import Tensor
+from torch.nn.functional import fold, unfold
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from benchmarks.markdown import print_head, print_row
-from gan.audit import Auditor
+from gan.audit import LEVEL, Auditor, nearer_to
 from learning.samples import Samples
 
-HELD_OUT = 300  # as client_app.buffer.copies takes
+BUFFER, PLANTED, REPEATS = 512, (0, 5, 10, 20, 40, 80), 100  # of --whole
 FRESH = 500  # undressed images, to judge the share that is refused by mistake
 Dress = Callable[[Tensor], Tensor]  # of images float [N, C, H, W], from 0 to 255
 
@@ -49,10 +52,13 @@ def main() -> None:
     parser.add_argument("--quantile", type=float, default=0.01, help="release.quantile")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cost", type=int, help="images of a buffer, to measure its cost")
+    parser.add_argument("--whole", action="store_true", help="the power of the test of a buffer")
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     samples, groups = read(options.data, options.image_size, options.group)
-    training, held_out, fresh = split(samples, groups, options.training, options.seed)
+    training, held_out, fresh, siblings, patients = split(
+        samples, groups, options.training, options.seed
+    )
     started = time.process_time(), time.perf_counter()
     auditor = Auditor(
         training.images,
@@ -61,7 +67,11 @@ def main() -> None:
         wanted=training.labels,
         classes=[str(k) for k in range(int(samples.labels.max()) + 1)],
         quantile=options.quantile,
+        patients=patients,
     )
+    if options.whole:
+        print_power(auditor, fresh)
+        return
     if options.cost:
         rows = torch.arange(options.cost) % len(fresh)
         auditor.check(fresh.images[rows], fresh.labels[rows])
@@ -73,16 +83,37 @@ def main() -> None:
     some = [each[torch.randperm(len(each))[:count]] for each in (training, fresh)]
     print(f"{len(training)} training, {len(held_out)} held-out images, {len(some[0])} a dress\n")
     print_head("dress", "copies refused", "fresh refused")
+    if len(siblings):
+        share = auditor.refuses(siblings.images, siblings.labels).double().mean().item()
+        print_row(f"another image of the patient ({len(siblings)})", f"{share:.0%}", "")
+    dresses = DRESSES | (COLOURS if training.images.shape[1] == 3 else {})
     images = [
-        torch.cat([dressed(each.images, dress) for dress in DRESSES.values()]) for each in some
+        torch.cat([dressed(each.images, dress) for dress in dresses.values()]) for each in some
     ]
-    labels = torch.cat([each.labels.repeat(len(DRESSES)) for each in some])
-    refused = auditor.refuses(torch.cat(images), labels).float().view(2, len(DRESSES), -1)
-    for name, shares in zip(DRESSES, refused.mean(dim=2).T.tolist(), strict=True):
+    labels = torch.cat([each.labels.repeat(len(dresses)) for each in some])
+    refused = auditor.refuses(torch.cat(images), labels).float().view(2, len(dresses), -1)
+    for name, shares in zip(dresses, refused.mean(dim=2).T.tolist(), strict=True):
         print_row(name, *(f"{share:.0%}" for share in shares))
     whole = fresh[torch.randperm(len(fresh))[:FRESH]]
     share = auditor.refuses(whole.images, whole.labels).double().mean().item()
     print(f"\nOf {len(whole)} fresh images as they are: {share:.1%}")
+
+
+def print_power(auditor: Auditor, fresh: Samples) -> None:
+    """How often the test of a whole buffer refuses buffers with copies of training images."""
+    others, rng = fresh.images[:BUFFER], torch.Generator().manual_seed(0)
+    known = torch.cat([auditor.training, others])
+    near, far = (auditor.search.aligned(known, each) for each in auditor.equal)
+    print_head("copies", f"share of {REPEATS} buffers refused")
+    for count in PLANTED:
+        refused = 0
+        for _ in range(REPEATS):
+            copies = torch.randperm(len(auditor.training), generator=rng)[:count]
+            rest = torch.randint(len(others), (BUFFER - count,), generator=rng)
+            rows = torch.cat([copies, len(auditor.training) + rest])
+            found = [(values[rows], index[rows]) for values, index in (near, far)]
+            refused += nearer_to(*found, len(auditor.equal[0]))[1] < LEVEL
+        print_row(count, f"{refused / REPEATS:.0%}")
 
 
 def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
@@ -110,15 +141,26 @@ def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
 
 def split(
     samples: Samples, groups: np.ndarray, most: int, seed: int
-) -> tuple[Samples, Samples, Samples]:
-    """Training images 70 %, held-out and fresh ones 15 % each, of different groups."""
+) -> tuple[Samples, Samples, Samples, Samples, Tensor]:
+    """Training images 70 %, held-out and fresh ones 15 % each, of different groups.
+
+    Then another image of each training group that has several, which is not among the training
+    images, and the groups of these.
+    """
     names, own = np.unique(groups, return_inverse=True)
     place = np.random.default_rng(seed).permutation(len(names))[own] / len(names)
     parts = (place < 0.7, (place >= 0.7) & (place < 0.85), place >= 0.85)
-    training, held_out, fresh = (samples[torch.from_numpy(part.nonzero()[0])] for part in parts)
+    training, held_out, fresh = (torch.from_numpy(part.nonzero()[0]) for part in parts)
     rng = torch.Generator().manual_seed(seed)
-    chosen = torch.randperm(len(training), generator=rng)[:most]
-    return training[chosen], held_out[torch.randperm(len(held_out))[:HELD_OUT]], fresh
+    training = training[torch.randperm(len(training), generator=rng)[:most]]
+    first = torch.from_numpy(np.unique(own[training], return_index=True)[1])
+    several = np.bincount(own[training])[own[training[first]]] > 1
+    taken = torch.zeros(len(training), dtype=torch.bool)
+    taken[first[torch.from_numpy(several)]] = True
+    patients = torch.from_numpy(own[training[~taken]])
+    parts = (training[~taken], held_out, fresh, training[taken])
+    training, held_out, fresh, siblings = (samples[rows] for rows in parts)
+    return training, held_out, fresh, siblings, patients
 
 
 def dressed(images: Tensor, dress: Dress) -> Tensor:
@@ -156,14 +198,90 @@ def blurred(images: Tensor) -> Tensor:
     return out
 
 
-def jpeg(images: Tensor) -> Tensor:
-    """As JPEG of quality 75."""
-    out = []
-    for image in images.clamp(0, 255).to(torch.uint8):
-        packed = io.BytesIO()
-        functional.to_pil_image(image).save(packed, "JPEG", quality=75)
-        out.append(functional.pil_to_tensor(Image.open(packed)).float())
-    return torch.stack(out)
+def jpeg(quality: int) -> Dress:
+    """As JPEG of a quality."""
+
+    def compress(images: Tensor) -> Tensor:
+        out = []
+        for image in images.clamp(0, 255).to(torch.uint8):
+            packed = io.BytesIO()
+            functional.to_pil_image(image).save(packed, "JPEG", quality=quality)
+            out.append(functional.pil_to_tensor(Image.open(packed)).float())
+        return torch.stack(out)
+
+    return compress
+
+
+def halves(images: Tensor) -> Tensor:
+    """The left half of each beside the right half of the next."""
+    half = images.shape[3] // 2
+    return torch.cat([images[..., :half], images.roll(1, 0)[..., half:]], 3)
+
+
+def beside(images: Tensor) -> Tensor:
+    """Each and the next, both of half the width."""
+    size = [images.shape[2], images.shape[3] // 2]
+    narrow: Tensor = functional.resize(images, size, antialias=True)
+    return torch.cat([narrow, narrow.roll(1, 0)], 3)
+
+
+def checkered(cells: int) -> Dress:
+    """Each and the next in turn in a checkerboard."""
+
+    def dress(images: Tensor) -> Tensor:
+        down, right = (torch.arange(side) * cells // side for side in images.shape[2:])
+        return images.where((down[:, None] + right) % 2 == 0, images.roll(1, 0))
+
+    return dress
+
+
+def shuffled(cells: int) -> Dress:
+    """Its cells in a random order."""
+
+    def dress(images: Tensor) -> Tensor:
+        size = [side // cells for side in images.shape[2:]]
+        whole = images[..., : cells * size[0], : cells * size[1]]
+        patches = unfold(whole, size, stride=size)
+        order = torch.rand(len(images), 1, patches.shape[2]).argsort(2).expand_as(patches)
+        moved = fold(patches.gather(2, order), whole.shape[2:], size, stride=size)
+        out = images.clone()
+        out[..., : whole.shape[2], : whole.shape[3]] = moved
+        return out
+
+    return dress
+
+
+def hidden(images: Tensor) -> Tensor:
+    """A third behind a grey square somewhere."""
+    out = images.clone()
+    size = [round(side * 3**-0.5) for side in images.shape[2:]]
+    for image in out:
+        at = zip(image.shape[1:], size, strict=True)
+        top, left = (int(torch.randint(s - z + 1, ())) for s, z in at)
+        image[:, top : top + size[0], left : left + size[1]] = 128
+    return out
+
+
+def bent(alpha: float) -> Dress:
+    """Bent elastically: `alpha` is torchvision's at 28 pixels."""
+
+    def dress(images: Tensor) -> Tensor:
+        share = images.shape[2] / 28
+        bend = v2.ElasticTransform(alpha * share, max(1.0, 5 * share))
+        return torch.stack([bend(each) for each in images])
+
+    return dress
+
+
+def hued(images: Tensor) -> Tensor:
+    """Its grey image as the difference of red and green; the grey of the image is constant."""
+    grey = images.mean(1, keepdim=True) - 128
+    return torch.cat([128 + grey / 2, 128 - grey / 2, torch.full_like(grey, 128)], 1)
+
+
+def coloured(images: Tensor) -> Tensor:
+    """Its colours alone; the grey of the image is constant."""
+    return images - images.mean(1, keepdim=True) + 128
 
 
 def mixed(share: float) -> Dress:
@@ -198,10 +316,22 @@ DRESSES: dict[str, Dress] = {
     "blur": blurred,
     "noise of 20": lambda images: images + 20 * torch.randn_like(images),
     "grey": lambda images: images.mean(1, keepdim=True).expand_as(images),
-    "JPEG": jpeg,
+    "JPEG": jpeg(75),
+    "JPEG of quality 10": jpeg(10),
     "mix 50/50": mixed(0.5),
     "mix 90/10": mixed(0.9),
+    "halves of two": halves,
+    "two side by side": beside,
+    "two in a checkerboard of 2 x 2": checkered(2),
+    "two in a checkerboard of 4 x 4": checkered(4),
+    "quarters moved": shuffled(2),
+    "16 patches moved": shuffled(4),
+    "a third hidden": hidden,
+    "bent (40)": bent(40),
+    "bent (80)": bent(80),
+    "turn by 20°": moved(angle=20),
 }
+COLOURS: dict[str, Dress] = {"hidden in hue": hued, "colours alone": coloured}
 for names in (
     ("mirror", "brightness +30"),
     ("mirror", "shift by a tenth"),

@@ -22,11 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gan.copies import SCORES, SIDE, Found, Search
+from gan.copies import LEAST, SCORES, SIDE, Found, Search
 from gan.dresses import in_dresses
 from gan.synthesis import save_grid
 from gan.thresholds import Ranks
 
+HELD_OUT = 300  # held-out images that are enough to set the scale
+MOST = 2.0  # weight of a copy in the test of a whole buffer
 LEVEL = 0.001  # share of honest buffers that are refused for being nearer to training images
 NAMED = 10  # refused images that a reason names
 PAIRS, COLUMNS, PIXELS = 60, 4, 96  # pairs, pairs in a row, smallest side of an image in pixels
@@ -61,6 +63,7 @@ class Auditor:
         wanted: Tensor,
         classes: Sequence[str],
         quantile: float,
+        patients: Tensor | None = None,
     ) -> None:
         """Set the thresholds: how much held-out images are like training images.
 
@@ -74,6 +77,7 @@ class Auditor:
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
             quantile: Share of the held-out images that may be refused, in [0, 1).
+            patients: Whose the training images are, int64 [.]; None if nobody knows.
 
         Raises:
             ValueError: All held-out images are copies of training images.
@@ -87,18 +91,20 @@ class Auditor:
                 "Every held-out image is a copy of a training image: there is no other to compare "
                 "with."
             )
-        unseen, labels = held_out[kept], held_out_labels[kept]
-        self.search = Search(training)
+        every, labels = held_out[kept], held_out_labels[kept]
+        rng = torch.Generator().manual_seed(0)
+        chosen = torch.randperm(len(every), generator=rng)[:HELD_OUT].to(every.device)
+        unseen, labels = every[chosen], labels[chosen]
+        self.search = Search(training, patients)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}
         residuals = self.search(torch.cat([unseen, in_dresses(unseen)])).residuals
         self.ranks = Ranks(residuals, labels.repeat(2), len(classes))
         ranks = self.ranks(residuals[: len(unseen)], labels)
         self.unseen_refused = (ranks <= quantile).double().mean().item()
-        size = min(len(training), len(unseen))
-        rng = torch.Generator().manual_seed(0)
+        size = min(len(training), len(every))
         self.equal = [
             each[torch.randperm(len(each), generator=rng)[:size].to(each.device)]
-            for each in (training, unseen)
+            for each in (training, every)
         ]
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
@@ -131,9 +137,9 @@ class Auditor:
         share, p = nearer_to(near, far, len(self.equal[0]))
         if p < LEVEL:
             reasons.append(
-                f"{share:.0%} of the images are nearer to a training image than to a held-out one: "
-                f"that is so of {p:.2g} of generators that have memorised nothing, and {LEVEL:g} "
-                "is the limit."
+                f"{share:.0%} of the images are nearer to a training image than to a held-out one, "
+                f"and by so much: that is so of {p:.2g} of generators that have memorised nothing, "
+                f"and {LEVEL:g} is the limit."
             )
         figures = {
             "release-refused": len(refused) / len(images),
@@ -193,29 +199,38 @@ def nearer_to(
     """Whether images are nearer to training images than to as many others.
 
     A permutation test: if nothing was memorised, training and other images can be exchanged, and
-    each real image has the synthetic ones to which it is nearest whichever it is. The number of
-    those with a training image is then the sum over half of all real images, drawn at random; its
-    distribution is approximated by the normal one with the same mean and variance. (A binomial test
-    would take the images as independent, and refuse too much: some real images attract many.)
+    each real image has the synthetic ones to which it is nearest whichever it is. Each of these has
+    a weight: the logarithm of how many times farther the second nearest real image is, `MOST` at
+    the most, so that a few copies show among many images that are near to nobody. The sum of the
+    weights of those with a training image is then that over half of all real images, drawn at
+    random; its distribution is approximated by the normal one with the same mean and variance. (A
+    test that took the images as independent would refuse too much: some real images attract many.)
 
     Args:
-        training: How similar the nearest training image is to each image, [N], and which, [N].
+        training: How similar the two nearest training images are to each image, and which, [N, 2].
         others: The same of the other images.
         size: Number m of training images, and of others.
 
     Returns:
         The share of images that are nearer to a training image, and the probability of so large a
-        share or a larger one.
+        sum or a larger one.
     """
     (near, index), (far, other) = training, others
-    wins = near > far
-    counts = torch.cat([torch.bincount(index[wins]), torch.bincount(other[~wins])]).double()
-    total, share = len(wins), wins.double().mean().item()
-    # Of m of 2m real images with counts c, drawn without repetition: the sum has the mean Σc / 2,
-    # and the variance (Σc² - (Σc)² / 2m) / 4 · 2m / (2m - 1).
-    squares = counts.square().sum().item() - total**2 / (2 * size)
-    deviation = max((squares / 4 * 2 * size / max(2 * size - 1, 1)), 0.25) ** 0.5
-    return share, NormalDist().cdf((total / 2 + 0.5 - wins.sum().item()) / deviation)
+    wins = near[:, 0] > far[:, 0]
+    first, second = torch.cat([near, far], 1).double().topk(2, dim=1).values.T
+    # ‖x − y‖² = 2 − 2xy
+    weights = ((1 - second + LEAST) / (1 - first + LEAST)).log().div(2).clamp(max=MOST)
+    sums = [
+        torch.bincount(whose[rows, 0], weights[rows], minlength=size)
+        for whose, rows in ((index, wins), (other, ~wins))
+    ]
+    # Of m of 2m real images with sums s, drawn without repetition: the sum has the mean Σs / 2,
+    # and the variance (Σs² - (Σs)² / 2m) / 4 · 2m / (2m - 1).
+    total = weights.sum().item()
+    squares = torch.cat(sums).square().sum().item() - total**2 / (2 * size)
+    deviation = max(squares / 4 * 2 * size / max(2 * size - 1, 1), LEAST) ** 0.5
+    p = NormalDist().cdf((total / 2 - sums[0].sum().item()) / deviation)
+    return wins.double().mean().item(), p
 
 
 def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None:

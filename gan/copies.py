@@ -1,7 +1,8 @@
 """The search for copies of training images "in any dress".
 
 A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy, compressed,
-or mixed with another image. Each image is compared with all training images in four steps.
+mixed with another image, in parts, bent, or in the colours alone. Each image is compared with all
+training images in seven steps.
 
 1. Aligned: whole images in the 8 orientations of a square, by the absolute correlation of whitened
    vectors, which neither brightness nor contrast nor inversion changes. Whitening takes away what
@@ -14,9 +15,17 @@ or mixed with another image. Each image is compared with all training images in 
 4. Alone: how far the best of the moved candidates stands out from the others, as the one source of
    a noisy copy does. Images that are like many, such as blurred ones, have none that does.
 
-The time is linear in the number of training images. Colour is not looked at.
+5. In parts: blocks of the image, each on its own, among those of a training image: near where they
+   were, which finds bent copies, and anywhere, which finds patches that were moved. The half of
+   the blocks that fits best counts, so that the rest may be hidden, or of another image.
+6. Elsewhere: halves and quarters of the image as shrunken whole ones, and its colours, as grey
+   images, among training images and their colours.
+7. Of a patient: two of the moved candidates that are of one patient are more than one.
 
-N images, M training images, C channels, H x W pixels, R pixels a side, F features, K candidates.
+The time is linear in the number of training images. Steps 1 to 5 and 7 look at grey images.
+
+N images, M training images, C channels, H x W pixels, R pixels a side, F features, K candidates,
+B blocks.
 """
 
 from collections.abc import Sequence
@@ -25,9 +34,12 @@ from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, grid_sample, interpolate, pad
+from torch.nn.functional import conv2d, grid_sample, interpolate, pad, unfold
 
-SCORES = ("aligned", "mixed", "altered", "moved", "moved and altered", "alone")
+SCORES = (
+    *("aligned", "mixed", "altered", "moved", "moved and altered", "alone"),
+    *("bent", "in parts", "shrunken", "in colour", "of a patient"),
+)
 SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
 MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
 WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
@@ -37,6 +49,12 @@ SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turne
 NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
 COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the training images
 MOVED = 10  # those that are left when all were registered
+BLOCKS, BLOCK = 4, 4  # blocks a side of an image; the least side of one in pixels
+BLOCK_FEATURES, PLACES = 24, 4  # of a block; candidates by blocks in their place, and by moved ones
+FAINT = (
+    0.1  # contrast (norm) of a block that counts half: noise on a flat ground is alike by chance
+)
+EXACT = 0.002  # residual of a block at which it is taken for the same
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
 FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
@@ -69,12 +87,15 @@ class Found:
 class Search:
     """Looks for copies of training images among others."""
 
-    def __init__(self, training: Tensor) -> None:
+    def __init__(self, training: Tensor, patients: Tensor | None = None) -> None:
         """Prepare the search.
 
         Args:
             training: Images [M, C, H, W] uint8.
+            patients: Whose they are, int64 [M]; without them each is of another patient.
         """
+        self.patients = torch.arange(len(training)) if patients is None else patients
+        self.patients = self.patients.to(training.device)
         rng = torch.Generator().manual_seed(0)
         self.whole, self.small = squares(training, SIDE), squares(training, COARSE)
         learnt = torch.randperm(len(training), generator=rng)[:LEARNT].to(training.device)
@@ -100,6 +121,18 @@ class Search:
             ]
         )  # [P, M, F]
         self.soft = blurred(self.whole, SOFT)
+        self.block = min(max(BLOCK, self.whole.shape[-1] // BLOCKS), self.whole.shape[-1])
+        self.fine = torch.eye(self.block**2, device=training.device)
+        self.fine = _whitening(self._blocks(some, self.block).flatten(0, 1), ROUGH, BLOCK_FEATURES)
+        self.placed, self.loose = (
+            self._blocks(self.whole, step).movedim(1, 0).contiguous()  # [B, M, F]
+            for step in (self.block, (self.block + 1) // 2)
+        )
+        self.tiny = _whitening(_vectors(small), ROUGH, FEATURES // 4)
+        colours = interpolate(_colours(training)[:, :1], self.small.shape[2:], mode="area")
+        self.tiny_known, self.tiny_colours = (
+            _unit(_vectors(each) @ self.tiny) for each in (self.small, colours)
+        )
         vectors = _vectors(self.whole)
         self.sharp_known = _unit(vectors @ self.sharp)  # [M, F]
         self.plain_known = _unit(vectors @ self.plain)
@@ -112,13 +145,14 @@ class Search:
 
     @torch.no_grad()
     def aligned(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """How similar each image's nearest other is in any orientation, [N], and which, [N]."""
+        """How similar each image's two nearest others are in any orientation, and which, [N, 2]."""
         known = _unit(_vectors(squares(others, SIDE)) @ self.plain)  # [M, F]
         best = [
-            _correlations(_vectors(_frames(some)) @ self.plain, known).abs().amax(1).max(1)
+            _correlations(_vectors(_frames(some)) @ self.plain, known).abs().amax(1)
             for some in squares(images, SIDE).split(QUERIES)
         ]
-        return torch.cat([each.values for each in best]), torch.cat([e.indices for e in best])
+        top = torch.cat(best).topk(min(2, len(others)), dim=1)
+        return top.values, top.indices
 
     def dressed(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
         """Training images in the dress that was found: float [N, 1, side, side]."""
@@ -152,6 +186,18 @@ class Search:
         }  # [n, candidates]
         moved = residuals["moved"]
         residuals["alone"] = moved - moved.median(dim=1, keepdim=True).values
+        found = [torch.cat([aligned, index], 1), torch.cat([orientation, frame], 1)]
+        residuals["bent"], residuals["in parts"] = self._parts(framed, *found)
+        parts = [x for axis in (2, 3) for x in whole.chunk(2, axis)]
+        parts += [x for half in parts[:2] for x in half.chunk(2, 3)]
+        residuals["shrunken"] = self._elsewhere(parts, self.tiny_known)
+        planes = _colours(images).movedim(1, 0)
+        known = torch.cat([self.tiny_known, self.tiny_colours])
+        residuals["in colour"] = self._elsewhere(list(planes[:, :, None]), known)
+        whose = self.patients[index]
+        alone = torch.eye(index.shape[1], dtype=torch.bool, device=index.device)
+        others = moved[:, None].masked_fill((whose[:, :, None] != whose[:, None]) | alone, 0)
+        residuals["of a patient"] = moved + others.amin(dim=2)
         every = torch.cat([residuals["altered"], residuals["moved and altered"]], 1).argmin(dim=1)
         zero = pose.new_zeros(len(whole), aligned.shape[1], 4)
         each = every[:, None]
@@ -175,6 +221,55 @@ class Search:
             more[rows, i] = 0
             explained.append(first[:, 0].square() + more.amax(dim=1))
         return torch.stack(explained, 1)
+
+    def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
+        """How little of blocks is not explained, near their places and anywhere, [n, candidates].
+
+        Of candidates [n, K] in their orientations, and of those that blocks themselves find.
+        """
+        count, rows = len(framed), torch.arange(len(framed), device=framed.device)[:, None]
+        blocks = self._blocks(framed.flatten(0, 1), self.block)  # [8n, B, F]
+        by_place = blocks.new_zeros(len(blocks), len(self.whole))
+        for own, known in zip(blocks.movedim(1, 0), self.placed, strict=True):
+            by_place += _evidence(own @ known.T)
+        blocks = blocks.view(count, 8, *blocks.shape[1:])
+        anywhere = blocks.new_zeros(count, len(self.whole))
+        for own in blocks[:, 0].movedim(1, 0):  # as the image is: blocks were moved, not the whole
+            best = (own @ self.loose[0].T).abs_()
+            for known in self.loose[1:]:
+                torch.maximum(best, (own @ known.T).abs_(), out=best)
+            anywhere += _evidence(best)
+        top, turned = _top(by_place.view(count, 8, -1), PLACES)
+        moved = anywhere.topk(min(PLACES, anywhere.shape[1]), dim=1).indices
+        index = torch.cat([index, top, moved], 1)
+        frame = torch.cat([frame, turned, torch.zeros_like(moved)], 1)
+        side = self.whole.shape[-1] - self.block + 1
+        at = torch.cartesian_prod(*[torch.arange(side, device=framed.device)] * 2)
+        own = torch.cartesian_prod(*[torch.arange(0, side, self.block, device=framed.device)] * 2)
+        far = (at[None] - own[:, None]).abs().amax(dim=2) > (self.block + 1) // 2  # [B, places]
+        bent, parts = [], []
+        for i, f in zip(index.T, frame.T, strict=True):
+            alike = (blocks[rows[:, 0], f] @ self._blocks(self.whole[i], 1).mT).abs_()
+            for found, scores in ((parts, alike), (bent, alike.masked_fill(far, 0))):
+                each = _evidence(scores.amax(dim=2))  # [n, B]
+                found.append(-each.topk(-(-each.shape[1] // 2), dim=1).values.mean(dim=1))
+        return torch.stack(bent, 1), torch.stack(parts, 1)
+
+    def _blocks(self, images: Tensor, step: int) -> Tensor:
+        """Vectors [n, B, F] of blocks of images [n, 1, R, R]: of length 1, faint ones shorter."""
+        blocks = unfold(images, self.block, stride=step).mT
+        blocks = blocks - blocks.mean(dim=2, keepdim=True)
+        strength = blocks.square().sum(dim=2, keepdim=True)
+        return _unit(blocks @ self.fine) * (strength / (strength + FAINT**2))
+
+    def _elsewhere(self, pieces: list[Tensor], known: Tensor) -> Tensor:
+        """How little of pieces [n, 1, *, *] whole training images do not explain, [n, pieces]."""
+        side, explained = self.small.shape[-1], []
+        for each in pieces:
+            framed = _frames(interpolate(each, (side, side), mode="area"))
+            alike = _correlations(_vectors(framed) @ self.tiny, known)  # [n, 8, M]
+            explained.append(alike.abs().amax(dim=(1, 2)).square())
+        return (1 - torch.stack(explained, 1)).clamp(min=LEAST).log()
 
     def _coarse(self, small: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Candidates [n, L] for images [n, 1, R, R], their orientations, and poses [n, L, 4]."""
@@ -276,6 +371,27 @@ def squares(images: Tensor, side: int) -> Tensor:
     grey = images.float().mean(dim=1, keepdim=True) / 255
     side = min(side, *images.shape[2:])
     return grey if grey.shape[2:] == (side, side) else interpolate(grey, (side, side), mode="area")
+
+
+def _colours(images: Tensor) -> Tensor:
+    """Grey images float [N, P, H, W] of colours of images [N, C, H, W]: of their hue, and each one.
+
+    The first is the principal component of two differences of red, green and blue.
+    """
+    if images.shape[1] != 3:
+        return images.new_zeros(len(images), 1, *images.shape[2:], dtype=torch.float32)
+    own = images.float() / 255
+    red, green, blue = own.unbind(1)
+    hues = torch.stack([red - green, (red + green) / 2 - blue], 1)
+    x, y = (hues - hues.mean(dim=(2, 3), keepdim=True)).unbind(1)
+    both, apart = (x * y).sum(dim=(1, 2)), (x.square() - y.square()).sum(dim=(1, 2))
+    angle = torch.atan2(2 * both, apart)[:, None, None] / 2
+    return torch.cat([(angle.cos() * x + angle.sin() * y)[:, None], own], 1)
+
+
+def _evidence(alike: Tensor) -> Tensor:
+    """How surely blocks are the same, by their correlations."""
+    return -(1 + EXACT - alike.square()).log()
 
 
 def blurred(images: Tensor, sigma: float) -> Tensor:

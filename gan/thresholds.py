@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 PRIOR = 10  # held-out images that the mean and variance of all classes count for in each
+TAIL = 0.1  # share of the held-out images that says how residuals end
 FEW = 20  # of a class with fewer held-out images the stricter of its own and the common mean counts
 
 
@@ -14,10 +15,12 @@ class Ranks:
     """Ranks of images among held-out ones of their class.
 
     The residuals of a class are brought to mean 0 and variance 1, its moments drawn towards those
-    of all classes as by `PRIOR` images more. Each is ranked among those of the held-out images; an
-    image's smallest rank is ranked among the smallest ranks of held-out images. So of new images of
-    the same distribution a share q has a rank of q or less, but for errors of estimation: of M
-    held-out images the first steps are S / M wide.
+    of all classes as by `PRIOR` images more. Each is brought to the share of held-out images that
+    have less; below a share of `TAIL` that is an exponential distribution, as the ends of most
+    distributions are (Pickands, Annals of Statistics 3, 1975), so that a copy has much less than a
+    held-out image that merely comes first. An image's smallest share is ranked among the smallest
+    ones of held-out images. So of new images of the same distribution a share q has a rank of q or
+    less, but for errors of estimation.
     """
 
     def __init__(self, residuals: Tensor, labels: Tensor, classes: int) -> None:
@@ -40,6 +43,9 @@ class Ranks:
                 self.mean[label] = self.mean[label].maximum(mean)
         self.scale = self.scale.sqrt().clamp(min=1e-9)
         self.known = self._standard(residuals, labels).sort(dim=0).values  # [M, S]
+        lowest = self.known[: max(1, round(TAIL * len(self.known)))]
+        self.share, self.end = len(lowest) / len(self.known), lowest[-1]
+        self.fall = (self.end - lowest).mean(dim=0).clamp(min=1e-3)
         self.smallest = self._smallest(residuals, labels).sort().values  # [M]
 
     def __call__(self, residuals: Tensor, labels: Tensor) -> Tensor:
@@ -53,7 +59,11 @@ class Ranks:
     def _smallest(self, residuals: Tensor, labels: Tensor) -> Tensor:
         standard = self._standard(residuals, labels)
         below = torch.searchsorted(self.known.T.contiguous(), standard.T.contiguous(), right=True)
-        return below.amin(dim=0)
+        shares = below.T.double() / len(self.known)
+        tail = self.share * ((standard - self.end) / self.fall).clamp(max=0).exp()
+        return shares.where(standard >= self.end, tail).amin(dim=1)
 
     def _standard(self, residuals: Tensor, labels: Tensor) -> Tensor:
-        return (residuals - self.mean[labels]) / self.scale[labels]
+        """Of a score that all held-out images have alike nothing is learnt: 0."""
+        known = self.scale[labels] > 1e-6
+        return torch.where(known, (residuals - self.mean[labels]) / self.scale[labels], 0.0)

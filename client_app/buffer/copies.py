@@ -1,9 +1,10 @@
 """The audit `copies` (gan/audit.py): no image may be a training image in another dress."""
 
-from client_app.buffer.job import Job, some
-from gan.audit import Auditor
+import numpy as np
+import torch
 
-HELD_OUT = 300  # test images that are enough to set the scale
+from client_app.buffer.job import Job
+from gan.audit import Auditor
 
 
 def copies(job: Job) -> Auditor:
@@ -13,15 +14,16 @@ def copies(job: Job) -> Auditor:
         ReleaseError: No test image is left to compare with.
     """
     data = job.hospital.data
-    held_out = some(data.test, HELD_OUT)
+    _, patients = np.unique(data.train_patients, return_inverse=True)
     try:
         return Auditor(
             job.train.images,
-            held_out.images,
-            held_out.labels,
+            data.test.images,
+            data.test.labels,
             wanted=job.learnt.labels,
             classes=data.classes,
             quantile=job.hospital.settings.release.quantile,
+            patients=torch.from_numpy(patients),
         )
     except ValueError as error:
         raise job.refusal(str(error)) from error

@@ -86,22 +86,38 @@ def test_a_buffer_that_is_nearer_to_the_training_images_does_not_leave(judge, mo
 
 
 def found(*index, similarity):
-    return torch.full((len(index),), similarity), torch.tensor(index)
+    """Of the nearest so much, of the second nearest nothing."""
+    whose = torch.tensor(index)
+    return torch.tensor([[similarity, 0.0]] * len(index)), torch.stack([whose, whose], 1)
 
 
 def test_how_likely_a_share_is_by_hand():
     """Ten images, each nearest to a training image of its own, out of 10 and 10 others.
 
-    The counts are ten ones and ten zeros: a sum of 10 drawn of 20 has the mean 5 and the variance
-    (10 - 100 / 20) / 4 · 20 / 19 = 25 / 19, so (10 - 0.5 - 5) / 1.147 = 3.923 deviations.
+    All weights are equal, ten sums are one of them and ten are zeros: a sum of 10 drawn of 20 has
+    the mean 5 and the variance (10 - 100 / 20) / 4 · 20 / 19 = 25 / 19, so (10 - 5) / 1.147 = 4.359
+    deviations.
     """
     share, p = nearer_to(found(*range(10), similarity=0.9), found(*[0] * 10, similarity=0.1), 10)
     assert share == 1
-    assert p == pytest.approx(4.37e-5, rel=0.01)
+    assert p == pytest.approx(6.54e-6, rel=0.01)
+
+
+@pytest.mark.parametrize(("copies", "refused"), [(0, False), (5, False), (20, True), (80, True)])
+def test_a_few_copies_among_many_strangers_are_noticed(copies, refused):
+    """Strangers are a little nearer to one real image than to the next, copies much."""
+    rng = torch.Generator().manual_seed(0)
+    near, far = (0.5 + 0.2 * torch.rand(512, 2, generator=rng) for _ in range(2))
+    near[:copies, 0] = 1.0
+    sets = [
+        (each.sort(dim=1, descending=True).values, torch.randint(300, (512, 2), generator=rng))
+        for each in (near, far)
+    ]
+    assert (nearer_to(*sets, 300)[1] < LEVEL) == refused
 
 
 def test_one_training_image_that_attracts_all_is_no_proof():
-    """It is as likely to be a held-out one: the counts are 10 and nineteen zeros."""
+    """It is as likely to be a held-out one: the sums are 10 weights and nineteen zeros."""
     share, p = nearer_to(found(*[3] * 10, similarity=0.9), found(*[0] * 10, similarity=0.1), 10)
     assert share == 1
     assert p > 0.1
@@ -112,7 +128,7 @@ def test_honest_buffers_are_refused_as_seldom_as_the_level_says():
     refused = 0
     for _ in range(400):
         real, made = torch.randn(60, 2, generator=rng), torch.randn(100, 2, generator=rng)
-        near = [(-torch.cdist(made, half)).max(dim=1) for half in real.split(30)]
+        near = [(-torch.cdist(made, half).clamp(max=9) / 9).topk(2) for half in real.split(30)]
         training, others = ((each.values, each.indices) for each in near)
         refused += nearer_to(training, others, 30)[1] < 0.05
     assert 5 < refused < 34  # of 400 at 5 %: 20, standard deviation 4.4

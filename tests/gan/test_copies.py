@@ -61,8 +61,94 @@ def test_a_blurred_image_is_explained_by_the_image_and_itself_behind_a_filter(se
     assert (left["altered"] < left["aligned"]).all()
 
 
+def halved(x):
+    return torch.cat([x[..., :8], x.roll(1, 0)[..., 8:]], 3)
+
+
+def checkered(x):
+    at = torch.arange(16) // 4
+    return x.where((at[:, None] + at) % 2 == 0, x.roll(1, 0))
+
+
+def hidden(x):
+    x = x.clone()
+    x[..., 3:13, 4:13] = 128
+    return x
+
+
+PARTS = {
+    "halves of two": halved,
+    "a checkerboard of two": checkered,
+    "a third hidden": hidden,
+    "mirrored, and a half hidden": lambda x: x.flip(3) * (torch.arange(16) < 8),
+    "quarters moved": lambda x: x.roll((8, 8), (2, 3)),
+    "strips moved": lambda x: torch.cat([x[..., 4:], x[..., :4]], 3),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_blocks_of_a_training_image_are_found(search, training, name):
+    left, _ = residuals(search, PARTS[name](training[:20].float()))
+    others, _ = residuals(search, PARTS[name](draw(20, seed=9)[0].float()))
+    assert (left["in parts"] < others["in parts"].min()).double().mean() >= 0.95
+
+
+def test_two_narrow_images_beside_each_other_are_found(search, training):
+    narrow = torch.nn.functional.avg_pool2d(training[:20].float(), (1, 2))
+    left, _ = residuals(search, torch.cat([narrow, narrow.roll(1, 0)], 3))
+    others, _ = residuals(search, draw(20, seed=9)[0].float())
+    assert (left["shrunken"] < others["shrunken"].min()).double().mean() >= 0.95
+
+
+def test_an_image_of_a_patient_with_several_counts_more(training):
+    """Two images of one patient are like it: of two patients they would be one each."""
+    rng = torch.Generator().manual_seed(3)
+    noise = [10 * torch.randn(training.shape, generator=rng) for _ in range(2)]
+    views, asked = (
+        (training.float() + each).round().clamp(0, 255).to(torch.uint8) for each in noise
+    )
+    known, whose = torch.cat([training, views]), torch.arange(len(training)).repeat(2)
+    several, single = (
+        residuals(Search(known, patients), asked[:20].float())[0]["of a patient"]
+        for patients in (whose, torch.arange(len(known)))
+    )
+    assert (several < single).all()
+
+
+@pytest.fixture(scope="module")
+def coloured():
+    """Colours that differ from image to image."""
+    return torch.stack([draw(60, seed)[0][:, 0] for seed in (1, 2, 3)], 1)
+
+
+HUES = {
+    "red less green": lambda x: torch.stack([128 + x / 2, 128 - x / 2, 0 * x + 128], 1),
+    "blue less the others": lambda x: torch.stack([128 - x / 3, 128 - x / 3, 128 + 2 * x / 3], 1),
+    "blue alone": lambda x: torch.stack([0 * x + 128, 0 * x + 128, 128 + x], 1),
+    "inverted": lambda x: torch.stack([128 - x / 2, 128 + x / 2, 0 * x + 128], 1),
+}
+
+
+@pytest.mark.parametrize("name", HUES)
+def test_a_patient_in_the_colours_is_found(coloured, name):
+    search = Search(coloured)
+    hidden = HUES[name](coloured[:20].float().mean(1) - 128)
+    others = torch.stack([draw(20, seed)[0][:, 0] for seed in (7, 8, 9)], 1).float()
+    left, _ = residuals(search, hidden)
+    assert (left["in colour"] < residuals(search, others)[0]["in colour"].min()).all()
+
+
+def test_colours_alone_are_found(coloured):
+    """What grey leaves out: each pixel less its grey."""
+    own = coloured[:20].float()
+    left, _ = residuals(Search(coloured), own - own.mean(1, keepdim=True) + 128)
+    assert (left["in colour"] < 0.05).all()
+
+
 def test_other_images_are_not_explained(search):
     left, _ = residuals(search, draw(20, seed=9)[0].float())
+    left["in colour"] = left["aligned"]  # grey images have none
+    left["of a patient"] = left["moved"]  # squared where one has a single image
     assert all(each.median() > 0.05 for each in left.values())
 
 

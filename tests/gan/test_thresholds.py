@@ -7,13 +7,32 @@ from gan.thresholds import Ranks
 def test_ranks_by_hand():
     """Two residuals of four held-out images: 0 1 2 3 and 3 0 1 2.
 
-    Their smallest ranks, of 1 to 4, are 1, 1, 2, 3. Of an image with 1.5 and 2.5 they are 2 and 3;
-    of the smallest ranks three are 2 or less. One with -1 and 9 is below all in the first.
+    Their smallest shares are 1/4, 1/4, 2/4, 3/4. Of an image with 1.5 and 2.5 they are 2/4 and 3/4;
+    of the smallest ones three are 2/4 or less. One with -1 and 9 is below all in the first.
     """
     known = torch.tensor([[0.0, 3], [1, 0], [2, 1], [3, 2]])
     ranks = Ranks(known, torch.zeros(4, dtype=torch.int64), 1)
-    assert ranks.smallest.tolist() == [1, 1, 2, 3]
+    assert ranks.smallest.tolist() == [0.25, 0.25, 0.5, 0.75]
     assert ranks(torch.tensor([[1.5, 2.5], [-1, 9]]), torch.zeros(2).long()).tolist() == [0.75, 0]
+
+
+@pytest.mark.parametrize("scores", [1, 5, 25])
+def test_many_scores_refuse_no_more_than_one(scores):
+    """Of 160 held-out images each score has a nearest one: an image may be nearer than it."""
+    rng = torch.Generator().manual_seed(0)
+    refused = []
+    for _ in range(20):
+        ranks = Ranks(torch.randn(160, scores, generator=rng), torch.zeros(160).long(), 1)
+        fresh = torch.randn(500, scores, generator=rng)
+        refused.append((ranks(fresh, torch.zeros(500).long()) <= 0.01).double().mean())
+    assert sum(refused) / 20 < 0.035
+
+
+def test_a_score_that_all_have_alike_refuses_nobody():
+    known = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    known[:, 1] = 0
+    ranks = Ranks(known, torch.zeros(100).long(), 1)
+    assert ranks(torch.tensor([[0.0, -0.1]]), torch.tensor([0])).item() > 0.2
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.01, 0.1])
