@@ -15,7 +15,7 @@ from client_app.details import Details, Said
 from client_app.disclosure import Disclosure, fingerprint
 from client_app.errors import DataError, failure_of
 from client_app.identity import secret_of
-from client_app.joining import check_joining
+from client_app.joining import check_enough, check_joining
 from client_app.judge import Judge
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.policy import PolicyError
@@ -53,6 +53,7 @@ def prepare(message: Message, context: Context) -> Message:
 
     Raises:
         ModelError: The network cannot take the hospital's images, or the weights do not fit.
+        PolicyError: A buffer would be made of too few patients.
         SettingsError: Images of everyone are wanted outside of a simulation; or the learner, or the
             generative model, cannot be used with this network or these images.
         ReleaseError: The buffer may not leave the hospital.
@@ -85,6 +86,7 @@ def prepare(message: Message, context: Context) -> Message:
             from client_app.buffer import make_buffer  # with it come imports that take seconds
             from client_app.dossier import keep_dossier
 
+            check_enough(hospital)
             made = make_buffer(hospital, order.buffer_size, clock.deadline)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
@@ -20,10 +20,19 @@ from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.order import Order
-from strategies.protocol.settings import Settings, SettingsError, read_section, require
+from strategies.protocol.settings import (
+    METHODS,
+    Settings,
+    SettingsError,
+    read_section,
+    require,
+)
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
 WITH_BUFFERS = ("feder", "centralized")  # methods that may ask for synthetic images
+# Methods and learners that send more beside a model than its weights: means of features, sums of
+# gradients. None of them has noise.
+WITH_SUMS = ("cwc", "fedspace", "mah", "twf")
 
 
 class PolicyError(ValueError):
@@ -46,82 +55,112 @@ class PolicyError(ValueError):
         return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
 
 
-class _Rules:
-    """One table, whose numbers are 0 or more; its `shares` are at most 1."""
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a rule may have; more than 10^9 of anything is a slip."""
 
-    table: ClassVar[str]
-    shares: ClassVar[frozenset[str]] = frozenset()
+    least: float = 0
+    most: float = 10**9
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, int | float):
-                most, allowed = (1.0, "0 to 1") if name in self.shares else (math.inf, "0 or more")
-                key = f"{self.table}.{name.replace('_', '-')}"
-                require(0 <= value <= most, key, value, allowed)
+    def refuses(self, value: float) -> str:
+        """What is allowed in the place of a number; empty if that is."""
+        inside = self.least <= value <= self.most
+        return "" if inside else f"{self.least:g} to {self.most:.10g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The names of which a rule may have some."""
+
+    names: tuple[str, ...]
+
+    def refuses(self, value: str) -> str:
+        """What is allowed in the place of a name; empty if that is."""
+        known = dict.fromkeys(self.names)
+        return "" if value in known else f"known names{near_miss(value, known).rstrip('.')}"
+
+
+@dataclass(frozen=True)
+class Like:
+    """The texts of which a rule may have some: those that are like a pattern."""
+
+    pattern: str
+    words: str
+
+    def refuses(self, value: str) -> str:
+        """What is allowed in the place of a text; empty if that is."""
+        return "" if re.fullmatch(self.pattern, value) else self.words
+
+
+Count = Annotated[int, Range()]
+OneOrMore = Annotated[int, Range(1)]
+Amount = Annotated[float, Range()]
+Share = Annotated[float, Range(0, 1)]
+LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
+# Models are weighed by `num-examples` where they are averaged, `refused` is no figure, and what
+# says how sure a figure is goes with it.
+FIGURES = tuple(
+    name
+    for name in METRICS
+    if name not in ("num-examples", "refused") and not re.search("-(low|high|noise)$", name)
+)
 
 
 @dataclass(frozen=True)
 class CodeRules:
     """The table `code`."""
 
-    approved: list[str]
+    approved: Annotated[list[str], Like("[0-9a-f]{64}", "hashes of 64 digits, from 0 to f")]
 
 
 @dataclass(frozen=True)
-class RunRules(_Rules):
+class RunRules:
     """The table `runs`."""
 
-    table = "runs"
-
-    strategies: list[str]
+    strategies: Annotated[list[str], OneOf(METHODS + LEARNERS)]
     sealed_only: bool
-    max_rounds: int
-    max_epochs: int
-    max_hours: float
-    max_visits: int
+    max_rounds: OneOrMore
+    max_epochs: OneOrMore
+    max_hours: Amount
+    max_visits: Count
 
 
 @dataclass(frozen=True)
-class ImageRules(_Rules):
+class ImageRules:
     """The table `images`."""
 
-    table = "images"
-    shares = frozenset({"max_quarantined", "min_test_fraction"})
-
-    classes: list[str]
-    max_size: int
-    max_quarantined: float
-    min_test_fraction: float
+    classes: Annotated[list[str], Like(r"\S(.*\S)?", "names without blanks around them")]
+    max_size: OneOrMore
+    max_quarantined: Share
+    min_test_fraction: Share
+    max_test_fraction: Share
+    max_folds: Count
+    min_train_patients: Annotated[int, Range(2)]
+    min_batch: Annotated[int, Range(2)]
 
 
 @dataclass(frozen=True)
-class ModelRules(_Rules):
+class ModelRules:
     """The table `models`."""
 
-    table = "models"
-    shares = frozenset({"max_membership"})
-
-    max_megabytes: float
-    max_membership: float
+    max_megabytes: Amount
+    max_membership: Share
 
 
 @dataclass(frozen=True)
-class ReleaseRules(_Rules):
+class ReleaseRules:
     """The table `release`."""
 
-    table = "release"
-    shares = frozenset({"min_quantile", "max_discarded", "max_membership"})
-
     buffers: bool
-    max_images: int
-    min_quantile: float
-    max_discarded: float
-    min_class_images: int
-    min_averaged: int
-    min_privacy_weight: float
+    max_images: Count
+    min_quantile: Share
+    max_discarded: Share
+    min_class_images: OneOrMore
+    min_averaged: Count
+    min_privacy_weight: Amount
     without_privacy: bool
-    max_gan_iterations: int
-    max_membership: float
+    max_gan_iterations: Count
+    max_membership: Share
     untested: bool
 
 
@@ -143,22 +182,14 @@ class Ruling:
 
 
 @dataclass(frozen=True)
-class EmbeddingRules(_Rules):
+class EmbeddingRules:
     """The table `embeddings`."""
 
-    table = "embeddings"
-    shares = frozenset({"max_linked", "max_inverted"})
-
-    kinds: list[str]
-    max_bits: float
-    max_linked: float
-    max_inverted: float
-    max_samples: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        allowed = f"a list of names out of {', '.join(PARTS)}"
-        require(set(PARTS).issuperset(self.kinds), "embeddings.kinds", self.kinds, allowed)
+    kinds: Annotated[list[str], OneOf(tuple(PARTS))]
+    max_bits: Amount
+    max_linked: Share
+    max_inverted: Share
+    max_samples: Count
 
     def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
         """What each rule says of embeddings of a kind, and of the figures of their audit."""
@@ -173,20 +204,26 @@ class EmbeddingRules(_Rules):
 
 
 @dataclass(frozen=True)
-class PrivacyRules(_Rules):
+class PrivacyRules:
     """The table `privacy`."""
 
-    table = "privacy"
-    shares = frozenset({"max_delta"})
-
-    max_epsilon: float
-    max_delta: float
+    require: Annotated[list[str], OneOf(("training", "buffers", "sums"))]
+    max_epsilon: Amount
+    max_delta: Share
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
         """What each rule says of what a run asks for; what was spent before is in the account."""
         gan = settings.gan
         guaranteed = gan.method == "dp-mean-embedding"
         trained = settings.train.dp.noise_multiplier > 0
+        if "training" in self.require:
+            asked = "with noise" if trained else "without noise"
+            yield Ruling("privacy.require", "training with train.dp", asked, trained)
+        if "buffers" in self.require:
+            fits = guaranteed or not asked_buffer(settings)
+            yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
+        based = dict(settings.tables).get("rewind.base") if settings.strategy == "fedrewind" else ""
+        yield from self.of_sums(settings.strategy, settings.learner, str(based))
         deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
         if not deltas:  # an ε of 0 would read as perfect privacy
             for name, limit in (("max-epsilon", self.max_epsilon), ("max-delta", self.max_delta)):
@@ -200,39 +237,30 @@ class PrivacyRules(_Rules):
             yield Ruling("privacy.max-epsilon", f"{self.max_epsilon:g} or less", asked, True)
         yield at_most("privacy.max-delta", max(deltas), self.max_delta)
 
+    def of_sums(self, *names: str) -> Iterator[Ruling]:
+        """What is said of methods and learners, by which sums over images leave."""
+        if "sums" in self.require:
+            allowed = f"none of {', '.join(WITH_SUMS)}"
+            asked = ", ".join(filter(None, names))
+            yield Ruling("privacy.require", allowed, asked, not {*names} & {*WITH_SUMS})
+
 
 @dataclass(frozen=True)
-class FigureRules(_Rules):
+class FigureRules:
     """The table `figures`."""
 
-    table = "figures"
-
-    withheld: list[str]
-    smallest_group: int
-    max_models: int
-    max_detailed: int
-
-    def __post_init__(self) -> None:
-        require(
-            self.smallest_group >= 1, "figures.smallest-group", self.smallest_group, "1 or more"
-        )
-        require(self.max_models >= 1, "figures.max-models", self.max_models, "1 or more")
-        super().__post_init__()
-        # Models are weighed by `num-examples` where they are averaged; `refused` is no figure.
-        known = {name: "" for name in METRICS if name not in ("num-examples", "refused")}
-        for figure in set(self.withheld) - known.keys():
-            allowed = f"a list of figures{near_miss(figure, known).rstrip('.')}"
-            require(False, "figures.withheld", self.withheld, allowed)
+    withheld: Annotated[list[str], OneOf(FIGURES)]
+    smallest_group: OneOrMore
+    max_models: OneOrMore
+    max_detailed: Count
 
 
 @dataclass(frozen=True)
-class MachineRules(_Rules):
+class MachineRules:
     """The table `machine`."""
 
-    table = "machine"
-
-    max_memory_gb: float
-    max_disk_gb: float
+    max_memory_gb: Amount
+    max_disk_gb: Amount
 
 
 @dataclass(frozen=True)
@@ -262,7 +290,7 @@ class Policy:
         try:
             text = read_by_hand(path)
             own = _rules(text)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise OwnError("policy", f"{path} cannot be read: {error}") from error
         for rule in own.keys() - rules.keys():
             where = f"{path}, line {_line_of(text, rule)}"
@@ -281,6 +309,7 @@ class Policy:
         tested = settings.validation_fraction or settings.test_fraction
         if settings.num_folds:
             tested = 1 / settings.num_folds
+        largest = max(tested, settings.test_fraction)
         buffer = asked_buffer(settings)
         longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
@@ -301,6 +330,9 @@ class Policy:
         yield at_most("images.max-size", settings.image_size, images.max_size)
         yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
         yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
+        yield at_most("images.max-test-fraction", largest, images.max_test_fraction)
+        yield at_most("images.max-folds", settings.num_folds, images.max_folds)
+        yield at_least("images.min-batch", train.batch_size, images.min_batch)
         # Either may leave fewer, by the size of the smallest class.
         other = settings.test_per_class or settings.test_balanced
         yield Ruling(
@@ -375,6 +407,8 @@ class Policy:
         named = ("plain", *runs.strategies)
         fits = not runs.strategies or order.learner.startswith(named)
         uphold(Ruling("runs.strategies", ", ".join(runs.strategies), order.learner, fits))
+        for ruling in self.privacy.of_sums(order.learner):
+            uphold(ruling)
 
     def _sealed(self, sealed: bool) -> Ruling:
         only = self.runs.sealed_only

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
 from client_app.details import Details
-from client_app.disclosure import Disclosure, in_large_classes
+from client_app.disclosure import Disclosure
 from client_app.embeddings.sample import embeddings_of
 from client_app.errors import DataError
-from client_app.hospital import Hospital
+from client_app.joining import check_enough
 from client_app.judge import Judge
 from client_app.parcels import keep_local, pack, replayed, unpack
-from client_app.policy import ModelRules, PolicyError, Ruling, uphold
+from client_app.policy import ModelRules, PolicyError
 from client_app.privacy_account import Account, Spent
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
@@ -221,8 +221,7 @@ def _images(request: Request) -> Samples:
     hospital = request.hospital
     own = hospital.data.train
     if request.order.images == "own":
-        if hospital.task:
-            _check_enough(hospital)
+        check_enough(hospital)
         return own
     if request.order.images == "everyone":
         return hospital.everyone()
@@ -232,20 +231,3 @@ def _images(request: Request) -> Samples:
             raise DataError("The public images have more classes than the hospital's.")
         return images
     return own[torch.empty(0, dtype=torch.int64)]
-
-
-def _check_enough(hospital: Hospital) -> None:
-    """Refuse to train on a task of too few images.
-
-    A model that was trained on few images can tell them. Without tasks the hospital itself decides
-    on how many it has, with tasks the server does. In a deployment that follows from classes that
-    are in figures: what happens depends on no small one.
-    """
-    data, task = hospital.data, hospital.task
-    if policy := hospital.policy:
-        rule, fewest = "figures.smallest-group", policy.figures.smallest_group
-        large = in_large_classes(data.train_patients, data.train_strata, fewest)
-        asked, allowed = f"task {task}", f"tasks with a class that {fewest} patients have"
-        uphold(Ruling(rule, allowed, asked, len(large) > 0))
-    if len(data.train) < 2:
-        raise DataError(f"The hospital has too few images to train on of task {task}.")

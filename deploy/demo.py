@@ -36,7 +36,7 @@ ASYNCHRONOUS = (
     "strategy='rwt' asynchronous=true model='mlp' num-server-rounds=6 train.epochs=50 "
     "min-hospitals=3 seed=1 hop-timeout=300"
 )
-SLOW = {HOSPITALS[-1]: ("--node-config", "train.batch-size=2")}
+SLOW = {HOSPITALS[-1]: ("--node-config", "train.batch-size=8")}
 START_UP = 60.0  # seconds to wait until the server is ready
 DEPLOY = [sys.executable, "-m", "deploy"]
 

@@ -356,7 +356,7 @@ def deployment(config: Mapping[str, Any], **node_config: Any) -> Context:
 def deployed(folder: Path, site: str = "graz", **settings: Any) -> Context:
     """What Flower hands to a handler at a hospital of its own, which has 24 images in `folder`.
 
-    Its policy allows open runs. Keys of `settings` are written as in `run_config`.
+    Its policy allows open runs, of so few. Keys of `settings` are written as in `run_config`.
     """
     import PIL.Image  # here, because most tests do without
 
@@ -365,7 +365,8 @@ def deployed(folder: Path, site: str = "graz", **settings: Any) -> Context:
         image.parent.mkdir(parents=True, exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (8, 8), np.uint8)
         PIL.Image.fromarray(pixels).save(image)
-    (folder / "policy.toml").write_text("runs.sealed-only = false", "utf-8")
+    rules = "runs.sealed-only = false\nimages.min-train-patients = 20"
+    (folder / "policy.toml").write_text(rules, "utf-8")
     own = {"site": site, "store-dir": str(folder / "store")}
     own |= {"data-dir": str(folder / "images"), "policy": str(folder / "policy.toml")}
     return Context(1, 100, {**own}, RecordDict(), run_config(**settings))

@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, RecordDict
 from client_app.datasets.findings import Finding
 from client_app.errors import LEAVES
 from client_app.hospital import Hospital, open_hospital
-from client_app.joining import check_joining
+from client_app.joining import check_joining, enough
 from client_app.policy import Policy, PolicyError, asked_buffer, at_most
 from learning.learners import LEARNERS
 from strategies.protocol.may_leave import check_answer
@@ -69,7 +69,11 @@ def _by_default(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
     """What the rules say that a hospital has if it has written none; a simulation has none."""
     rules = Policy.read()
     pixels = max(hospital.data.train.shape[1:])
-    rulings = [*rules.judge(settings), at_most("images.max-size", pixels, rules.images.max_size)]
+    rulings = [
+        *rules.judge(settings),
+        at_most("images.max-size", pixels, rules.images.max_size),
+        enough(rules, hospital.data),
+    ]
     if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
         said = [
             f"{each.rule} allows {each.allowed}, asked is {each.asked}" for each in broken.values()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -26,6 +26,18 @@ from strategies.protocol.redaction import redacted
 BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut` by which a task is some classes
 PUBLIC = "public:"  # how a setting begins that names a file of public images
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+# Settings that may change when a run is resumed.
+MAY_CHANGE = {
+    *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
+}
+# The values of `strategy`: each has a file.
+METHODS = tuple(
+    sorted(
+        path.stem.replace("_", "-")
+        for path in Path(__file__).parents[1].glob("[a-z]*.py")
+        if path.stem not in ("asynchronous", "registry")
+    )
+)
 
 SectionT = TypeVar("SectionT")
 
@@ -47,8 +59,8 @@ class DPSettings:
 
     def __post_init__(self) -> None:
         noise, norm, key = self.noise_multiplier, self.clipping_norm, "train.dp.noise-multiplier"
-        require(noise == 0 or 0.1 <= noise < math.inf, key, noise, "0, or 0.1 or more")
-        require(0 < norm < math.inf, "train.dp.clipping-norm", norm, "above 0")
+        require(noise == 0 or noise >= 0.1, key, noise, "0, or 0.1 or more")
+        require(norm > 0, "train.dp.clipping-norm", norm, "above 0")
         require(0 < self.delta < 1, "train.dp.delta", self.delta, "above 0, and below 1")
 
 
@@ -94,7 +106,7 @@ class TrainSettings:
     def in_round(self, server_round: int) -> "TrainSettings":
         """Those of a round, whose learning rate may have been halved."""
         halved = server_round // self.halve_every if self.halve_every else 0
-        return replace(self, learning_rate=self.learning_rate / 2**halved)
+        return replace(self, learning_rate=math.ldexp(self.learning_rate, -halved))
 
     def at(self, hospital: int) -> "TrainSettings":
         """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
@@ -145,7 +157,7 @@ class GANSettings:
     projections: int
 
     def __post_init__(self) -> None:
-        require(0 < self.epsilon < math.inf, "gan.epsilon", self.epsilon, "above 0")
+        require(self.epsilon > 0, "gan.epsilon", self.epsilon, "above 0")
         require(0 < self.delta < 1, "gan.delta", self.delta, "above 0, and below 1")
         _require_numbers("gan.clusters", self.clusters, 2)
         require(self.k >= 2, "gan.k", self.k, "2 or more")
@@ -202,14 +214,8 @@ class MLPSettings:
     hidden: str
 
     def __post_init__(self) -> None:
-        widths = self.hidden.split(",")
         allowed = "widths of 1 or more, separated by commas, such as '256,256'"
-        require(
-            all(width.strip().isdecimal() and int(width) >= 1 for width in widths),
-            "mlp.hidden",
-            self.hidden,
-            allowed,
-        )
+        require(_are_numbers(self.hidden, 1), "mlp.hidden", self.hidden, allowed)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -371,7 +377,8 @@ class Settings:
         for key, value in run_config.items():
             allowed = "without a password or token, since settings are written into files and "
             allowed += "pages: leave it to an environment variable of the process that needs it"
-            require(redacted(str(value)) == str(value), key, value, allowed)
+            text = value if isinstance(value, str) else _shown(value)
+            require(redacted(text) == text, key, value, allowed)
         known = set(_keys(cls, ""))
         tables = tuple(sorted((k, v) for k, v in run_config.items() if k not in known))
         return read_section({**run_config, "tables": tables}, cls)
@@ -427,10 +434,13 @@ def merged(changes: Mapping[str, Any]) -> dict[str, Any]:
 def read_section(values: Mapping[str, Any], section: type[SectionT], prefix: str = "") -> SectionT:
     """Build one frozen dataclass from the values whose keys start with `prefix`.
 
+    An annotation beside a type has a method `refuses`: it is given a value, or each of a list, and
+    says what is allowed instead, or nothing.
+
     Raises:
         SettingsError: A key is missing, or its value has the wrong type or range.
     """
-    hints = get_type_hints(section)
+    hints = get_type_hints(section, include_extras=True)
     found: dict[str, Any] = {}
     for field in fields(section):  # type: ignore[arg-type]
         key = prefix + field.name.replace("_", "-")
@@ -466,9 +476,14 @@ def in_turn(text: str, hospital: int) -> str:
 
 def _require_numbers(key: str, text: str, lowest: int) -> None:
     """Refuse a setting that is neither empty nor numbers separated by commas."""
-    fits = all(each.strip().isdecimal() and int(each) >= lowest for each in text.split(","))
     allowed = f"numbers of {lowest} or more, separated by commas, such as '32,8', or empty"
-    require(not text or fits, key, text, allowed)
+    require(not text or _are_numbers(text, lowest), key, text, allowed)
+
+
+def _are_numbers(text: str, lowest: int) -> bool:
+    """Whether a text is whole numbers, of up to nine digits, separated by commas."""
+    each = [number.strip() for number in text.split(",")]
+    return all(re.fullmatch("[0-9]{1,9}", one) and int(one) >= lowest for one in each)
 
 
 def _keys(section: type[Any], prefix: str) -> Iterator[str]:
@@ -489,11 +504,21 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
     """Return `value` as the type that `hint` asks for."""
     if get_origin(hint) is tuple:
         return value
+    if get_origin(hint) is Annotated:
+        kind, *marks = get_args(hint)
+        typed = _typed(key, value, kind)
+        for each in typed if isinstance(typed, list) else [typed]:
+            for mark in marks:
+                allowed = mark.refuses(each)
+                require(not allowed, key, value, allowed)
+        return typed
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         known = value in choices and type(value) is type(choices[0])  # False is no 0
         require(known, key, value, f"one of {', '.join(map(str, choices))}")
         return value
+    if isinstance(value, int):  # as Flower's messages hold them; larger ones are no floats
+        require(-(2**63) <= value < 2**63, key, value, "a number of at most 18 digits")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)  # TOML writes 1.0 as 1
     if get_origin(hint) is list:
@@ -504,10 +529,11 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
         bool: "true or false",
         bool | str: "true or false, or a text",
         int: "a whole number",
-        float: "a number",
+        float: "a number, and finite",
         str: "a text",
     }
     fits = isinstance(value, hint) and not (hint is int and isinstance(value, bool))
+    fits = fits and not (hint is float and not math.isfinite(value))
     require(fits, key, value, words[hint])
     return value
 
@@ -519,4 +545,12 @@ def require(condition: bool, key: str, value: Any, allowed: str) -> None:
         SettingsError: Names the key, the value and what is allowed.
     """
     if not condition:
-        raise SettingsError(f"The setting '{key}' is {value!r}; it must be {allowed}.")
+        raise SettingsError(f"The setting '{key}' is {_shown(value)}; it must be {allowed}.")
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it; of a number it writes no more than some thousand digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "a number without end"

@@ -30,7 +30,7 @@ def hospital(tmp_path):
         place = open_hospital(context(0, 2, config, **{"store-dir": str(tmp_path / "store")}))
         if limit is None:
             return place
-        policy = replace(Policy.read(), privacy=PrivacyRules(limit, 1e-4))
+        policy = replace(Policy.read(), privacy=PrivacyRules([], limit, 1e-4))
         return replace(place, policy=policy)
 
     return opened

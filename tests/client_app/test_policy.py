@@ -9,9 +9,12 @@ from client_app.__main__ import main
 from client_app.identity import Identity
 from client_app.members import add_member
 from client_app.node_config import OwnError
-from client_app.policy import DEFAULTS, Policy, PolicyError
+from client_app.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
+from learning.learners import LEARNERS
+from learning.learners.plain import Learner
 from strategies.protocol.order import Order
-from strategies.protocol.settings import Settings, SettingsError, defaults
+from strategies.protocol.settings import METHODS, Settings, SettingsError, defaults
+from strategies.registry import STRATEGIES
 
 ORDER = Order(1, 1, "graz", ["a", "b"], "plain", "1", epochs=1, sealed=True)
 HOUR = 3600.0
@@ -45,6 +48,11 @@ def test_the_default_settings_pass_the_default_policy():
         ("images.max-quarantined", {"max-quarantined": 0.99}),
         ("images.min-test-fraction", {"test-fraction": 0.01}),
         ("images.min-test-fraction", {"num-folds": 50}),
+        ("images.max-test-fraction", {"test-fraction": 0.51}),
+        ("images.max-test-fraction", {"validation-fraction": 0.51}),
+        ("images.max-test-fraction", {"test-fraction": 0.51, "validation-fraction": 0.2}),
+        ("images.max-test-fraction", {"test-fraction": 0.51, "num-folds": 5}),
+        ("images.min-batch", {"train.batch-size": 7}),
         ("images.min-test-fraction", {"test-per-class": "1"}),
         ("images.min-test-fraction", {"test-balanced": True}),
         ("images.min-test-fraction", {"validation-fraction": 0.01}),
@@ -88,6 +96,16 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
         ),
         ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
         ("runs.max-epochs", "runs.max-epochs = 2", {}),
+        ("images.max-folds", "images.min-test-fraction = 0", {"num-folds": 11}),
+        ("privacy.require", "privacy.require = ['training']", {"strategy": "rwt"}),
+        ("privacy.require", "privacy.require = ['buffers']", {}),
+        ("privacy.require", "privacy.require = ['sums']", {"strategy": "fedspace"}),
+        ("privacy.require", "privacy.require = ['sums']", {"strategy": "rwt", "learner": "twf"}),
+        (
+            "privacy.require",
+            "privacy.require = ['sums']",
+            {"strategy": "fedrewind", "rewind.base": "fedspace"},
+        ),
     ],
 )
 def test_a_hospital_s_own_rules_count(rule, text, settings, tmp_path):
@@ -132,6 +150,24 @@ def test_a_message_names_the_learner_of_a_method_that_is_allowed(tmp_path):
         ("sealed-only = true", "there is no rule 'sealed-only'"),
         ("runs.max-rounds = 'many'", "runs.max-rounds"),
         ("runs.strategies = 'cwc'", "a list of texts"),
+        ("runs.strategies = ['cwcc']", "line 1: The setting 'runs.strategies' is ['cwcc']"),
+        ("runs.strategies = ['cwcc']", "did you mean 'cwc'?"),
+        ("runs.strategies = ['']", "known names"),
+        ("\n[figures]\nwithheld = ['accuracy-low']", "line 3: "),
+        ("figures.withheld = ['accuracy-low']", "known names; did you mean 'accuracy"),
+        ("figures.withheld = ['num-examples']", "known names"),
+        ("images.classes = ['']", "names without blanks around them"),
+        ("code.approved = ['0']", "hashes of 64 digits"),
+        ("privacy.require = ['train']", "did you mean 'training'?"),
+        ("release.max-membership = 5", "is 5; it must be 0 to 1"),
+        ("release.min-quantile = -1", "it must be 0 to 1"),
+        ("release.min-quantile = nan", "a number, and finite"),
+        ("privacy.max-epsilon = inf", "a number, and finite"),
+        ("privacy.max-epsilon = 1e400", "a number, and finite"),
+        ("runs.max-hours = 1e10", "it must be 0 to 1000000000"),
+        (f"runs.max-rounds = {10**30}", "a number of at most 18 digits"),
+        ("runs.max-rounds = 0x" + "f" * 5000, "a number of at most 18 digits"),
+        ("a = " + "[" * 5000, "cannot be read"),
         ("figures.smallest-group = 0", "smallest-group"),
         ("[", "cannot be read"),
     ],
@@ -142,6 +178,20 @@ def test_a_policy_with_a_mistake_is_refused_with_its_path(text, reason, tmp_path
     assert reason in refusal.value.explain()
     assert str(tmp_path / "policy.toml") in refusal.value.explain()
     assert str(refusal.value) == "The hospital's policy cannot be used; its own log says why."
+
+
+def test_the_rules_know_all_methods_and_which_send_more_than_a_model():
+    assert {*METHODS} == {*STRATEGIES}
+    sending = {name for name, each in LEARNERS.items() if each.memory is not Learner.memory}
+    assert sending == {*WITH_SUMS}
+
+
+def test_an_order_for_sums_is_refused_where_they_need_noise(tmp_path):
+    rules = policy_of(tmp_path, "privacy.require = ['sums', 'buffers']")
+    rules.check(Settings.parse({**defaults(), "gan.method": "dp-mean-embedding"}))
+    rules.check_order(ORDER, HOUR)
+    with pytest.raises(PolicyError):
+        rules.check_order(replace(ORDER, learner="fedspace"), HOUR)
 
 
 @pytest.mark.parametrize("size", ["many", b"512", 5e2])

@@ -6,7 +6,7 @@ from scipy.stats import norm
 from client_app.policy import PolicyError, PrivacyRules
 from client_app.privacy_account import Account, Spent, epsilon, noise_for
 
-RULES = PrivacyRules(max_epsilon=1.0, max_delta=1e-5)
+RULES = PrivacyRules(require=[], max_epsilon=1.0, max_delta=1e-5)
 
 
 def delta_of(noise, eps):

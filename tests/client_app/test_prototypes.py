@@ -8,6 +8,7 @@ from client_app.run import Kept
 from client_app.store import Store
 from learning.models import Architecture
 from learning.packing import pack_network
+from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.prototypes import check_prototypes
@@ -20,7 +21,8 @@ def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
     """Each of two classes has twelve images, of which about ten are trained on."""
     settings = {"strategy": "fedspace", "model": "rotation-mlp", "mlp__hidden": "6"}
     place = deployed(tmp_path, **settings, train__epochs=1)
-    policy = f"runs.sealed-only = false\nfigures.smallest-group = {smallest}"
+    policy = f"runs.sealed-only = false\nfigures.smallest-group = {smallest}\n"
+    policy += "images.min-train-patients = 8"
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     architecture = Architecture("rotation-mlp", 1, 8, 8, 2, (6,))
     label = Manifest("global", architecture.to_json(), ["a", "b"])
@@ -29,6 +31,9 @@ def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
     content["order"] = to_record(order)
     verb = "train.rewind" if leg == 2 else "train"
     answer = app(Message(content, 100, verb, ttl=600.0), place)
+    if smallest == 13:
+        assert answer.error.code == Failure.POLICY
+        return
     assert not answer.has_error(), answer.error
     sent = answer.content.array_records.get("memory")
     kept = Kept(Store(tmp_path / "store" / "graz" / "runs" / "1"), "rehearsal").after((1, 2))
@@ -36,9 +41,6 @@ def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
         assert (sent, kept) == (None, {})
         return
     assert kept["counts"].min() >= 8  # what stays is exact
-    if smallest == 13:
-        assert sent is None
-        return
     assert sent is not None
     check_prototypes(sent, 2, 6)
     assert {count % 4 for count in sent["counts"].numpy().tolist()} == {0}

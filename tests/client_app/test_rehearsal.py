@@ -20,7 +20,8 @@ from strategies.protocol.records import to_record
 from strategies.registry import strategy_of
 from tests.fakes import context, deployment, settings
 
-OPEN = "[runs]\nsealed-only = false\n"  # without keys
+# Without keys, and with few images.
+OPEN = "runs.sealed-only = false\nfigures.smallest-group = 1\nimages.min-train-patients = 2\n"
 
 
 def write(folder, classes, sizes=((16, 16),), patients=0):
@@ -124,12 +125,12 @@ def test_what_enrolment_or_preparation_would_refuse_is_red(changes, words, tmp_p
     [
         ("[images]\nmax-size = 8", {}, "images.max-size allows 8 or less, asked is 16"),
         ("[models]\nmax-megabytes = 0", {}, "models.max-megabytes allows 0"),
-        ("[code]\napproved = ['0']", {}, "code.approved allows 0"),
+        ("[code]\napproved = ['" + "0" * 64 + "']", {}, "code.approved allows 0"),
         ("[images]\nclasses = ['A', 'b']", {}, "spell otherwise, as 'A'"),
     ],
 )
 def test_a_policy_that_refuses_is_red(rules, changes, words, tmp_path):
-    write(tmp_path / "data", {"a": 15, "b": 15})
+    write(tmp_path / "data", {"a": 30, "b": 30})
     card = card_of(tmp_path, f"{rules}\n", sealed=True, **changes)
     (finding,) = (f for f in card.findings if f.level == "red")
     assert words in finding.text

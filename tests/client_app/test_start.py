@@ -91,7 +91,11 @@ CASES = [
         "line 2: The setting 'runs.max-rounds' is",
     ),
     ("policy.toml", written("[images]\nmin-test-fraction = 10"), "it must be 0 to 1"),
-    ("policy.toml", written("[privacy]\nmax-epsilon = nan"), "is nan; it must be 0 or more"),
+    (
+        "policy.toml",
+        written("[privacy]\nmax-epsilon = nan"),
+        "it must be a number, and finite",
+    ),
     ("policy.toml", written("[figures]\nwithheld = ['aurok']"), "did you mean 'auroc'?"),
     *(("store/graz/figures-secret", DAMAGE[kind], "") for kind in ("folder", "latin-1", "empty")),
     *(("store/graz/privacy.jsonl", DAMAGE[kind], "is damaged") for kind in ("folder", "latin-1")),

@@ -401,7 +401,7 @@ def test_an_order_for_another_task_is_refused(verb, task, tmp_path):
     answer = Asked(tmp_path, [10] * 4)(verb, task=task, code=code_hash())
     assert answer.error.code == Failure.PARCEL
     assert answer.error.reason.endswith(f"The order is for task {task}, of 2.")
-    answer = Asked(tmp_path, [10] * 4, tasks=1)(verb, task=1, code=code_hash())
+    answer = Asked(tmp_path, [10] * 4, tasks=1)(verb, task=1, code=code_hash(), run="2")
     assert answer.error.reason.endswith("The order is for task 1, of 1.")
 
 
@@ -461,13 +461,14 @@ def test_a_task_of_few_patients_is_not_trained_on(tmp_path):
 
     Nor does it depend on how many there are, unless a class has enough of them: 9 and 9 or none.
     """
-    assert not Asked(tmp_path, [20, 20, 10, 1]).train(task=2).has_error()
-    for few in ([9, 9], [1, 1]):
+    assert not Asked(tmp_path, [20, 20, 40, 1]).train(task=2).has_error()
+    for few in ([39, 9], [9, 9], [1, 1]):
         answer = Asked(tmp_path, [20, 20, *few]).train(task=2)
         assert answer.error.code == Failure.POLICY
+    for few in ([9, 9], [1, 1]):
         answer = Asked(tmp_path, [*few, 20, 20]).test(task=1)
         assert answer.error.code == Failure.DATA
-    policy = "figures.smallest-group = 9"
+    policy = "figures.smallest-group = 9\nimages.min-train-patients = 18"
     assert not Asked(tmp_path, [20, 20, 9, 9], policy).train(task=2).has_error()
 
 
