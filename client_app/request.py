@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from client_app.hospital import Hospital, open_hospital, policy_of
 from client_app.members import announced
 from client_app.node_config import own_config
-from client_app.run import check_same_images, run_folder
+from client_app.run import check_same, run_folder
 from client_app.sealing import Seal, seal_for
 from client_app.store import Store
 from learning.learners import LEARNERS
@@ -96,7 +96,8 @@ class Request(Inquiry):
         """Open the hospital that a message is for.
 
         Raises:
-            SettingsError: The server runs other code, or settings cannot be used.
+            SettingsError: The server runs other code, or settings cannot be used, or have changed
+                during the run.
             PolicyError: The run asks for more than the hospital allows.
             DataError: The hospital's images cannot be used, or have changed during the run.
             ParcelError: The order is not one that can be carried out.
@@ -117,7 +118,8 @@ class Request(Inquiry):
         hospital = open_hospital(context, order.hospital, tuple(order.classes))
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
-        check_same_images(run, f"{hospital.data.fingerprint}, part {part}", joining=joining)
+        terms = context.run_config if hospital.policy else {}  # of a simulation the owner changes
+        check_same(run, f"{hospital.data.fingerprint}, part {part}", terms)
         hospital = _at_its_task(hospital, order, joining=joining)
         order = replace(order, hospital=hospital.name, members=announced(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)

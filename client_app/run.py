@@ -1,9 +1,10 @@
 """What a hospital remembers of one run, in a folder of its store: `runs/<identity of the run>`."""
 
 import hashlib
+import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 
 from client_app.errors import DataError
 from client_app.policy import PolicyError
-from client_app.store import Store
+from client_app.store import Store, own_folder
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import MAY_CHANGE, require
 
 Place = tuple[int, ...]  # round and hop of a visit
 DAY = 24 * 3600.0  # seconds
@@ -34,27 +36,38 @@ def run_folder(store: Store, run: str) -> Store:
     return Store(store.folder / "runs" / run)
 
 
-def check_same_images(run: Store, fingerprint: str, *, joining: bool) -> None:
-    """Refuse to go on with other images than those that the hospital joined the run with.
+def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> None:
+    """Refuse to go on with other images or settings than those that the run began with here.
 
-    Otherwise images that were tested on could now be trained on.
+    Otherwise images that were tested on could now be trained on, and what was trained with noise
+    could be trained on without.
 
     Args:
-        run: The run's folder.
+        run: The run's folder, which keeps what the first message came with.
         fingerprint: Of the hospital's images and their split.
-        joining: Whether the fingerprint is remembered if there is none yet.
+        settings: Those of the run; some may change when it is resumed.
 
     Raises:
         DataError: The images have changed.
+        SettingsError: A setting has changed.
     """
-    kept = run.load("data").get("fingerprint")
-    if kept is None and joining:
-        run.save("data", {"fingerprint": np.array(fingerprint)})
-    elif kept is not None and fingerprint != str(kept):
+    terms = {key: value for key, value in settings.items() if key not in MAY_CHANGE}
+    own_folder(run.folder)
+    with FileLock(run.folder / ".terms.lock"):
+        kept = run.load("terms")
+        if not kept:
+            text = json.dumps(terms, default=bytes.hex)
+            run.save("terms", {"images": np.array(fingerprint), "settings": np.array(text)})
+            return
+    if fingerprint != str(kept["images"]):
         raise DataError(
             "The hospital's images have changed since it joined the run: it takes part in the "
             "next one again."
         )
+    before = json.loads(str(kept["settings"]))
+    for key in sorted(before.keys() | terms.keys()):
+        now, then = terms.get(key), before.get(key)
+        require(now == then, key, now, f"{then!r} until the run is over, as it was at first")
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:

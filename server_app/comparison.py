@@ -20,9 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from server_app.measures import mean, spread
-from server_app.results import MAY_CHANGE
 from server_app.runs import LeftOut, Run, find
-from strategies.protocol.settings import Settings
+from strategies.protocol.settings import MAY_CHANGE, Settings
 
 SEEDS = 3  # the least number that an interval is made of
 

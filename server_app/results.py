@@ -58,7 +58,7 @@ from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
 from strategies.protocol.files import replacing
-from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.registry import strategy_of
 
 # Seconds of silence after which the log says whom the server waits for; each next time twice as
@@ -66,10 +66,6 @@ from strategies.registry import strategy_of
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it, has no room
 TELL = 0.2  # seconds at least between two times that it is written down whom the server waits for
-# Settings that may change on resume.
-MAY_CHANGE = {
-    *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
-}
 
 
 class Results:

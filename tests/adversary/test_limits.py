@@ -1,0 +1,117 @@
+"""A server that decides on whom a model is trained, or that changes a run's terms on its way."""
+
+import pytest
+from flwr.app import Message, RecordDict
+
+from client_app.app import app
+from strategies.protocol.code import code_hash
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.records import to_record
+from tests.adversary.test_oracle import OPEN, Victim
+from tests.fakes import deployed, run_config
+
+SIZES = (60, 60, 60)
+LAX = """
+[images]
+min-test-fraction = 0
+max-test-fraction = 1
+max-folds = 100
+"""
+
+
+def visited(folder, policy=OPEN, task=0, **config):
+    """What a hospital of 180 patients answers when it is to join, and when it is to train."""
+    victim = Victim(folder, SIZES, policy)
+    victim.place.run_config |= run_config(num_server_rounds=9, **config)
+    code = {"code": code_hash(), "round": 0, "hop": 0}
+    joins = victim.ask("query.enrol", {}, **code)
+    model = victim.constant(0)
+    return joins, victim.ask("train", model, epochs=1, task=task)
+
+
+def test_a_usual_run_trains_on_them(tmp_path):
+    assert not any(answer.has_error() for answer in visited(tmp_path))
+    assert not any(answer.has_error() for answer in visited(tmp_path, OPEN + LAX))
+
+
+@pytest.mark.parametrize(
+    ("rule", "config"),
+    [
+        ("max-test-fraction", {"test_fraction": 0.985}),
+        ("max-test-fraction", {"validation_fraction": 0.99}),
+        ("max-test-fraction", {"test_fraction": 0.985, "validation_fraction": 0.1}),
+        ("max-folds", {"num_folds": 50}),
+        ("min-batch", {"train__batch_size": 2}),
+    ],
+)
+def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog):
+    assert {answer.error.code for answer in visited(tmp_path, **config)} == {Failure.POLICY}
+    named = [rule in line or "min-test-fraction" in line for line in caplog.text.splitlines()]
+    assert any(named)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"test_fraction": 0.985},
+        {"test_per_class": "59"},
+        {"test_fraction": 0.5, "validation_fraction": 0.8},
+        {"test_fraction": 0.9, "num_folds": 2},
+    ],
+)
+def test_few_are_not_trained_on_however_few_they_become(config, tmp_path, caplog):
+    """At a hospital that leaves all shares to the server; also where nothing arrives in tasks."""
+    answers = visited(tmp_path, OPEN + LAX, **config)
+    assert {answer.error.code for answer in answers} == {Failure.POLICY}
+    assert caplog.text.count("images.min-train-patients allows 40 or more") >= 2
+
+
+def test_each_task_is_of_enough_patients(tmp_path):
+    for fraction, fits in ((0.2, True), (0.4, False)):
+        (folder := tmp_path / str(fraction)).mkdir()
+        joins, visit = visited(folder, task=2, test_fraction=fraction, tasks=3)
+        assert not joins.has_error()
+        assert visit.has_error() != fits
+
+
+def ask(place, run="1", verb="query.prepare", **changes):
+    place.run_config.update(changes)
+    order = Order(0, 0, "graz", ["a", "b"], "plain", run, code=code_hash())
+    return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train.dp.noise-multiplier": 0.0},
+        {"train.dp.noise-multiplier": 2.0},
+        {"train.dp.clipping-norm": 1e9},
+        {"train.learning-rate": 1e-12},
+        {"test-fraction": 0.5},
+        {"num-server-rounds": 200},
+        {"seed": 1},
+        {"a.new": "setting"},
+    ],
+)
+@pytest.mark.parametrize("first", ["query.enrol", "query.prepare"])
+def test_the_terms_of_a_run_do_not_change_within_it(first, change, tmp_path):
+    place = deployed(tmp_path, model="mlp", train__dp__noise_multiplier=1.0)
+    assert not ask(place, verb=first).has_error()
+    usual = dict(place.run_config)
+    answer = ask(place, **change)
+    assert answer.error.code == Failure.SETTINGS
+    assert next(iter(change)) in answer.error.reason
+    place.run_config.clear()
+    assert not ask(place, **usual).has_error()
+    assert not ask(place, **{"hop-timeout": 60.0, "resume": "/x"}).has_error()
+    assert not ask(place, run="2", seed=5).has_error()
+
+
+def test_a_hospital_can_demand_noise(tmp_path, caplog):
+    place = deployed(tmp_path, model="mlp")
+    with (tmp_path / "policy.toml").open("a") as file:
+        file.write('\nprivacy.require = ["training"]')
+    assert ask(place).error.code == Failure.POLICY
+    assert "privacy.require allows training with train.dp" in caplog.text
+    assert not ask(place, **{"train.dp.noise-multiplier": 1.0}).has_error()
