@@ -14,9 +14,7 @@ another table, of one row: made with `--rows standalone --vary num-server-rounds
 """
 
 import argparse
-import json
 import math
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +23,6 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from flwr.common.config import flatten_dict
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -36,7 +33,9 @@ from client_app.hospital import simulated_name
 from learning.evaluation import probabilities
 from learning.mixture import mixture_weights
 from learning.packing import unpack_network
+from server_app.summary import Summary
 from strategies.protocol.parcel import check_parcel, load
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, rng_for
 
 SPLITS = 20
@@ -199,15 +198,14 @@ def balanced_accuracy(scores: Scores, labels: Labels) -> float:
 
 def settings_of(run: Path) -> Settings:
     """The settings of a run, from its result folder."""
-    return Settings.parse(flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8"))))
+    return Settings.parse(read_config(run / "config.toml"))
 
 
 @cache
 def images_of(run: Path) -> dict[str, LocalData]:
     """The images of each hospital of a run, by its name."""
-    summary = json.loads((run / "summary.json").read_text("utf-8"))
-    settings, count = settings_of(run), len(summary["hospitals"])
-    classes = tuple(summary["classes"])
+    summary, settings = Summary.read(run, any_version=True), settings_of(run)
+    count, classes = len(summary.hospitals), tuple(summary.classes)
     return {  # a summary has the names in another order than the data set
         simulated_name(settings.dataset, index, count): open_data(settings, index, count, classes)
         for index in range(count)

@@ -19,7 +19,6 @@ Five hospitals, in archives with an order of magnitude that a GAN can learn on a
 import argparse
 import csv
 import re
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,13 +28,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
-from flwr.common.config import flatten_dict
 from numpy.typing import NDArray
 from PIL import Image
 from torchvision.transforms.functional import gaussian_blur
 
 from benchmarks.membership import newest
 from benchmarks.reproduce import TableError, dashed, described_by, read_summary
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
 
 HOSPITALS, CLASSES = 5, 5
@@ -168,7 +167,7 @@ def plot(arguments: argparse.Namespace) -> None:
         if not own:
             raise TableError(f"{folder!r} is no row of {arguments.table!r}: give its --table.")
         name = max(own, key=len)
-        config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
+        config = read_config(run / "config.toml")
         if arguments.key not in {*config, "round"}:
             raise TableError(
                 f"{run} has no setting {arguments.key!r}: name one that varies, or `round`."

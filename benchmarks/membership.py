@@ -10,16 +10,13 @@ figure is over all its runs and hospitals.
 Beside it: the attack by loss, whose threshold is the mean loss of members.
 """
 
-import json
 import math
 import sys
-import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from flwr.common.config import flatten_dict
 from torch import nn
 
 from benchmarks.markdown import commit, machine, table_head, table_row
@@ -29,7 +26,9 @@ from learning.evaluation import probabilities
 from learning.membership import Predictions, loss_attack, network_attack
 from learning.packing import unpack_network
 from learning.samples import Samples
+from server_app.summary import Summary
 from strategies.protocol.parcel import check_parcel, load
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
 
 NETWORKS = 5
@@ -59,9 +58,8 @@ def newest(output: Path) -> Iterator[tuple[str, Path]]:
 
 def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float]]:
     """The accuracies of both attacks on each model of a run, at each hospital."""
-    config = flatten_dict(tomllib.loads((run / "config.toml").read_text("utf-8")))
-    settings = Settings.parse(config)
-    hospitals = len(json.loads((run / "summary.json").read_text("utf-8"))["hospitals"])
+    settings = Settings.parse(read_config(run / "config.toml"))
+    hospitals = len(Summary.read(run, any_version=True).hospitals)
     for path in sorted((run / "parcels").glob("*.npz")):
         parcel = load(path)
         network = unpack_network(parcel, check_parcel(parcel), {}, DEVICE)

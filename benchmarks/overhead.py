@@ -8,18 +8,15 @@ evaluations on the same images, with as many processes and threads. The figures 
 their wall times, without start-up, and what a message costs beyond its share of the bare loop.
 """
 
-import json
 import multiprocessing
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.common.config import flatten_dict
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +26,8 @@ from client_app.datasets import LocalData, open_data
 from learning.models import Architecture
 from learning.samples import Samples
 from server_app.workers import Workers
-from strategies.protocol.files import read_by_hand
+from strategies.engine.events import LOG, read_events
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
 
 HOSPITALS, PROCESSES = 4, 2
@@ -76,7 +74,7 @@ def seconds_of_rounds(result: Path) -> float:
 
 def events_of(result: Path) -> list[dict[str, Any]]:
     """What happened in a run, in order."""
-    return [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
+    return [vars(event) for event, _ in read_events(result / LOG)]
 
 
 def bare_seconds(config: Path) -> float:
@@ -128,7 +126,7 @@ def test(model: nn.Module, own: LocalData) -> None:
 def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     """Train a model per hospital, and test all models at each after every round."""
     torch.set_num_threads(1)
-    settings = Settings.parse(flatten_dict(tomllib.loads(read_by_hand(config))))
+    settings = Settings.parse(read_config(config))
     data, architecture = opened(settings, hospitals)
     models = [architecture.build() for _ in data]
     torch.optim.Adam(models[0].parameters())  # the first one of a process imports for seconds

@@ -29,7 +29,6 @@ says how sure the differences between rows are.
 
 import argparse
 import csv
-import json
 import re
 import shlex
 import sys
@@ -56,7 +55,8 @@ from server_app.check import check
 from server_app.summary import Summary
 from server_app.workers import Workers
 from strategies.protocol.console import duration
-from strategies.protocol.files import read_by_hand
+from strategies.protocol.files import read_by_hand, read_json
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import strategy_of
 
@@ -574,7 +574,7 @@ def completed(row: Row, repeat: Repeat, output: Path) -> Path | None:
         del wanted[key]
     for path in sorted(_folder(row, repeat, output).glob("*/commit"), reverse=True):
         summary = read_summary(path.parent)
-        config = flatten_dict(tomllib.loads((path.parent / "config.toml").read_text("utf-8")))
+        config = read_config(path.parent / "config.toml")
         same = wanted.items() <= config.items() and len(summary["data"]) == row.hospitals
         # A buffer that may not leave is a result as well: its hospital takes part without one.
         failed = {each["reason"] for each in summary["failures"] if each["outcome"] != "release"}
@@ -650,8 +650,7 @@ def _reasons(summary: Mapping[str, Any]) -> list[str]:
 
 def read_summary(result: Path) -> dict[str, Any]:
     """summary.json of a result folder."""
-    summary: dict[str, Any] = json.loads((result / "summary.json").read_text("utf-8"))
-    return summary
+    return read_json(result / "summary.json", dict[str, object])
 
 
 if __name__ == "__main__":

@@ -16,13 +16,14 @@ from client_app.members import add_member, member_line, read_members, remove_mem
 from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
-from strategies.protocol.redaction import redacted
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import Settings, SettingsError, merged
+from strategies.protocol.text import Screen
 
 
 def main() -> None:
     """Do what the command line says."""
+    Screen.install()
     parser = argparse.ArgumentParser(prog="python -m client_app", description=__doc__)
     commands = parser.add_subparsers(required=True)
     hospital = argparse.ArgumentParser(add_help=False)
@@ -66,7 +67,7 @@ def main() -> None:
     try:
         sys.exit(arguments.command(arguments))
     except (ValueError, OSError) as error:  # what a user can mend
-        parser.error(redacted(str(error)))
+        parser.error(str(error))
 
 
 def identity(arguments: argparse.Namespace) -> int:
@@ -153,7 +154,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     torch.set_num_threads(settings.cpu_threads)
 
     def show(what: str, done: int, total: int) -> None:
-        print(f"\r{what} images: {done} of {total}", end="", file=sys.stderr, flush=True)
+        print(f"{what} images: {done} of {total}", end="\r", file=sys.stderr, flush=True)
 
     store = arguments.store_dir.expanduser()
     policy = arguments.policy and arguments.policy.expanduser()
@@ -164,7 +165,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
     if terminal:
-        print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+        print(" " * 60, end="\r", file=sys.stderr)
     print(text(examined.card))
     folder = store / arguments.site / "preflight"
     card = {"verdict": examined.card.verdict, **asdict(examined.card)}

@@ -20,6 +20,7 @@ from pages.page import (
     verbatim,
 )
 from strategies.protocol.settings import defaults
+from strategies.protocol.text import printable
 
 MOST = 12  # figures of a record in a terminal; the page has all
 FIELDS = {
@@ -111,11 +112,3 @@ def _settings(line: Line, *, changed: bool) -> list[str]:
     if others := entry.get("unknown"):
         facts.append(f"{others} settings that this version does not know")
     return [printable(each) for each in (*facts, *settings)]
-
-
-def printable(value: object) -> str:
-    """A value as text that controls no terminal and hides nothing."""
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in str(value)
-    )

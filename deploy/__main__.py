@@ -10,11 +10,12 @@ from deploy.errors import DeployError
 from deploy.hospital import Hospital, start_supernode
 from deploy.server import APP, register, run, start_superlink
 from deploy.status import status
-from strategies.protocol.redaction import redacted
+from strategies.protocol.text import Screen
 
 
 def main() -> None:
     """Run one command."""
+    Screen.install()
     parser = argparse.ArgumentParser(prog="python -m deploy", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
 
@@ -108,7 +109,7 @@ def main() -> None:
     try:
         _do(arguments)
     except DeployError as error:
-        sys.exit(redacted(f"python -m deploy {arguments.command}: {error}"))
+        sys.exit(f"python -m deploy {arguments.command}: {error}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import replacing
+from strategies.protocol.text import printable
 
 NOT_OWN = {
     "everyone": "the images of all hospitals together, as only a simulation can",
@@ -212,4 +213,4 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> str:
 
 def _plain(text: object) -> str:
     """A text from outside, so that Markdown shows it as it is."""
-    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", " ".join(str(text).split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", printable(" ".join(str(text).split())))

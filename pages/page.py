@@ -17,6 +17,7 @@ from html import escape
 from math import isfinite
 
 from pages.style import STYLE
+from strategies.protocol.text import printable
 
 HEAD = (
     '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -38,11 +39,11 @@ def document(title: str, *parts: str, contents: Sequence[str] = ()) -> str:
         parts: The page.
         contents: Titles of its `section`s, for a table of contents.
     """
-    links = "".join(f'<li><a href="#{_anchor(each)}">{escape(each)}</a></li>' for each in contents)
+    links = "".join(f'<li><a href="#{_anchor(each)}">{escaped(each)}</a></li>' for each in contents)
     body = '<body class="long">' if contents else "<body>"
     nav = f'<nav aria-label="Contents"><ol>{links}</ol></nav>\n' if contents else ""
     return (
-        f"{HEAD}<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"{HEAD}<title>{escaped(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f"{body}\n{nav}<main>\n{''.join(parts)}</main>\n"
         "</body>\n</html>\n"
     )
@@ -55,25 +56,25 @@ def section(title: str, *parts: str) -> str:
 
 def heading(text: str, level: int = 2) -> str:
     """The page's own heading (level 1), that of a section (2), or of a part of it (3)."""
-    return f"<h{level}>{escape(text)}</h{level}>\n"
+    return f"<h{level}>{escaped(text)}</h{level}>\n"
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
     """What is said; `soft` if it only explains the rest."""
     look = ' class="soft"' if soft else ""
-    return f"<p{look}>{escape(text)}</p>\n"
+    return f"<p{look}>{escaped(text)}</p>\n"
 
 
 def listing(texts: Iterable[str]) -> str:
     """Sentences that stand side by side."""
-    return "<ul>\n" + "".join(f"<li>{escape(text)}</li>\n" for text in texts) + "</ul>\n"
+    return "<ul>\n" + "".join(f"<li>{escaped(text)}</li>\n" for text in texts) + "</ul>\n"
 
 
 def judged(sentences: Iterable[tuple[str, str]]) -> str:
     """Sentences, each with a judgement: "good", "bad", "open" (nobody can say) or "note"."""
     lines = "".join(
-        f'<li class="{escape(kind)}"><span class="mark">{JUDGED.get(kind, "")}</span> '
-        f"{escape(text)}</li>\n"
+        f'<li class="{escaped(kind)}"><span class="mark">{JUDGED.get(kind, "")}</span> '
+        f"{escaped(text)}</li>\n"
         for kind, text in sentences
     )
     return f'<ul class="judged">\n{lines}</ul>\n' if lines else ""
@@ -81,7 +82,7 @@ def judged(sentences: Iterable[tuple[str, str]]) -> str:
 
 def verbatim(text: str) -> str:
     """Lines as they are, such as settings."""
-    return f"<pre>{escape(text)}</pre>\n"
+    return f"<pre>{escaped(text)}</pre>\n"
 
 
 def notice(colour: str, *parts: str) -> str:
@@ -91,18 +92,18 @@ def notice(colour: str, *parts: str) -> str:
 
 def folded(title: str, *parts: str) -> str:
     """What only some readers open; on paper it is open."""
-    return f"<details>\n<summary>{escape(title)}</summary>\n{''.join(parts)}</details>\n"
+    return f"<details>\n<summary>{escaped(title)}</summary>\n{''.join(parts)}</details>\n"
 
 
 def figure(caption: str, *parts: str) -> str:
     """A picture, or several, with the sentence that says what is to be seen."""
-    return f"<figure>\n{''.join(parts)}<figcaption>{escape(caption)}</figcaption>\n</figure>\n"
+    return f"<figure>\n{''.join(parts)}<figcaption>{escaped(caption)}</figcaption>\n</figure>\n"
 
 
 def image(png: bytes, about: str) -> str:
     """A picture of pixels, and what it shows for people who do not see it."""
     data = base64.b64encode(png).decode()
-    return f'<img alt="{escape(about)}" src="data:image/png;base64,{data}">\n'
+    return f'<img alt="{escaped(about)}" src="data:image/png;base64,{data}">\n'
 
 
 def table(
@@ -120,7 +121,7 @@ def table(
         about: Its name for people who do not see it.
         asks: The first column has sentences, and needs room for them.
     """
-    titles = "".join(f'<th scope="col">{escape(title)}</th>' for title in head)
+    titles = "".join(f'<th scope="col">{escaped(title)}</th>' for title in head)
     top = f"<thead><tr>{titles}</tr></thead>\n" if any(head) else ""
     lines = ("".join(f"<td>{_cell(value)}</td>" for value in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
@@ -130,7 +131,7 @@ def table(
 
 def boxed(markup: str, about: str = "") -> str:
     """What may be wider than the page, in a box that scrolls, also with the keyboard."""
-    label = f' role="region" aria-label="{escape(about)}"' if about else ""
+    label = f' role="region" aria-label="{escaped(about)}"' if about else ""
     return f'<div class="wide" tabindex="0"{label}>\n{markup}</div>\n'
 
 
@@ -144,8 +145,8 @@ class Marked:
 
 def _cell(value: object) -> str:
     if isinstance(value, Marked):
-        return f'<span class="mark {value.kind}">{escape(value.text)}</span>'
-    return escape(shown(value))
+        return f'<span class="mark {value.kind}">{escaped(value.text)}</span>'
+    return escaped(shown(value))
 
 
 def shown(value: object) -> str:
@@ -157,3 +158,8 @@ def shown(value: object) -> str:
 
 def _anchor(title: str) -> str:
     return re.sub("[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
+def escaped(text: str) -> str:
+    """A text as markup, of characters that can be printed."""
+    return escape(printable(text, "\n\t"))

@@ -11,10 +11,9 @@ text is escaped here.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, isfinite, nan
 
-from pages.page import boxed
+from pages.page import boxed, escaped
 
 NUMBERED = 12  # more columns than this leave no room for numbers in the cells
 BLOCK = 20  # steps beside each other
@@ -62,7 +61,7 @@ class Axis:
 def image(size: str, title: str, about: str, *parts: str) -> str:
     """A picture: its size as attributes, its name and what it shows."""
     text = f"{title}. {about}" if about else title
-    return f'<svg role="img" {size} aria-label="{escape(text)}">{"".join(parts)}</svg>\n'
+    return f'<svg role="img" {size} aria-label="{escaped(text)}">{"".join(parts)}</svg>\n'
 
 
 def chart(
@@ -193,7 +192,7 @@ def key(names: Sequence[str], marked: str = "", *, dots: bool = False) -> str:
     if marked:
         items.append(('<line class="chance" x1="1" x2="25" y1="6" y2="6"/>', marked))
     marks = "".join(
-        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{sample}</svg>{escape(name)}</li>'
+        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{sample}</svg>{escaped(name)}</li>'
         for sample, name in items
     )
     return f'<ul class="key">{marks}</ul>\n'
@@ -226,9 +225,9 @@ def heat(
         below: What that frame says.
     """
     look = " dense" * (len(columns) > NUMBERED) + " upright" * (len(columns) > LEVEL)
-    head = "".join(f'<th scope="col">{escape(_short(name))}</th>' for name in columns)
+    head = "".join(f'<th scope="col">{escaped(_short(name))}</th>' for name in columns)
     body = "".join(
-        f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_heat, row, levels))}</tr>\n'
+        f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_heat, row, levels))}</tr>\n'
         for name, row in zip(rows, values, strict=True)
     )
     table = (
@@ -237,7 +236,7 @@ def heat(
     )
     known = sorted({level for level in levels if isfinite(level)})
     marks = "".join(f'<i style="left:{100 * level:.1f}%"></i>' for level in known)
-    note = f" · dashed: {escape(below)}" if known else ""
+    note = f" · dashed: {escaped(below)}" if known else ""
     scale = f'<span>0</span><span class="bar">{marks}</span><span>1{note}</span>'
     return boxed(table, about) + f'<p class="scale">{scale}</p>\n'
 
@@ -256,9 +255,9 @@ def steps(about: str, rows: Mapping[str, Sequence[tuple[str, str]]], titles: Seq
     blocks = []
     for first in range(0, len(titles), BLOCK):
         some = slice(first, first + BLOCK)
-        head = "".join(f'<th scope="col">{escape(title)}</th>' for title in titles[some])
+        head = "".join(f'<th scope="col">{escaped(title)}</th>' for title in titles[some])
         body = "".join(
-            f'<tr><th scope="row">{escape(name)}</th>{"".join(map(_step, cells[some]))}</tr>\n'
+            f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_step, cells[some]))}</tr>\n'
             for name, cells in rows.items()
         )
         blocks.append(
@@ -411,7 +410,7 @@ def _heat(value: float, level: float) -> str:
 
 def _step(cell: tuple[str, str]) -> str:
     mark, kind = cell
-    return f'<td class="{kind}">{escape(mark)}</td>' if kind else f"<td>{escape(mark)}</td>"
+    return f'<td class="{kind}">{escaped(mark)}</td>' if kind else f"<td>{escaped(mark)}</td>"
 
 
 def _ends(lines: Sequence[Line]) -> tuple[int, int]:
@@ -435,7 +434,7 @@ def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str =
     at = x if isinstance(x, str) else f"{x:g}"
     look = f' class="{css}"' if css else ""
     end = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{at}" y="{y:.0f}"{look}{end}>{escape(text)}</text>'
+    return f'<text x="{at}" y="{y:.0f}"{look}{end}>{escaped(text)}</text>'
 
 
 def _short(name: str, longest: int = 18) -> str:

@@ -5,12 +5,14 @@ import sys
 
 from server_app import check, compare, export, launch, watch
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.text import Screen
 
 COMMANDS = (check, compare, export, launch, watch)
 
 
 def main() -> None:
     """Do what the command line says."""
+    Screen.install()
     parser = argparse.ArgumentParser(prog="python -m server_app", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")
     for module in COMMANDS:

@@ -9,7 +9,6 @@ they enrol. What learners need of networks comes last: it imports torch, which t
 
 import argparse
 import os
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from strategies.engine import checkpoint
 from strategies.engine.in_order import read_turns
 from strategies.protocol.classes import outputs
 from strategies.protocol.may_leave import OWN_FILES
-from strategies.protocol.run_config import changes_of
+from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, merged, require
 from strategies.registry import strategy_of
 
@@ -208,5 +207,4 @@ def _check_resume(settings: Settings, path: Path) -> None:
     there = (folder / checkpoint.STATE).is_file()
     allowed = "the result directory of a run that has not completed"
     require(there, "resume", settings.resume, allowed)
-    config = tomllib.loads((path / "config.toml").read_text("utf-8"))
-    check_same(settings, config, folder / "resume.toml")
+    check_same(settings, read_config(path / "config.toml"), folder / "resume.toml")

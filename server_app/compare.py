@@ -26,6 +26,7 @@ from server_app.comparison import (
     listed,
 )
 from server_app.measures import mean, spread
+from strategies.protocol.text import inert
 
 WIDTH = 80  # of a line of text
 MOST_HOSPITALS, MOST_PAIRS = 4, 21  # in the terminal: what fits into a line, and on a page
@@ -59,7 +60,8 @@ def _command(arguments: argparse.Namespace) -> None:
     print(text(comparison))
     if arguments.csv:
         with arguments.csv.expanduser().open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *records(comparison)])
+            rows = [COLUMNS, *records(comparison)]
+            csv.writer(file).writerows(map(inert, row) for row in rows)
     if arguments.html:
         from server_app.compare_page import page  # it imports this file
 
@@ -157,7 +159,7 @@ def made_of(method: Method) -> str:
     parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}, {seed}"]
     if len(folds) > 1:
         parts.append(f"{len(folds)} folds")
-    if broken := sum(run.summary["status"] != "completed" for run in runs):
+    if broken := sum(run.status != "completed" for run in runs):
         parts.append(f"{broken} with failures of hospitals")
     return f"{method.name} ({', '.join(parts)})"
 

@@ -21,9 +21,10 @@ from typing import Any
 
 from server_app.measures import mean, spread
 from server_app.runs import LeftOut, Run, find
-from strategies.protocol.settings import MAY_CHANGE, Settings
+from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 
 SEEDS = 3  # the least number that an interval is made of
+MOST_CELLS = 1_000_000  # pairs of methods, each way, at hospitals
 
 
 @dataclass(frozen=True)
@@ -50,28 +51,13 @@ class Figure:
 
     def of(self, run: Run) -> float:
         """The figure of a run; NaN if it was not measured."""
-        value = run.summary.get(self.name)
-        return nan if value is None else float(value)
+        return run.figures.get(self.name, nan)
 
     def at(self, run: Run, hospital: str) -> float:
         """The same at one hospital."""
         if not self.metric or not isfinite(self.of(run)):
             return nan
-        measured = [
-            metrics.get(self.metric)
-            for pair, metrics in run.tests.items()
-            if pair[1] == hospital and (pair in run.held or not self.held)
-        ]
-        return mean(nan if value is None else value for value in measured)
-
-
-@dataclass(frozen=True)
-class Traffic(Figure):
-    """What a run has sent and received, in MB."""
-
-    def of(self, run: Run) -> float:
-        """To and from all hospitals together."""
-        return float(run.summary["bytes_sent"] + run.summary["bytes_received"]) / 1e6
+        return run.tests.get((self.metric, hospital, self.held), nan)
 
 
 # The first is the one that is shown first, and that the terminal shows by hospital and by pairs.
@@ -98,7 +84,7 @@ MORE = (
 )
 COSTS = (
     Figure("wall_seconds", ("time", "s"), digits=0, most=inf),
-    Traffic("megabytes", ("traffic", "MB"), digits=1, most=inf),
+    Figure("megabytes", ("traffic", "MB"), digits=1, most=inf),
 )
 
 # What decides which images are used, and which of them are tested on. With another value of these,
@@ -148,10 +134,8 @@ class Method:
         """The figure after each round that was evaluated, mean over the runs that have it."""
         found: dict[int, list[float]] = {}
         for run in self.runs.values():
-            history = run.summary["history"]
-            for number, value in zip(history["round"], history.get(figure.name, []), strict=False):
-                if value is not None:
-                    found.setdefault(number, []).append(value)
+            for number, value in run.curves.get(figure.name, {}).items():
+                found.setdefault(number, []).append(value)
         return {number: fmean(values) for number, values in sorted(found.items())}
 
 
@@ -197,13 +181,13 @@ class Comparison:
     def hospitals(self) -> list[str]:
         """Those of any run, sorted."""
         runs = (run for method in self.methods for run in method.runs.values())
-        return sorted({hospital for run in runs for hospital in run.summary["hospitals"]})
+        return sorted({hospital for run in runs for hospital in run.hospitals})
 
     @property
     def noised(self) -> str:
         """What is to be said of noise in the figures; empty if all are exact."""
         runs = [(each.name, run) for each in self.methods for run in each.runs.values()]
-        names = dict.fromkeys(name for name, run in runs if run.summary.get("noise"))
+        names = dict.fromkeys(name for name, run in runs if isfinite(run.figures["noise"]))
         if not names:
             return ""
         return (
@@ -269,17 +253,29 @@ def _by_seed(a: Method, b: Method, figure: Figure, hospital: str) -> dict[int, f
 
 
 def compared(places: Iterable[Path]) -> Comparison:
-    """Find the runs in some places, and sort them by method."""
+    """Find the runs in some places, and sort them by method.
+
+    Raises:
+        SettingsError: There are too many of them.
+    """
     runs, left_out = find(places)
     groups: dict[tuple[Any, ...], dict[tuple[int, int], Run]] = {}
     for run in sorted(runs, key=lambda run: run.path.name):
         facts = {key: run.settings[key] for key in run.settings.keys() - MAY_CHANGE - _REPEATED}
-        group = groups.setdefault((*sorted(facts.items()), *run.summary["hospitals"]), {})
-        repeat = run.settings["seed"], run.settings.get("fold", 0)
+        group = groups.setdefault((*sorted(facts.items()), *run.hospitals), {})
+        repeat = run.settings["seed"], run.settings["fold"]
         if older := group.get(repeat):
             reason = f"has the settings and seed of {run.path}, which is newer"
             left_out.append(LeftOut(older.path, reason))
         group[repeat] = run
+    hospitals = {
+        name for group in groups.values() for run in group.values() for name in run.hospitals
+    }
+    if (cells := len(groups) ** 2 * len(hospitals)) > MOST_CELLS:
+        raise SettingsError(
+            f"{len(groups)} methods at {len(hospitals)} hospitals make {cells:,} differences; at "
+            f"most {MOST_CELLS:,} are computed: name fewer folders."
+        )
     facts_of = [_facts(list(group.values())) for group in groups.values()]
     named = sorted((_name(facts, facts_of), index) for index, facts in enumerate(facts_of))
     every = list(groups.values())
@@ -295,10 +291,8 @@ def compared(places: Iterable[Path]) -> Comparison:
 def _facts(runs: Sequence[Run]) -> dict[str, Any]:
     hidden = MAY_CHANGE | _REPEATED
     facts = {key: value for key, value in runs[0].settings.items() if key not in hidden}
-    files = [run.path / "commit" for run in runs]  # written by benchmarks.reproduce
-    commits = {file.read_text("utf-8").strip() for file in files if file.exists()}
-    hospitals = tuple(runs[0].summary["hospitals"])
-    kinds = {each["kind"] for each in runs[0].summary.get("data", {}).values() if each["kind"]}
+    commits = {run.commit for run in runs} - {""}
+    hospitals, kinds = tuple(runs[0].hospitals), runs[0].kinds
     images = {"images": sorted(kinds)} if kinds else {}  # whatever `dataset` says
     known = {"commit": sorted(commits)} if commits else {}
     return {**facts, "hospitals": hospitals, **images, **known}
@@ -308,11 +302,11 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     """The strategy, and the settings in which runs of this strategy differ."""
     alike = [other for other in every if other["strategy"] == facts["strategy"]]
     parts = [
-        f"{key}={_short(facts.get(key))}"
+        f"{key:.24}={_short(facts.get(key))}"
         for key in facts
         if key not in ("commit", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
-    return ", ".join([facts["strategy"] or "unknown strategy", *parts])
+    return ", ".join([_short(facts["strategy"]) or "unknown strategy", *parts])
 
 
 def listed(names: Iterable[str]) -> str:

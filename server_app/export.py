@@ -4,17 +4,16 @@ No run needs this file, the only one here that computes with models. Its imports
 """
 
 import argparse
-import json
 import sys
-import tomllib
+from math import isfinite
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from flwr.common.config import flatten_dict
-
+from strategies.engine.events import LOG, read_events
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, load
 from strategies.protocol.records import ParcelError
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
 
 COUNTS = {
@@ -75,9 +74,9 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
             "The models of this run are sealed: only its hospitals can open them, with "
             "`python -m client_app open`."
         )
-    config = flatten_dict(tomllib.loads((result / "config.toml").read_text(encoding="utf-8")))
-    images, tested = _told(result / "metrics.jsonl", label)
-    manifest = ModelManifest.of(label, Settings.parse(config), result.name, images, tested)
+    settings = Settings.parse(read_config(result / "config.toml"))
+    images, tested = _told(result / LOG, label)
+    manifest = ModelManifest.of(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     (save_onnx if onnx else save_model)(to, network, manifest)
     return write_card(to, manifest)
@@ -88,24 +87,25 @@ def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}
     trained: set[str] = set()
-    for line in metrics.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        figures = {key: value for key, value in event["metrics"].items() if value is not None}
-        if event["verb"] == "query.prepare" and event["outcome"] == "ok":
+    for event, _ in read_events(metrics):
+        if event.outcome != "ok":
+            continue
+        figures = {key: value for key, value in event.metrics.items() if isfinite(value)}
+        if event.verb == "query.prepare":
             names = COUNTS | {
                 f"{part}-images-of-class-{k}": f"{part}/{name}"
                 for part in ("train", "test")
                 for k, name in enumerate(label.classes)
             }
             counts = {name: figures[key] for key, name in names.items() if key in figures}
-            images[event["hospital"]] = counts
-        if event["verb"].startswith("train") and event["outcome"] == "ok":
-            trained.add(event["hospital"])
-        version = (event["lineage"], event["hop"], event["epochs"])
+            images[event.hospital] = counts
+        if event.verb.startswith("train"):
+            trained.add(event.hospital)
+        version = (event.lineage, event.hop, event.epochs)
         newest = version == (label.lineage, label.hop, label.epochs)
-        if event["verb"] == "evaluate" and event["outcome"] == "ok" and newest:
+        if event.verb == "evaluate" and newest:
             told = {key: each for key, each in figures.items() if not key.startswith("seconds-")}
-            tested[event["hospital"]] = told
+            tested[event.hospital] = told
     # The label of a mean does not say whose models it is of.
     took_part = {*label.visited, *tested} if label.visited else trained
     if any(each.endswith("=everyone") for each in label.not_own):

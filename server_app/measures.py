@@ -358,8 +358,13 @@ def _noise(tests: Tests) -> float:
 
 
 def _by_task(tests: Tests, begins: str) -> dict[int, float]:
-    names = {name for told in tests.values() for name in told if name.startswith(begins)}
-    return {int(name.removeprefix(begins)): _mean_of(name, tests.values()) for name in names}
+    numbers = {
+        int(found[1])
+        for told in tests.values()
+        for name in told
+        if (found := re.fullmatch(rf"{begins}(\d{{1,6}})", name))
+    }
+    return {number: _mean_of(f"{begins}{number}", tests.values()) for number in numbers}
 
 
 def _is_visit(event: Event) -> bool:

@@ -21,14 +21,12 @@ metrics.jsonl that are younger than the checkpoint: what they tell of is done on
 import csv
 import errno
 import fcntl
-import json
 import os
 import shutil
-import tomllib
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from logging import ERROR, INFO
 from math import isfinite, isnan
 from pathlib import Path
@@ -38,14 +36,15 @@ from urllib.parse import quote
 
 import tomli_w
 from flwr.common import log
-from flwr.common.config import flatten_dict, unflatten_dict
+from flwr.common.config import unflatten_dict
 
 from server_app import wording
 from server_app.data import describe
 from server_app.enrolment import plan_of, to_take_part
 from server_app.measures import Round, measure_round, summarise, took_part
-from server_app.nan_json import to_json, with_nan
+from server_app.nan_json import to_json
 from server_app.report import render
+from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
@@ -53,19 +52,41 @@ from server_app.worth import texts, with_baseline
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
-from strategies.engine.events import Event
+from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
-from strategies.protocol.files import replacing
+from strategies.protocol.files import FileError, replacing
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
+from strategies.protocol.text import inert
 from strategies.registry import strategy_of
 
 # Seconds of silence after which the log says whom the server waits for; each next time twice as
 # long, up to the second.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
+UNDER_WAY = "under-way.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it, has no room
 TELL = 0.2  # seconds at least between two times that it is written down whom the server waits for
+
+
+@dataclass(frozen=True)
+class _Notes:
+    """What the server keeps beside the state of a run; `bytes` are those of its events."""
+
+    bytes: int
+    seconds: float
+    seconds_of_rounds: list[float]
+    seconds_of_this_round: float
+    resumed: int
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """The contents of under-way.json; since when, in the time of `time.time`."""
+
+    rounds: int = 0
+    waits: list[Awaited] = field(default_factory=list)
 
 
 class Results:
@@ -112,7 +133,8 @@ class Results:
                 path = _new_directory(base, f"{strftime('%Y-%m-%d_%H-%M-%S')}-{settings.strategy}")
                 results = cls(path, settings)
                 state = results._begin()
-        except (OSError, RuntimeError, CheckpointError) as error:  # RuntimeError: no such home
+        except (OSError, RuntimeError, CheckpointError, FileError) as error:
+            # RuntimeError: no such home
             raise SettingsError(
                 f"The setting '{key}' is {settings.run_config[key]!r}; it must be {allowed} "
                 f"({error})."
@@ -126,7 +148,7 @@ class Results:
         keys = unflatten_dict(self._settings.run_config)
         self._config = tomli_w.dumps(keys)
         (self.path / "config.toml").write_text(self._config, encoding="utf-8")
-        (self.path / "metrics.jsonl").touch()
+        (self.path / LOG).touch()
         state = State(Shelf(self._checkpoint), uuid.uuid4().hex)
         resume = tomli_w.dumps({**keys, "resume": str(self.path)})
         (self._checkpoint / "resume.toml").write_text(resume, encoding="utf-8")
@@ -150,24 +172,24 @@ class Results:
             os.close(directory)  # on a file system without locks
 
     def _go_on(self) -> State:
-        state, notes = checkpoint.load(self._checkpoint)
-        config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
-        self._config = tomli_w.dumps(config)
+        state, notes = checkpoint.load(self._checkpoint, _Notes)
+        config = read_config(self.path / "config.toml")
+        self._config = tomli_w.dumps(unflatten_dict(config))
         check_same(self._settings, config, self._checkpoint / "resume.toml")
         self._claim()
-        metrics = self.path / "metrics.jsonl"
-        if metrics.stat().st_size < notes["bytes"]:
+        metrics = self.path / LOG
+        if not 0 <= notes.bytes <= metrics.stat().st_size:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
-        os.truncate(metrics, notes["bytes"])
-        (self.path / "summary.json").unlink(missing_ok=True)  # of its failure
+        os.truncate(metrics, notes.bytes)
+        (self.path / SUMMARY).unlink(missing_ok=True)  # of its failure
         self._events = self._recorded()
         self._newest_round = max((event.round for event in self._events), default=-1)
-        for number, seconds in enumerate(notes["seconds_of_rounds"], 1):
+        for number, seconds in enumerate(notes.seconds_of_rounds, 1):
             self._measure(number, seconds)
-        self._resumed = notes["resumed"] + 1
+        self._resumed = notes.resumed + 1
         now = monotonic()
-        self._began = now - notes["seconds"]
-        self._round_began = now - notes["seconds_of_this_round"]
+        self._began = now - notes.seconds
+        self._round_began = now - notes.seconds_of_this_round
         self._say(INFO, f"The run of {self.path} goes on")
         return state
 
@@ -177,18 +199,14 @@ class Results:
 
     def keep(self, state: State) -> None:
         """Keep a checkpoint, for a run that goes on from here."""
-        with (self.path / "metrics.jsonl").open("ab") as file:
+        with (self.path / LOG).open("ab") as file:
             os.fsync(file.fileno())
             size = file.tell()
         now = monotonic()
-        notes = {
-            "bytes": size,
-            "seconds": now - self._began,
-            "seconds_of_rounds": [each.seconds for each in self._rounds],
-            "seconds_of_this_round": now - self._round_began,
-            "resumed": self._resumed,
-        }
-        checkpoint.save(state, notes)
+        seconds = [each.seconds for each in self._rounds]
+        of_this = now - self._round_began
+        notes = _Notes(size, now - self._began, seconds, of_this, self._resumed)
+        checkpoint.save(state, asdict(notes))
 
     def record(self, event: Event) -> None:
         """Write down one event at once; log a failure or a slow answer."""
@@ -202,7 +220,7 @@ class Results:
         self._events.append(event)
         told = {key: value for key, value in vars(event).items() if key != "facts" or value}
         line = to_json({"time": event.time, **told})
-        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with (self.path / LOG).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
         if said := wording.of_event(event):
             self._say(*said)
@@ -227,8 +245,7 @@ class Results:
 
     def _recorded(self) -> list[Event]:
         """All events of the run, from its file."""
-        lines = (self.path / "metrics.jsonl").read_text(encoding="utf-8").split("\n")
-        return [event_of(line) for line in lines[:-1]]
+        return [event for event, _ in read_events(self.path / LOG)]
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
         """Take note of the answers that have not come yet; log them after a long silence."""
@@ -248,11 +265,10 @@ class Results:
         """Write under-way.json, for `python -m server_app watch`."""
         self._told, self._told_at = self._awaited, monotonic()
         clock = time() - monotonic()
-        waits = [{**vars(each), "since": round(clock + each.since)} for each in self._awaited]
-        with replacing(self.path / "under-way.json") as draft:
-            draft.write_text(
-                to_json({"rounds": len(self._rounds), "waits": waits}), encoding="utf-8"
-            )
+        waits = [replace(each, since=round(clock + each.since)) for each in self._awaited]
+        with replacing(self.path / UNDER_WAY) as draft:
+            told = to_json(asdict(UnderWay(len(self._rounds), waits)))
+            draft.write_text(told, encoding="utf-8")
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -326,7 +342,7 @@ class Results:
         self._config = describe(summary.data, self._settings.dataset) + self._config
         with replacing(self.path / "config.toml") as draft:
             draft.write_text(self._config, encoding="utf-8")
-        with replacing(self.path / "summary.json") as draft:
+        with replacing(self.path / SUMMARY) as draft:
             draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
         (self.path / "under-way.json").unlink(missing_ok=True)
         self._write_matrix(summary)
@@ -346,14 +362,9 @@ class Results:
         with (self.path / "accuracy_matrix.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             corner = "model (accuracies with noise)" if isfinite(summary.noise) else "model"
-            writer.writerow([corner, *map(_cell, summary.hospitals)])
+            writer.writerow([corner, *map(inert, summary.hospitals)])
             for model, accuracies in zip(summary.models, summary.accuracy_matrix, strict=True):
-                writer.writerow([_cell(model), *(a if isfinite(a) else "" for a in accuracies)])
-
-
-def _cell(text: str) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+                writer.writerow([inert(model), *(a if isfinite(a) else "" for a in accuracies)])
 
 
 def _new_directory(base: Path, name: str) -> Path:
@@ -370,16 +381,10 @@ def _new_directory(base: Path, name: str) -> Path:
 
 def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
     """Refuse to go on with a run with other settings than it began with."""
-    before, now = flatten_dict(config), settings.run_config
+    before, now = config, settings.run_config
     for key in sorted((before.keys() | now.keys()) - MAY_CHANGE):
         if before.get(key) != now.get(key):
             raise SettingsError(
                 f"The setting '{key}' is {now.get(key)!r}, but the run to resume has "
                 f"{before.get(key)!r}: resume it with --run-config '{resume}'."
             )
-
-
-def event_of(line: str) -> Event:
-    """The event of a line of metrics.jsonl."""
-    fields = json.loads(line)
-    return Event(**{**fields, "metrics": with_nan(fields["metrics"])})

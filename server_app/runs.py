@@ -4,21 +4,26 @@ runs, left_out = find([Path("~/fedhandoff/runs").expanduser()])
 """
 
 import fcntl
-import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from math import nan
+from dataclasses import dataclass, replace
+from itertools import islice
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flwr.common.config import flatten_dict
-
 from pages.verdicts import mean_chance
+from server_app.measures import METRICS, mean
+from server_app.summary import NAME as SUMMARY
+from server_app.summary import Summary
+from strategies.engine.events import LOG, Event, read_events
+from strategies.protocol.files import FileError, read_text
+from strategies.protocol.run_config import read_config
 
-Tests = dict[tuple[str, str], dict[str, float]]  # what was measured, by (model, hospital)
+# Folders of others may hold anything: so many runs, hospitals of a run, tests of its last
+# round, and letters of a name or a reason are read.
+MOST_RUNS, MOST_HOSPITALS, MOST_TESTS, LONGEST = 2000, 2000, 500_000, 300
 
 
 @dataclass(frozen=True)
@@ -36,43 +41,52 @@ class Run:
     Attributes:
         path: Its result directory.
         settings: Its config.toml, by key.
-        summary: Its summary.json.
-        tests: What was measured after its last evaluated round, of the latest version of a model.
-        held: Which (model, hospital) are a hospital and the model that it held then.
+        status: As in its summary, from which the next four are, too.
+        hospitals: Those that answered.
+        figures: All that are one number.
+        curves: The figures after each evaluated round.
+        kinds: What the images of its hospitals are.
+        tests: Means of `METRICS` at each hospital after the last evaluated round, by metric,
+            hospital, and whether over the models that it held alone; of the latest versions.
         images: Which images each hospital trains and tests on, as far as it said so: how many, and
             hashes, which are comparable with those of the same name.
         constant: By metric, what a model reaches that always gives the same answer, mean over
             hospitals; of the accuracy that of the most frequent class.
+        commit: Of the code, as benchmarks.reproduce notes it; empty without a note.
     """
 
     path: Path
     settings: dict[str, Any]
-    summary: dict[str, Any]
-    tests: Tests
-    held: set[tuple[str, str]]
+    status: str
+    hospitals: list[str]
+    figures: dict[str, float]
+    curves: dict[str, dict[int, float]]
+    kinds: set[str]
+    tests: dict[tuple[str, str, bool], float]
     images: dict[str, dict[str, object]]
     constant: dict[str, float]
+    commit: str
 
 
 def find(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
     """All runs in some places: result directories, or folders with such anywhere below."""
     runs, left_out = [], []
     for place in dict.fromkeys(path.expanduser().resolve() for path in places):
-        found = list(_directories(place))
+        found = list(islice(_directories(place), MOST_RUNS))
         if not found:
             reason = "holds no run" if place.is_dir() else "is no folder"
             left_out.append(LeftOut(place, reason))
         for path in found:
             try:
                 runs.append(_read(path))
-            except (OSError, ValueError, LookupError, TypeError) as error:
+            except (OSError, ValueError) as error:
                 left_out.append(LeftOut(path, _reason(path, error)))
     return list({run.path: run for run in runs}.values()), left_out
 
 
 def _directories(place: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(place):
-        if {"metrics.jsonl", "summary.json"} & set(files):
+        if {LOG, SUMMARY} & set(files):
             folders.clear()
             yield Path(folder)
         folders.sort()
@@ -83,25 +97,47 @@ class _NotCompletedError(ValueError):
 
 
 def _read(path: Path) -> Run:
-    settings = flatten_dict(tomllib.loads((path / "config.toml").read_text("utf-8")))
-    summary = json.loads((path / "summary.json").read_text("utf-8"))
-    if summary["status"] == "failed":
-        raise _NotCompletedError(f"failed: {summary['error']}")
-    lines = (path / "metrics.jsonl").read_text("utf-8").splitlines()
-    events = [event for event in map(json.loads, lines) if event["outcome"] == "ok"]
-    if not summary["history"]["round"]:
+    settings = {"strategy": "", "seed": 0, "fold": 0, **read_config(path / "config.toml")}
+    for key, kind in (("strategy", str), ("seed", int), ("fold", int)):
+        if type(settings[key]) is not kind:
+            raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
+    summary = Summary.read(path, any_version=True)
+    if summary.status == "failed":
+        raise _NotCompletedError(f"failed: {summary.error}")
+    if not (rounds := summary.history.get("round")):
         raise _NotCompletedError("has tested no model")
-    tests, held = _last_tests(events)
-    images = {
-        event["hospital"]: _images(event) for event in events if event["verb"] == "query.prepare"
+    if len(summary.hospitals) > MOST_HOSPITALS or max(map(len, summary.hospitals)) > LONGEST:
+        raise FileError(f"at most {MOST_HOSPITALS} hospitals of {LONGEST} letters are compared.")
+    figures = {name: value for name, value in vars(summary).items() if type(value) in (int, float)}
+    images, tests = _told(path / LOG)
+    return Run(
+        path,
+        settings,
+        summary.status,
+        summary.hospitals,
+        figures | {"megabytes": (summary.bytes_sent + summary.bytes_received) / 1e6},
+        {name: _curve(rounds, summary.history.get(name)) for name in figures},
+        {kind for own in summary.data.values() if (kind := own.get("kind"))},
+        tests,
+        images,
+        _constant(summary),
+        read_text(path / "commit", LONGEST).strip() if (path / "commit").exists() else "",
+    )
+
+
+def _curve(rounds: Any, values: Any) -> dict[int, float]:
+    if not isinstance(rounds, list) or not isinstance(values, list):
+        return {}
+    return {
+        number: value
+        for number, value in zip(rounds, values, strict=False)
+        if isinstance(number, int) and isfinite(value)
     }
-    settings = {"strategy": "", "seed": 0, **settings}
-    return Run(path, settings, summary, tests, held, images, _constant(summary))
 
 
-def _constant(summary: dict[str, Any]) -> dict[str, float]:
-    rows = [row for row in summary.get("assessments") or [] if row["kind"] == "model"]
-    shares = [row["largest_class"]["share"] for row in rows if row["largest_class"]]
+def _constant(summary: Summary) -> dict[str, float]:
+    rows = [row for row in summary.assessments if row.get("kind") == "model"]
+    shares = [found["share"] for row in rows if (found := row.get("largest_class"))]
     return {
         "balanced-accuracy": mean_chance(rows),
         "accuracy": fmean(shares) if shares else nan,
@@ -109,41 +145,66 @@ def _constant(summary: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def _images(event: dict[str, Any]) -> dict[str, object]:
-    told = {key: event["metrics"].get(key) for key in ("num-train", "num-test")}
-    for key in ("train-images", "test-images"):
-        kind, _, digits = event.get("facts", {}).get(key, "").rpartition("-")
-        told[f"{kind} {key}"] = digits or None
-    return {key: value for key, value in told.items() if value is not None}
+def _told(log: Path) -> tuple[dict[str, dict[str, object]], dict[tuple[str, str, bool], float]]:
+    """What hospitals said of their images, and what they measured last."""
+    images: dict[str, dict[str, object]] = {}
+    last = 0
+    events: list[Event] = []  # of the last round that was tested
+    for event, _ in read_events(log):
+        if event.outcome != "ok":
+            continue
+        if event.verb == "query.prepare":
+            images[event.hospital] = _images(event)
+        if event.verb == "evaluate" and event.round > last:
+            last, events = event.round, [e for e in events if e.round == event.round]
+        if event.verb in ("evaluate", "hand-off") and event.round >= last:
+            figures = {name: event.metrics.get(name, nan) for name in METRICS}
+            events.append(replace(event, metrics=figures, facts={}))
+            if len(events) > MOST_TESTS:
+                raise FileError(f"at most {MOST_TESTS:,} tests of a round are compared.")
+    return images, _last_tests([event for event in events if event.round == last])
 
 
-def _last_tests(events: list[dict[str, Any]]) -> tuple[Tests, set[tuple[str, str]]]:
-    last = max((event["round"] for event in events if event["verb"] == "evaluate"), default=0)
-    events = [event for event in events if event["round"] == last]
-    latest: dict[str, tuple[int, int]] = {}
-    tested = [event for event in events if event["verb"] == "evaluate"]
-    for event in tested:
-        version = event["hop"], event["epochs"]
-        latest[event["lineage"]] = max(version, latest.get(event["lineage"], version))
-    tests = {
-        (event["lineage"], event["hospital"]): event["metrics"]
-        for event in tested
-        if latest[event["lineage"]] == (event["hop"], event["epochs"])
+def _images(event: Event) -> dict[str, object]:
+    told: dict[str, object] = {
+        key: event.metrics.get(key, nan) for key in ("num-train", "num-test")
     }
-    held = {(e["lineage"], e["hospital"]) for e in events if e["verb"] == "hand-off"}
-    return tests, held
+    for key in ("train-images", "test-images"):
+        kind, _, digits = event.facts.get(key, "").rpartition("-")
+        told[f"{kind} {key}"] = digits or None
+    return {key: value for key, value in told.items() if value == value and value is not None}
+
+
+def _last_tests(events: list[Event]) -> dict[tuple[str, str, bool], float]:
+    latest: dict[str, tuple[int, int]] = {}
+    tested = [event for event in events if event.verb == "evaluate"]
+    for event in tested:
+        version = event.hop, event.epochs
+        latest[event.lineage] = max(version, latest.get(event.lineage, version))
+    tests = {
+        (event.lineage, event.hospital): event.metrics
+        for event in tested
+        if latest[event.lineage] == (event.hop, event.epochs)
+    }
+    held = {(each.lineage, each.hospital) for each in events if each.verb == "hand-off"}
+    found: dict[tuple[str, str, bool], list[float]] = {}
+    for pair, metrics in tests.items():
+        for name, value in metrics.items():
+            for alone in {False, pair in held}:
+                found.setdefault((name, pair[1], alone), []).append(value)
+    return {key: mean(values) for key, values in found.items()}
 
 
 def _reason(path: Path, error: Exception) -> str:
     if isinstance(error, _NotCompletedError):
-        return str(error)
-    if isinstance(error, FileNotFoundError) and Path(error.filename).name == "summary.json":
+        return f"{error!s:.{LONGEST}}"
+    if isinstance(error, FileNotFoundError) and Path(error.filename).name == SUMMARY:
         if is_under_way(path):
             return "is under way"
         resume = path / "checkpoint" / "resume.toml"
         hint = f"; resume it with --run-config '{resume}'" if resume.exists() else ""
         return f"has not completed{hint}"
-    return f"cannot be read ({type(error).__name__}: {error})"
+    return f"cannot be read ({error!s:.{LONGEST}})"
 
 
 def is_under_way(path: Path) -> bool:

@@ -2,9 +2,39 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
-from server_app.nan_json import MAY_BE_NONE, from_json
+from strategies.protocol.files import read_json
+from strategies.protocol.shapes import SHAPE
+
+NAME = "summary.json"  # in a result directory
+Curves = dict[str, list[float] | dict[str, list[float]]]
+
+
+class _Share(TypedDict):
+    name: str
+    share: float
+
+
+class _Row(TypedDict, total=False):
+    kind: str
+    model: str
+    hospital: str
+    largest_class: _Share | None
+    classes: list[dict[str, object]]
+
+
+class _Data(TypedDict, total=False):
+    kind: str | None
+
+
+class _Tasks(TypedDict, total=False):
+    begins: list[int]
+    accuracy: list[list[float]]
+    matrix: list[list[float]]
+    forgetting: list[float]
+    backward_transfer: list[float]
+    own_streams: bool
 
 
 @dataclass(frozen=True)
@@ -126,11 +156,11 @@ class Summary:
     hospitals: list[str]
     models: list[str]
     classes: list[str]
-    headline: dict[str, Any] | None
+    headline: dict[str, Any] | None = field(metadata={SHAPE: dict[str, object] | None})
     worth: list[dict[str, str]]
-    assessments: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
-    pooled: list[dict[str, Any]] = field(metadata=MAY_BE_NONE)
-    data: dict[str, dict[str, Any]] = field(metadata=MAY_BE_NONE)
+    assessments: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
+    pooled: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
+    data: dict[str, dict[str, Any]] = field(metadata={SHAPE: dict[str, _Data]})
     noise: float
     federation_accuracy: float
     federation_balanced_accuracy: float
@@ -162,7 +192,7 @@ class Summary:
     node_convergence: dict[str, dict[str, float]]
     accuracy_matrix: list[list[float]]
     balanced_accuracy_matrix: list[list[float]]
-    history: dict[str, Any]
+    history: dict[str, Any] = field(metadata={SHAPE: Curves})
     visits: list[dict[str, Any]]
     last_rounds: dict[str, float]
     best_round: int | None
@@ -179,16 +209,21 @@ class Summary:
     synthetic: dict[str, dict[str, float]]
     embeddings: list[dict[str, Any]]
     enrolment: dict[str, list[str]]
-    tasks: dict[str, Any]
+    tasks: dict[str, Any] = field(metadata={SHAPE: _Tasks})
     over_time: dict[str, Any]
 
     @classmethod
-    def read(cls, directory: str | Path) -> Self:
+    def read(cls, directory: str | Path, *, any_version: bool = False) -> Self:
         """The summary of a run that has ended, from its result directory.
+
+        Args:
+            directory: The directory.
+            any_version: Whether another version may have written it; figures that it does not have
+                are empty or NaN then.
 
         Raises:
             OSError: There is no summary.json.
-            ValueError: Another version of this app wrote it.
+            FileError: It is damaged, or another version of this app wrote it.
         """
-        path = Path(directory).expanduser() / "summary.json"
-        return from_json(path.read_text("utf-8"), cls)
+        path = Path(directory).expanduser() / NAME
+        return read_json(path, cls, any_version=any_version)

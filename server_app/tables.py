@@ -6,13 +6,13 @@
 No run needs this file.
 """
 
-import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
 
-from server_app.nan_json import with_nan
 from server_app.summary import Summary
+from strategies.engine.events import LOG, read_events
 
 
 def events(directory: str | Path) -> pd.DataFrame:
@@ -27,10 +27,10 @@ def events(directory: str | Path) -> pd.DataFrame:
 
     Raises:
         OSError: There is no such file.
+        FileError: It is damaged.
     """
-    text = (Path(directory).expanduser() / "metrics.jsonl").read_text("utf-8")
-    whole, _, _ = text.rpartition("\n")  # a killed run may leave half a line
-    return pd.json_normalize([with_nan(json.loads(line)) for line in whole.splitlines()])
+    path = Path(directory).expanduser() / LOG
+    return pd.json_normalize([asdict(event) for event, _ in read_events(path)])
 
 
 def rounds(directory: str | Path) -> pd.DataFrame:

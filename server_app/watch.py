@@ -7,11 +7,10 @@ run. The exit status is 0 if that has completed.
 """
 
 import argparse
-import json
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from logging import WARNING
@@ -19,7 +18,6 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from flwr.common.config import flatten_dict
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -28,12 +26,17 @@ from rich.text import Text
 from server_app import wording
 from server_app.enrolment import to_take_part
 from server_app.measures import Round, Z, measure_round, took_part
-from server_app.results import event_of
+from server_app.results import UNDER_WAY, UnderWay
 from server_app.runs import is_under_way
+from server_app.summary import Summary
 from server_app.worth import texts
-from strategies.engine.events import Event
+from strategies.engine.courier import Awaited
+from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.console import WIDTH, duration
+from strategies.protocol.files import FileError, read_json
+from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError
+from strategies.protocol.text import Screen, printable
 
 LOOK = 1.0  # seconds between two looks
 START_UP = 10.0  # seconds in which a server takes hold of a new directory
@@ -60,10 +63,12 @@ def _command(arguments: argparse.Namespace) -> None:
     try:
         if path.is_file():
             raise NotADirectoryError("it is a file")
-        sys.exit(follow(path, Console(highlight=False)))
+        # It has colours of its own, and moves the cursor.
+        terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout
+        sys.exit(follow(path, Console(file=terminal, highlight=False)))
     except KeyboardInterrupt:
         sys.exit(130)
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, ValueError) as error:
         raise SettingsError(
             f"{arguments.directory} cannot be read as a result directory: "
             f"{type(error).__name__}: {error}"
@@ -77,31 +82,38 @@ class Followed:
     Attributes:
         path: Its result directory.
         settings: Its config.toml, by key.
-        events: Those read so far.
-        done: The rounds that are finished.
-        waits: Answers that the server waits for: hospital, message type, and since when, in the
-            time of `time.time`.
-        summary: Its summary.json; empty until it has ended.
+        rounds: How many rounds the run has.
+        finished: How many of them are finished,
+        done: and those of them of which there are events.
+        events: Those read so far, without the tests of rounds that are finished.
+        waits: Answers that the server waits for.
+        summary: Its summary.json; None until it has ended.
     """
 
     path: Path
     settings: dict[str, Any]
-    events: list[Event] = field(default_factory=list)
+    rounds: int
+    finished: int = 0
     done: list[Round] = field(default_factory=list)
-    waits: list[tuple[str, str, float]] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    waits: Sequence[Awaited] = ()
+    summary: Summary | None = None
     _read: int = 0  # bytes of metrics.jsonl
     _ends: dict[int, float] = field(default_factory=dict)  # of rounds, in seconds of the run
+    _open: dict[int, list[Event]] = field(default_factory=dict)  # of rounds that go on
 
     @classmethod
     def open(cls, path: Path) -> "Followed":
-        """Begin to follow the run of a directory."""
-        return cls(path, flatten_dict(tomllib.loads((path / "config.toml").read_text("utf-8"))))
+        """Begin to follow the run of a directory.
 
-    @property
-    def rounds(self) -> int:
-        """How many rounds the run has."""
-        return int(self.settings["num-server-rounds"])
+        Raises:
+            OSError, FileError: It cannot be read.
+        """
+        settings = read_config(path / "config.toml")
+        rounds = settings.get("num-server-rounds")
+        if type(rounds) is not int or type(settings.get("strategy")) is not str:
+            raise FileError(f"{path}/config.toml has no num-server-rounds, or no strategy.")
+        return cls(path, settings, rounds)
 
     @property
     def left(self) -> float:
@@ -111,29 +123,26 @@ class Followed:
     def look(self) -> list[Event]:
         """Read what is new; the new events."""
         # First, since it is written last: then all events are there.
-        self.summary = _json(self.path / "summary.json")
-        under_way = _json(self.path / "under-way.json")
-        new = list(self._new_events())
-        self.events += new
-        self.waits = [tuple(each.values()) for each in under_way.get("waits", ())]
-        finished = self.summary.get("rounds", under_way.get("rounds", 0))
-        for number in range(len(self.done) + 1, finished + 1):
+        under_way = UnderWay()
+        with suppress(FileNotFoundError):
+            self.summary = Summary.read(self.path, any_version=True)
+        with suppress(FileNotFoundError):
+            under_way = read_json(self.path / UNDER_WAY, UnderWay)
+        new = []
+        for event, end in read_events(self.path / LOG, self._read):
+            self._read = end
+            new.append(event)
+            self._ends[event.round] = event.time
+            self._open.setdefault(event.round, []).append(event)
+        self.waits = under_way.waits
+        self.finished = self.summary.rounds if self.summary else under_way.rounds
+        for number in sorted(each for each in self._open if 0 < each <= self.finished):
+            events = self._open.pop(number)
             took = self._ends.get(number, nan) - self._ends.get(number - 1, nan)
-            cross = self.settings["evaluate.cross"]
-            events = [event for event in self.events if event.round == number]
+            cross = self.settings.get("evaluate.cross", False)
             self.done.append(measure_round(number, events, cross, took))
+        self.events += [each for each in new if each.verb != "evaluate"]
         return new
-
-    def _new_events(self) -> Iterator[Event]:
-        with (self.path / "metrics.jsonl").open("rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # it is being written
-                self._read += len(line)
-                event = event_of(line.decode())
-                self._ends[event.round] = json.loads(line)["time"]
-                yield event
 
     def to_take_part(self, number: int) -> int:
         """How many hospitals are to train in a round."""
@@ -144,7 +153,7 @@ class Followed:
     def state(self) -> str:
         """In one word or a few: whether it goes on."""
         if self.summary:
-            return str(self.summary["status"])
+            return self.summary.status
         if is_under_way(self.path) or time.time() - self.path.stat().st_mtime < START_UP:
             return "under way"
         return "interrupted"
@@ -153,7 +162,7 @@ class Followed:
         """What the run is, and where it stands."""
         yield f"{self.settings['strategy']}, {self.path}"
         hospitals = took_part(self.events)
-        where = f"{len(self.done)} of {self.rounds} rounds"
+        where = f"{self.finished} of {self.rounds} rounds"
         if hospitals:
             where += f", {len(hospitals)} hospitals"
         if self.state() == "under way" and isfinite(self.left):
@@ -167,12 +176,11 @@ class Followed:
             yield "The run has stopped without its results, or goes on on another machine."
             if resume.exists():
                 yield f"Resume it with --run-config '{resume}'"
-        elif error := self.summary["error"]:
-            yield f"The run failed: {error}"
-        else:
-            took = duration(self.summary["wall_seconds"])
-            yield from texts(self.summary.get("worth", ()), "run", "noise", "class")
-            yield f"The run has {self.summary['status']}, after {took}."
+        elif self.summary and self.summary.error:
+            yield f"The run failed: {self.summary.error}"
+        elif self.summary:
+            yield from texts(self.summary.worth, "run", "noise", "class")
+            yield f"The run has {self.summary.status}, after {duration(self.summary.wall_seconds)}."
         yield str(self.path)
 
 
@@ -190,10 +198,14 @@ def follow(place: Path, console: Console) -> int:
                 live.update(picture(run, console), refresh=True)
     else:
         for line in lines(run):
-            console.print(line, soft_wrap=True, markup=False)
+            _say(line, console)
     for line in run.farewell():
-        console.print(line, soft_wrap=True, markup=False)
-    return int(run.summary.get("status", "failed") == "failed")
+        _say(line, console)
+    return int(run.summary is None or run.summary.status == "failed")
+
+
+def _say(line: str, console: Console) -> None:
+    console.print(printable(line), soft_wrap=True, markup=False)
 
 
 def _looks(run: Followed) -> Iterator[list[Event]]:
@@ -212,18 +224,18 @@ def _found(place: Path, console: Console) -> Path:
     known = {path for path in _runs(place) if not is_under_way(path)}
     waiting = False
     while True:
-        if (place / "metrics.jsonl").exists():
+        if (place / LOG).exists():
             return place
         if new := [path for path in _runs(place) if path not in known]:
             return max(new, key=lambda path: path.stat().st_mtime)
         if not waiting:
-            console.print(f"No run goes in {place} yet: waits for one.", soft_wrap=True)
+            _say(f"No run goes in {place} yet: waits for one.", console)
             waiting = True
         time.sleep(LOOK)
 
 
 def _runs(place: Path) -> list[Path]:
-    return [path.parent for path in place.glob("*/metrics.jsonl")]
+    return [path.parent for path in place.glob(f"*/{LOG}")]
 
 
 def lines(run: Followed) -> Iterator[str]:
@@ -235,8 +247,7 @@ def lines(run: Followed) -> Iterator[str]:
         new = [text for _, text in told]
         for measured in run.done[shown:]:
             hospitals = run.to_take_part(measured.number)
-            seconds = [each.seconds for each in run.done[: measured.number]]
-            left = wording.time_left(seconds, run.rounds) if not run.summary else nan
+            left = run.left if not run.summary else nan
             new.append(wording.of_round(measured, run.rounds, hospitals, left))
         shown, now = len(run.done), time.time()
         if not new and run.waits and now - said >= silence:
@@ -247,14 +258,17 @@ def lines(run: Followed) -> Iterator[str]:
         yield from new
 
 
-def _ages(waits: Sequence[tuple[str, str, float]], now: float) -> list[tuple[str, str, float]]:
-    return [(hospital, verb, max(0.0, now - since)) for hospital, verb, since in waits]
+def _ages(waits: Sequence[Awaited], now: float) -> list[tuple[str, str, float]]:
+    return [(each.hospital, each.verb, max(0.0, now - each.since)) for each in waits]
 
 
 def picture(run: Followed, console: Console) -> Group:
     """The run as a picture of the terminal's width."""
     title, where = run.headline()
-    parts: list[Any] = [Text(title, no_wrap=True, overflow="ellipsis"), Text(where, style="bold")]
+    parts: list[Any] = [
+        Text(printable(title), no_wrap=True, overflow="ellipsis"),
+        Text(printable(where), style="bold"),
+    ]
     figures = Table.grid(padding=(0, 2))
     for label, values in _curves(run.done).items():
         room = max(10, min(console.width, WIDTH + 20) - 54)
@@ -275,12 +289,11 @@ def picture(run: Followed, console: Console) -> Group:
             )
         )
     now = time.time()
-    for hospital, verb, since in run.waits if not run.summary else ():
-        clock = time.strftime("%H:%M:%S", time.localtime(since))
-        waits = wording.of_wait(_ages([(hospital, verb, since)], now))
-        parts.append(Text(f"since {clock}  {waits}"))
+    for each in run.waits if not run.summary else ():
+        clock = time.strftime("%H:%M:%S", time.localtime(min(max(each.since, 0.0), now)))
+        parts.append(Text(printable(f"since {clock}  {wording.of_wait(_ages([each], now))}")))
     failed = [each for each in map(wording.of_event, run.events) if each and each[0] == WARNING]
-    parts += [Text(text, style="yellow") for _, text in failed[-FAILURES:]]
+    parts += [Text(printable(text), style="yellow") for _, text in failed[-FAILURES:]]
     return Group(*parts)
 
 
@@ -304,12 +317,3 @@ def curve(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
     means = [sum(values[start:end]) / (end - start) for start, end in pairwise(cuts)]
     top = len(blocks) - 1
     return f"|{''.join(blocks[round(min(max(mean, 0.0), 1.0) * top)] for mean in means)}|"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The content of a file that is replaced as a whole; empty if it is not there."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    return found

@@ -155,7 +155,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
     def show(done: int, total: int) -> None:
         if sys.stderr.isatty():
-            print(f"\r{done} of {total} images", end="", file=sys.stderr, flush=True)
+            print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     if arguments.ensemble and not arguments.model:
         raise SettingsError("--ensemble is of all models beside one: name that with --model.")

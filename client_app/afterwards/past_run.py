@@ -21,7 +21,6 @@ from zipfile import BadZipFile
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
 from client_app.ledger import Line, path_of, read
 from client_app.ledger_index import BrokenLedger
-from client_app.ledger_view import printable
 from client_app.model_attack import FILE
 from client_app.policy import DEFAULTS
 from client_app.run import run_folder
@@ -266,7 +265,7 @@ class PastRun:
         return Counter(
             (
                 line.entry["verb"],
-                printable(f"{failure['class']}: {failure['reason']} {failure.get('rule', '')}"),
+                f"{failure['class']}: {failure['reason']} {failure.get('rule', '')}",
             )
             for line in self.lines
             if (failure := line.entry.get("failure"))

@@ -25,8 +25,7 @@ from learning.evaluation import probabilities
 from learning.export import FORM, SPLIT, ModelManifest
 from strategies.protocol.files import replacing
 from strategies.protocol.settings import Settings, defaults
-
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet computes
+from strategies.protocol.text import inert
 
 
 @dataclass(frozen=True)
@@ -147,15 +146,17 @@ def write_predictions(
         draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow([*titles, *(f"probability of {name}" for name in predictor.classes)])
+            titles += [f"probability of {name}" for name in predictor.classes]
+            writer.writerow(map(inert, titles))
             for chunk in read_images(entries, form, predictor.shape):
                 if chunk.entries:
                     scores = predictor.probabilities(chunk.images)
                     for entry, row in zip(chunk.entries, scores, strict=True):
                         slice_ = ["" if entry.slice is None else entry.slice] * sliced
-                        predicted = _inert(predictor.classes[int(row.argmax())])
+                        predicted = predictor.classes[int(row.argmax())]
                         figures = [f"{value:.6f}" for value in row.tolist()]
-                        writer.writerow([_named(entry, base), *slice_, predicted, *figures])
+                        line = [_named(entry, base), *slice_, predicted, *figures]
+                        writer.writerow(map(inert, line))
                 done += len(chunk.entries)
                 unusable += chunk.unusable
                 progress(done + len(unusable), len(entries) + len(listing.unusable))
@@ -164,12 +165,7 @@ def write_predictions(
 
 def _named(entry: Entry, base: Path) -> str:
     """An image's file, from the folder of the listing."""
-    return _inert(os.path.relpath(entry.file, base).encode(errors="replace").decode())
-
-
-def _inert(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
-    return f"'{text}" if text.startswith(FORMULA) else text
+    return os.path.relpath(entry.file, base).encode(errors="replace").decode()
 
 
 def _check_alike(first: ModelManifest, other: ModelManifest) -> None:

@@ -85,8 +85,7 @@ def text(card: Card) -> str:
     if card.images:
         lines.append(f"{card.images} images, {len(card.unusable)} that cannot be used")
     for name, counts in card.classes.items():
-        shown = name if name.isprintable() else ascii(name)  # a terminal obeys some characters
-        lines.append(f"  {shown}: {counts['train']} to train on, {counts['test']} to test on")
+        lines.append(f"  {name}: {counts['train']} to train on, {counts['test']} to test on")
     lines.append(f"{card.verdict.upper()}: {ADVICE[card.verdict]}")
     lines += [f"  {f.level}: {f.text} {f.advice}" for f in card.findings]
     if card.unusable:

@@ -12,13 +12,14 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from strategies.engine.shelf import Shelf, sync
 from strategies.engine.state import State
 from strategies.protocol.archive import ArchiveError
-from strategies.protocol.files import replacing
+from strategies.protocol.files import FileError, read_json, replacing
 from strategies.protocol.records import ParcelError
+from strategies.protocol.shapes import ShapeError, ShapeT, shaped
 
 FORMAT = 2
 STATE = "state.json"
@@ -45,23 +46,36 @@ def save(state: State, notes: Mapping[str, Any]) -> None:
     state.shelf.keep_only(state.parcels)
 
 
-def load(folder: Path) -> tuple[State, dict[str, Any]]:
+class _Content(TypedDict):
+    format: int
+    state: object
+    notes: object
+
+
+def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
     """Read the checkpoint of a folder: the state and the notes beside it.
+
+    Args:
+        folder: The checkpoint.
+        notes: The type of the notes.
 
     Raises:
         CheckpointError: There is none, it is damaged, or of another version.
     """
     try:
-        content = json.loads((folder / STATE).read_text(encoding="utf-8"))
+        content = read_json(folder / STATE, _Content)
         if content["format"] != FORMAT:
             raise CheckpointError(
                 f"its checkpoint has format {content['format']}, this is format {FORMAT}: resume "
                 "it with the version of fedhandoff that it began with"
             )
-        return State.from_json(content["state"], Shelf(folder)), content["notes"]
+        return (
+            State.from_json(content["state"], Shelf(folder)),
+            shaped(content["notes"], notes, "notes"),
+        )
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no {error.filename}") from error
-    except (json.JSONDecodeError, KeyError, TypeError, ParcelError, ArchiveError) as error:
+    except (FileError, ShapeError, ParcelError, ArchiveError) as error:
         raise CheckpointError(f"its checkpoint is damaged: {error}") from error
 
 

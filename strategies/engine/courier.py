@@ -27,6 +27,7 @@ from flwr.superlink.grid import InMemoryGrid
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
 from strategies.protocol.names import some
 from strategies.protocol.parcel import count_bytes
+from strategies.protocol.text import printable
 
 # Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
 # little and an answer lies there for a small part of the time that it took.
@@ -370,7 +371,7 @@ class Exchange(Generic[AboutT]):
 
 def _failure_of(error: Error, simulates: bool) -> tuple[Failure, str]:
     # A hospital may have written it: one line of a length that a log can take.
-    reason = "".join(filter(str.isprintable, error.reason or ""))[:1000] or "no reason given"
+    reason = printable(" ".join((error.reason or "").split()))[:1000] or "no reason given"
     # In a deployment no code of Flower's has this text: only a hospital could send it.
     if simulates and error.code == _UNKNOWN and "ActorDiedError" in reason:
         raise SimulationBroken(

@@ -3,17 +3,34 @@
 The engine describes what happened; server_app/results.py alone decides what is written where.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
 
 from flwr.app import MetricRecord, RecordDict
 
 from strategies.engine.courier import Delivery
+from strategies.protocol.files import FileError, opened
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.shapes import SHAPE, from_json
 
 FACTS = ("data", "train-images", "test-images", "own-settings")  # of a hospital's card
+LOG = "metrics.jsonl"  # in a result directory: the events of the run, one on each line
+MOST, LONGEST = 2**34, 2**26  # bytes of such a file, and of a line
+_Facts = TypedDict(
+    "_Facts",
+    {
+        "data": str,
+        "train-images": str,
+        "test-images": str,
+        "own-settings": list[str],
+        "embeddings": str,
+        "came": int,
+    },
+    total=False,
+)
 
 
 @dataclass(frozen=True)
@@ -61,7 +78,7 @@ class Event:
     epochs: int = 0
     began: float = nan
     time: float = nan
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: _Facts})
 
     @classmethod
     def of(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
@@ -95,6 +112,34 @@ class Journal(Protocol):
 
     def round_finished(self, server_round: int) -> None:
         """Take note that all events of a round have been recorded."""
+
+
+def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
+    """The events of a file `LOG`, each with the bytes from the file's start to its end.
+
+    A last line that was cut off, or is being written, is none.
+
+    Args:
+        path: The file.
+        start: How many bytes are passed over.
+
+    Raises:
+        OSError: It cannot be read.
+        FileError: A line is no event, or is too long; or the file is too large.
+    """
+    with opened(path, MOST) as file:
+        file.seek(start)
+        while line := file.readline(LONGEST):
+            start += len(line)
+            try:
+                if line.strip():
+                    yield from_json(line.decode(), Event), start
+            except ValueError as error:
+                if not line.endswith(b"\n") and len(line) < LONGEST:
+                    return
+                raise FileError(
+                    f"{path} has, before byte {start:,}, a line that is no event: {error}."
+                ) from error
 
 
 def figures(content: RecordDict) -> dict[str, float]:

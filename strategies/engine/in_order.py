@@ -9,8 +9,7 @@ them when. So an answer may come early and lie here until it is its turn:
   hospital joins, or is back, when it did there.
 """
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import isnan
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any
 from flwr.app import RecordDict
 
 from strategies.engine.courier import Courier, Delivery, Exchange, Letter
-from strategies.engine.events import Event, Journal
+from strategies.engine.events import LOG, Event, Journal, read_events
 from strategies.engine.run import Ordered, RunError
 from strategies.engine.state import State
+from strategies.protocol.files import FileError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.settings import SettingsError, rng_for
 
@@ -156,19 +156,18 @@ def read_turns(path: Path) -> list[Turn]:
         SettingsError: It cannot be read.
     """
     try:
-        lines = (path.expanduser() / "metrics.jsonl").read_text("utf-8").splitlines()
-        return list(_turns(map(json.loads, lines)))
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError) as error:
+        return list(_turns(event for event, _ in read_events(path.expanduser() / LOG)))
+    except (OSError, RuntimeError, FileError) as error:
         raise SettingsError(
             f"The setting 'async.replay' is '{path}'; it must be the result directory of a run "
             f"whose order is to be replayed ({error})."
         ) from error
 
 
-def _turns(events: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
+def _turns(events: Iterable[Event]) -> Iterator[Turn]:
     began, there = False, set()
     for event in events:
-        verb, hospital, outcome = event["verb"], event["hospital"], event["outcome"]
+        verb, hospital, outcome = event.verb, event.hospital, event.outcome
         if verb == "query.prepare" and outcome == "ok":
             if began:
                 joined = hospital not in there
@@ -180,7 +179,7 @@ def _turns(events: Iterable[Mapping[str, Any]]) -> Iterator[Turn]:
             began = True
             if outcome == "useless":  # of a visit that was undone
                 continue
-            yield Turn(verb, hospital, event["lineage"], outcome, event["reason"])
+            yield Turn(verb, hospital, event.lineage, outcome, event.reason)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Random numbers are no part of it: they follow from the seed, the round, the hop 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, RecordDict
@@ -12,6 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from strategies.engine.shelf import Shelf
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import without
+from strategies.protocol.shapes import SHAPE, ShapeError, shaped
 
 AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
 
@@ -86,7 +87,7 @@ class State:
         replayed: How many turns of the run that is replayed are over.
     """
 
-    shelf: Shelf
+    shelf: Shelf = field(metadata={SHAPE: object})
     run: str
     round: int = 1
     hop: int = 0
@@ -189,26 +190,19 @@ class State:
         return facts | {"models": models, "delivered": sorted(self.delivered)}
 
     @classmethod
-    def from_json(cls, facts: Mapping[str, Any], shelf: Shelf) -> "State":
+    def from_json(cls, facts: Any, shelf: Shelf) -> "State":
         """The state that `to_json` gave; its hospitals have to enrol once more.
 
         Raises:
-            TypeError, KeyError: It was another version's.
+            ShapeError: It was another version's, or is damaged.
             ParcelError, ArchiveError, OSError: A parcel on the shelf is damaged or missing.
         """
-        state = cls(
-            **{
-                **facts,
-                "shelf": shelf,
-                "nodes": dict.fromkeys(facts["nodes"], AWAY),
-                "withheld": dict.fromkeys(facts["withheld"], AWAY),
-                "models": {name: Model(**model) for name, model in facts["models"].items()},
-                "delivered": {(hospital, hash_) for hospital, hash_ in facts["delivered"]},
-                "ordered": {
-                    name: (round_, end) for name, (round_, end) in facts["ordered"].items()
-                },
-            }
-        )
+        kept = shaped(facts, dict[str, object], "state")
+        if odd := kept.keys() ^ ({each.name for each in fields(cls)} - _NOT_KEPT):
+            raise ShapeError(f"'state' differs in {', '.join(sorted(odd)):.200}")
+        state: State = shaped({**kept, "shelf": shelf}, cls, "state")
+        state.nodes = dict.fromkeys(state.nodes, AWAY)
+        state.withheld = dict.fromkeys(state.withheld, AWAY)
         shelf.check(state.parcels)
         return state
 

@@ -15,6 +15,7 @@ from time import localtime, monotonic, strftime
 from typing import Self, TextIO
 
 from strategies.protocol.redaction import redacted
+from strategies.protocol.text import printable
 
 WIDTH = 80  # columns
 CLOCK = "%H:%M:%S  "
@@ -61,12 +62,16 @@ class Console(logging.Handler):
             text = record.getMessage().strip()
             known = record.exc_info and self.told and record.exc_info[1] is self.told
             if text and text != _FAREWELL and not known:
-                print(redacted(self.format(record)), flush=True)
+                self._print(self.format(record))
                 self._newest = text
             if record.funcName == "flwr_exit" and self.last not in ("", self._newest):
-                print(redacted(self.laid_out(self.last)), flush=True)
+                self._print(self.laid_out(self.last))
         except Exception:  # as every handler: logging must not end a run
             self.handleError(record)
+
+    @staticmethod
+    def _print(lines: str) -> None:
+        print(printable(redacted(lines), "\n"), flush=True)
 
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""

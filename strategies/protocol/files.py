@@ -6,10 +6,15 @@ import errno
 import io
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
+from strategies.protocol.shapes import ShapeError, ShapeT, from_json
+
+MOST = 64 * 2**20  # bytes of a file of texts or numbers
 # Where hospitals have their stores unless they say otherwise.
 STORES = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
 
@@ -50,15 +55,68 @@ def make_private(folder: Path) -> None:
         (new[-1] / ".gitignore").write_text("*\n", encoding="utf-8")
 
 
+class FileError(ValueError):
+    """A file is not what it must be: the text names the file and the place, and what to do."""
+
+
+@contextmanager
+def opened(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
+    """A file of others to read, once it is known that it is one, and how large it is.
+
+    Raises:
+        OSError: It cannot be read.
+        FileError: It is a pipe or a device, or has more than `most` bytes.
+    """
+    # A pipe would keep whoever opens it waiting for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise FileError(f"{path} is no file: move it away.")
+        if facts.st_size > most:
+            size = f"{facts.st_size:,} bytes; at most {most:,} are read"
+            raise FileError(f"{path} has {size}: move it away.")
+        yield file
+
+
+def read_text(path: Path, most: int = MOST) -> str:
+    """The text of a file that a program wrote.
+
+    Raises:
+        OSError: It cannot be read.
+        FileError: It is no text in UTF-8, or is too large.
+    """
+    with opened(path, most) as file:
+        try:
+            return file.read(most).decode()
+        except UnicodeDecodeError as error:
+            raise FileError(f"{path} is not in UTF-8: move it away.") from error
+
+
+def read_json(path: Path, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
+    """The value of a JSON file that a program wrote, in the shape of a type (shapes.py).
+
+    Raises:
+        OSError: It cannot be read.
+        FileError: It holds something else, or is too large.
+    """
+    text = read_text(path)
+    try:
+        return from_json(text, shape, any_version=any_version)
+    except ShapeError as error:
+        raise FileError(f"{path} is damaged, or of another version: {error}.") from error
+
+
 def read_by_hand(path: Path) -> str:
     """The text of a file that people write: UTF-8, with or without a byte order mark.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is in another encoding; says what to do.
+        ValueError: It is in another encoding, or too large; says what to do.
     """
     try:
-        return path.read_text("utf-8-sig")  # editors on Windows begin a file with such a mark
+        with opened(path) as file:
+            return file.read(MOST).decode("utf-8-sig")  # editors on Windows begin with such a mark
     except UnicodeDecodeError as error:
         wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from strategies.protocol.files import read_by_hand
+from strategies.protocol.files import FileError, read_by_hand, read_text
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.shapes import shaped
 
+MOST = 2**20  # bytes of a file of settings
+Value = bool | int | float | str  # as Flower has it
 # As Flower finds the settings in a text.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
@@ -36,6 +39,24 @@ def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, 
         raise SettingsError(f"{option} names {files[0]}, which cannot be read.") from error
     except ValueError as error:
         raise SettingsError(f"{option} cannot be read: {error}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a file that a run wrote, such as its config.toml, by key.
+
+    Raises:
+        OSError: It cannot be read.
+        FileError: It holds something else.
+    """
+    from flwr.common.config import flatten_dict  # imports an HTTP client
+
+    try:
+        values = flatten_dict(tomllib.loads(read_text(path, MOST)))
+        return dict(shaped(values, dict[str, Value]))
+    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{path} has no settings of a run: {error}.") from error
 
 
 def _read(file: Path) -> str:

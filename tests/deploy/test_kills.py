@@ -154,7 +154,7 @@ def visits_of(result):
             if completed(result):
                 labels = [check_parcel(load(path)) for path in (result / "parcels").iterdir()]
             else:
-                state, _ = checkpoint.load(result / "checkpoint")
+                state, _ = checkpoint.load(result / "checkpoint", dict[str, object])
                 labels = [state.shelf.label(model.parcel) for model in state.models.values()]
         except CheckpointError:  # files go while they are read, if the server writes new ones
             if attempt == 19:

@@ -227,8 +227,8 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     assert reasons["failed"] == "failed: the power went"
     assert reasons["under-way"] == "is under way"
     assert reasons["stopped"].startswith("has not completed; resume it with --run-config '")
-    assert reasons["broken"].startswith("cannot be read (JSONDecodeError")
-    assert reasons["bare"].startswith("cannot be read (FileNotFoundError")
+    assert reasons["broken"].startswith(f"cannot be read ({broken}/summary.json is damaged")
+    assert "config.toml" in reasons["bare"]
     assert (reasons["empty"], reasons["nowhere"]) == ("holds no run", "is no folder")
     assert reasons["0"].startswith("has the settings and seed of ")
     assert len(comparison.left_out) == 8

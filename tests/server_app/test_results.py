@@ -16,7 +16,7 @@ from server_app.measures import measure_round, summarise
 from server_app.nan_json import to_json
 from server_app.results import Results
 from strategies.engine.courier import Awaited
-from strategies.engine.events import Event
+from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
 from strategies.protocol.parcel import Manifest, load, pack
@@ -290,7 +290,7 @@ def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(resul
     assert "evaluate" not in {event.verb for event in results._events}
     assert [len(each.tests) for each in results._rounds] == [2, 2, 2, 4]
     results.finish(at(results, "A", "B"))
-    recorded = [module.event_of(json.dumps(line)) for line in lines_of(results)]
+    recorded = [event for event, _ in read_events(results.path / LOG)]
     rounds = [
         measure_round(n, [event for event in recorded if event.round == n], True, each.seconds)
         for n, each in enumerate(results._rounds, 1)

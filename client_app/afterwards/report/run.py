@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from client_app.afterwards.past_run import PastRun
-from client_app.ledger_view import printable
 from pages.page import folded, heading, listing, paragraph, table, verbatim
 from strategies.protocol.settings import defaults
 
@@ -98,7 +97,7 @@ def others(past: PastRun) -> Iterator[str]:
 def method(past: PastRun) -> str:
     """The name of the method."""
     of_models = [str(model.settings["strategy"]) for model in past.models.values()]
-    return printable(past.settings.get("strategy", of_models[0] if of_models else "A run"))
+    return past.settings.get("strategy", of_models[0] if of_models else "A run")
 
 
 def dates(past: PastRun) -> str:

@@ -1,0 +1,149 @@
+"""JSON in the shape that a type declares, and nothing else: files and texts of others.
+
+A type is a dataclass, a `TypedDict`, or what `list`, `dict` and the like make of them. Types are
+never converted into one another, but lists become tuples and sets. JSON has no NaN: null is NaN
+where a number must be, and in a value of the type `Any`; one of the type `object` stays as it is.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from math import nan
+from types import NoneType, UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
+
+ShapeT = TypeVar("ShapeT")
+
+MOST_VALUES = 4_000_000  # of a text: they take some hundred bytes of memory each
+SHAPE = "shape"  # in the metadata of a field: its type in JSON, if it has a wider one in Python
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+_EMPTY: dict[Any, Any] = {str: "", bool: False, int: 0, float: nan, list: [], dict: {}}
+
+
+class ShapeError(ValueError):
+    """JSON has another shape than it must have; names the place and the value."""
+
+
+def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
+    """The value that a text stands for.
+
+    Args:
+        text: JSON.
+        shape: Its type.
+        any_version: Whether a dataclass may have other fields: then those that are not known are
+            passed over, and those that are missing are empty.
+
+    Raises:
+        ShapeError: It is no JSON, or stands for something else, or for too much.
+    """
+    if sum(map(text.count, ",[{")) > MOST_VALUES:
+        raise ShapeError(f"it has more than {MOST_VALUES} values")
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ShapeError(f"it is no JSON ({error})") from error
+    found: ShapeT = shaped(value, shape, any_version=any_version)
+    return found
+
+
+def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False) -> Any:
+    """A value out of JSON, or of Python's that is like it, as a type has it.
+
+    Raises:
+        ShapeError: It is of another type.
+    """
+    kind, inner = get_origin(shape) or shape, get_args(shape)
+    if kind is Any or kind is object:
+        return with_nan(value) if kind is Any else value
+    if kind is UnionType:
+        if value is None and NoneType in inner:
+            return None
+        errors = []
+        for each in (one for one in inner if one is not NoneType):
+            try:
+                return shaped(value, each, place, any_version=any_version)
+            except ShapeError as error:
+                errors.append(error)
+        raise errors[0]
+
+    def within(item: Any, key: object, of: Any) -> Any:
+        if of is float and type(item) is float:  # most of a large file
+            return item
+        return shaped(item, of, f"{place}.{key}".lstrip("."), any_version=any_version)
+
+    if is_dataclass(kind) or is_typeddict(kind):
+        _require(isinstance(value, dict), value, place, "an object")
+        known, needed = _fields_of(kind)
+        odd = needed - value.keys() | (value.keys() - known.keys() if is_dataclass(kind) else set())
+        if odd and not any_version:
+            raise ShapeError(f"{_at(place)}differs in {', '.join(sorted(odd)):.200}")
+        given = {key: within(value[key], key, known[key]) for key in value.keys() & known.keys()}
+        if is_typeddict(kind):
+            return {**value, **given}
+        return kind(**{**{key: _empty(known[key]) for key in needed}, **given})
+    if kind in (list, Sequence, set):
+        _require(isinstance(value, list | tuple), value, place, "a list")
+        items = [within(item, number, inner[0]) for number, item in enumerate(value)]
+        return set(items) if kind is set else items
+    if kind is tuple:
+        _require(isinstance(value, list | tuple), value, place, "a list")
+        of = inner[:1] * len(value) if inner[-1] is ... else inner
+        _require(len(value) == len(of), value, place, f"a list of {len(of)}")
+        return tuple(within(*each) for each in zip(value, range(len(of)), of, strict=True))
+    if kind in (dict, Mapping):
+        _require(isinstance(value, dict), value, place, "an object")
+        _require(all(map(_is_whole, value)), value, place, "an object with keys in Unicode")
+        return {key: within(item, key, inner[1]) for key, item in value.items()}
+    if kind is float and value is None:
+        return nan
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if type(value) is int:
+        fits = fits and -(2**63) <= value < 2**63  # Python's own have no end
+    if type(value) is str:
+        fits = fits and _is_whole(value)
+    _require(fits, value, place, _WORDS.get(kind, "something else"))
+    return value
+
+
+def with_nan(value: Any) -> Any:
+    """The same with NaN for None."""
+    if isinstance(value, dict):
+        return {key: with_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [with_nan(item) for item in value]
+    return nan if value is None else value
+
+
+def _is_whole(text: str) -> bool:
+    """Whether it can be written: JSON has halves of characters, which fail much later."""
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _require(fits: bool, value: Any, place: str, allowed: str) -> None:
+    if not fits:
+        raise ShapeError(f"{_at(place)}is {value!r:.80}; it must be {allowed}")
+
+
+def _at(place: str) -> str:
+    return f"'{place:.200}' " if place else "it "
+
+
+def _empty(shape: Any) -> Any:
+    empty = _EMPTY.get(get_origin(shape) or shape)
+    return empty.copy() if isinstance(empty, list | dict) else empty
+
+
+@cache
+def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
+    """The types of all fields, and the names of those that must be there."""
+    hints = get_type_hints(kind)
+    if is_typeddict(kind):
+        return hints, kind.__required_keys__
+    own = [each for each in fields(kind) if each.init]
+    shapes = {each.name: each.metadata.get(SHAPE, hints[each.name]) for each in own}
+    needed = {e.name for e in own if e.default is MISSING and e.default_factory is MISSING}
+    return shapes, frozenset(needed)

@@ -1,0 +1,58 @@
+r"""Texts of others, as they reach people: on a screen, on a page, in a cell of a table.
+
+Whoever names a class, a file or a run chooses its characters. Those that control a terminal, and
+those that turn or hide the letters beside them, are shown as Python writes them: \x1b, \u202e.
+"""
+
+import re
+import sys
+import unicodedata
+from typing import Any, TextIO
+
+from strategies.protocol.redaction import redacted
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+
+def printable(value: object, kept: str = "") -> str:
+    """A value as text that controls nothing and hides nothing; the characters of `kept` stay."""
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() or each in kept else each.encode("unicode_escape").decode()
+        for each in text
+    )
+
+
+def inert(value: object) -> object:
+    """A value of a CSV file that no spreadsheet takes for a formula; numbers stay numbers."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value)
+    # Spreadsheets pass over blanks, and some read the wide = of Japanese keyboards.
+    first = unicodedata.normalize("NFKC", text.lstrip())[:1]
+    return f"'{text}" if first in {*"=+-@"} and not _NUMBER.fullmatch(text) else text
+
+
+class Screen:
+    """What a command prints to; people read of it `printable` characters, and no password.
+
+    Args:
+        stream: Where it goes, such as `sys.stdout`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    @classmethod
+    def install(cls) -> None:
+        """Have all that this process prints, its errors too, go through one."""
+        sys.stdout, sys.stderr = cls(sys.stdout), cls(sys.stderr)
+
+    def write(self, text: str) -> int:
+        """Print a text. A carriage return alone is a command's own, in a line about progress."""
+        return self.stream.write(text if text == "\r" else printable(redacted(text), "\n"))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)

@@ -1,0 +1,94 @@
+"""Texts of others on a screen, on a page, in a table: they control nothing, and hide nothing."""
+
+import io
+import logging
+
+import pytest
+
+from learning.model_card import _plain
+from pages.page import paragraph, verbatim
+from strategies.protocol.console import Console
+from strategies.protocol.text import Screen, inert, printable
+
+# What a terminal obeys, what turns letters around, what nobody sees, and half a character.
+HIDDEN = [
+    "\x1b[2J",
+    "\x1b]0;title\x07",
+    "\x9b31m",
+    "\u202e",
+    "\u2066",
+    "\u200b",
+    "\x7f",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_what_controls_or_hides_is_shown_as_python_writes_it(hidden, capsys):
+    text = f"graz{hidden}linz"
+    screen = io.StringIO()
+    Screen(screen).write(text + "\n")
+    console = Console(clock="", width=200)
+    console.emit(logging.LogRecord("flwr", logging.INFO, "", 1, text, (), None))
+    shown = [
+        printable(text),
+        screen.getvalue().removesuffix("\n"),
+        capsys.readouterr().out.removesuffix("\n"),
+        paragraph(text).removeprefix("<p>").removesuffix("</p>\n"),
+        verbatim(text).removeprefix("<pre>").removesuffix("</pre>\n"),
+        inert(text),
+        _plain(text).replace("\\\\", "\\").replace("\\[", "[").replace("\\]", "]"),
+    ]
+    for each in shown:
+        assert each.isprintable()
+        assert each.startswith("graz\\")
+        assert each.endswith("linz")
+        each.encode()
+
+
+def test_what_people_write_stays_as_it_is():
+    for text in ("Grüße, 腫瘍 ≥ 3 µm – “a” 😀", "cafe\u0301", ""):
+        assert printable(text) == text
+        assert paragraph(text) == f"<p>{text}</p>\n"
+    lines = "a = 1\n\tb = 2"
+    assert verbatim(lines) == f"<pre>{lines}</pre>\n"
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "=1+1",
+        "+1+1",
+        "-1+1",
+        "@SUM(A1)",
+        " =1",
+        "\t=1",
+        "\r=1",
+        "\n=1",
+        "\uff1d1+1",
+        "\uff20x",
+        "\u200b=1",
+    ],
+)
+def test_a_text_is_no_formula(formula):
+    told = str(inert(formula))
+    assert told[0] in "'\\"
+    assert told.isprintable()
+
+
+@pytest.mark.parametrize("value", [-0.25, -1, "-0.25", "-1e-3", "+2", 0, "", None, "a=b", "x-y"])
+def test_a_number_stays_one(value):
+    assert inert(value) == value
+
+
+def test_a_command_writes_over_its_own_line_alone():
+    output = io.StringIO()
+    print("1 of 2", end="\r", file=Screen(output))
+    print("other\rline", file=Screen(output))
+    assert output.getvalue() == "1 of 2\rother\\rline\n"
+
+
+def test_a_password_of_others_texts_is_not_printed():
+    output = io.StringIO()
+    print("http://me:hunter2@host is away", file=Screen(output))
+    assert "hunter2" not in output.getvalue()
