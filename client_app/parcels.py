@@ -6,7 +6,6 @@ Buffers that were received are kept by hash, so that each is sent to a hospital 
 """
 
 from collections.abc import Mapping
-from zipfile import BadZipFile
 
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from client_app.sealing import open_parcel
 from learning.models import Architecture
 from learning.packing import dossier_of, pack_network, unpack_buffer, unpack_memory, unpack_network
 from learning.samples import Samples
+from strategies.protocol.archive import ArchiveError
 from strategies.protocol.parcel import Manifest, check_arrays, completed, hash_arrays
 from strategies.protocol.records import ParcelError
 
@@ -179,6 +179,6 @@ def _kept(hospital: Hospital, name: str) -> ArrayRecord:
     """What came earlier; empty if it is damaged or missing, and must be sent again."""
     try:
         kept = hospital.store.load(name)
-    except (OSError, ValueError, EOFError, BadZipFile):
+    except (OSError, ArchiveError):
         return ArrayRecord()
     return ArrayRecord({name: Array(array) for name, array in kept.items()})

@@ -20,6 +20,8 @@ from filelock import FileLock
 from client_app.node_config import OwnError
 from client_app.policy import PrivacyRules, at_most, uphold
 from client_app.store import own_folder
+from strategies.protocol.files import read_text
+from strategies.protocol.shapes import from_json
 
 
 @dataclass(frozen=True)
@@ -83,9 +85,9 @@ class Account:
             OwnError: The file cannot be read, or a line is no release.
         """
         try:
-            lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
-            return [Spent(**json.loads(line)) for line in lines if line.endswith("}")]
-        except (OSError, ValueError, TypeError) as error:
+            lines = read_text(self.path).splitlines() if self.path.exists() else []
+            return [from_json(line, Spent) for line in lines if line.endswith("}")]
+        except (OSError, ValueError) as error:
             raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error
 
 

@@ -17,7 +17,7 @@ The cryptography is that of the package `cryptography`; only the content of the 
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from io import BytesIO
 
 import numpy as np
@@ -38,6 +38,7 @@ from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, check_sealed, is_sealed, pack
 from strategies.protocol.records import ParcelError, from_record, to_record
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.shapes import from_json
 
 SIGNATURE = 64  # bytes
 NONCE = bytes(12)  # the same everywhere, since every key encrypts once
@@ -76,15 +77,11 @@ class Head:
             ParcelError: It is not one.
         """
         try:
-            head = json.loads(text)
-            names = {each.name for each in fields(cls)}
-            texts = [head[name] for name in names - {"keys"}] + [*head["keys"].values()]
-            if head.keys() != names or not all(isinstance(each, str) for each in texts):
-                raise TypeError
-            check_name(head["sender"])
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            head = from_json(text.decode(), cls)
+            check_name(head.sender)
+        except ValueError as error:
             raise ParcelError("A sealed record is damaged.") from error
-        return cls(**head)
+        return head
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from strategies.protocol.archive import load
 from strategies.protocol.files import STORES, replacing
 
 DEFAULT = STORES
@@ -77,12 +78,14 @@ class Store:
             np.savez(file, allow_pickle=False, **arrays)
 
     def load(self, name: str) -> dict[str, NDArray[Any]]:
-        """The arrays kept under a name; empty if nothing was kept."""
+        """The arrays kept under a name; empty if nothing was kept.
+
+        Raises:
+            ArchiveError: The file is damaged.
+            OSError: It cannot be read.
+        """
         path = self.folder / f"{name}.npz"
-        if not path.exists():
-            return {}
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        return load(path) if path.exists() else {}
 
     def names(self, folder: str) -> list[str]:
         """What is kept in a folder such as "runs/1": the names below it, such as "home"."""

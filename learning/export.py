@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,6 +25,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.files import replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings
+from strategies.protocol.shapes import SHAPE, ShapeError, from_json
 
 ENTRY = "fedhandoff"
 FORMAT = 1
@@ -73,7 +74,7 @@ class ModelManifest:
     lineage: str
     architecture: str
     classes: list[str]
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(metadata={SHAPE: dict[str, bool | int | float | str]})
     run: str
     round: int
     hop: int
@@ -124,12 +125,18 @@ class ModelManifest:
         """What the network is built from.
 
         Raises:
-            ModelError: It is unknown, or has not as many outputs as there are classes.
+            ModelError: It is unknown, or is not for the manifest's classes and image-size.
         """
         architecture = Architecture.from_json(self.architecture)
         if architecture.classes != len(self.classes):
             raise ModelError(
                 f"The model has {architecture.classes} outputs and {len(self.classes)} classes."
+            )
+        size, sides = self.settings["image-size"], {architecture.height, architecture.width}
+        if size and sides != {size}:
+            raise ModelError(
+                f"The model is for images of {architecture.height}x{architecture.width} pixels, "
+                f"and 'image-size' is {size!r}."
             )
         return architecture
 
@@ -149,32 +156,16 @@ class ModelManifest:
         Raises:
             ModelError: It is something else, or of another version.
         """
-        hints = get_type_hints(cls)
         try:
-            values = json.loads(text)
-            found = cls(**values)
-            fits = all(_is(value, hints[name]) for name, value in values.items())
-            fits = fits and found.settings.keys() == {"strategy", *FORM, *SPLIT}
-        except (ValueError, TypeError, RecursionError):
-            fits = False
-        if not fits or found.format != FORMAT:
+            found = from_json(text, cls)
+            if found.format != FORMAT or found.settings.keys() != {"strategy", *FORM, *SPLIT}:
+                raise ShapeError(f"it is of format {found.format}")
+        except ShapeError as error:
             raise ModelError(
-                f"The manifest of the model is not one of format {FORMAT}: was the file written by "
-                "another version of fedhandoff?"
-            )
+                f"The manifest of the model is not one of format {FORMAT} ({error}): was the file "
+                "written by another version of fedhandoff?"
+            ) from error
         return found
-
-
-def _is(value: Any, hint: Any) -> bool:
-    """Whether a value out of JSON has a type such as `dict[str, list[int]]`."""
-    inner = get_args(hint)
-    if hint is Any:
-        return isinstance(value, str | int | float)
-    if get_origin(hint) is list:
-        return isinstance(value, list) and all(_is(each, inner[0]) for each in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(_is(each, inner[1]) for each in value.values())
-    return type(value) is hint or (hint is float and type(value) is int)
 
 
 def save_model(path: Path, network: nn.Module, manifest: ModelManifest) -> None:

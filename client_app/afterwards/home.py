@@ -32,7 +32,7 @@ from client_app.store import own_folder
 from learning.errors import ModelError
 from learning.export import ModelManifest, load_model, read_manifest, save_model
 from learning.mixture import mixture_weights
-from strategies.protocol.files import replacing
+from strategies.protocol.files import FileError, read_json, replacing
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -205,14 +205,14 @@ def read_mixture(folder: Path) -> dict[Path, float]:
     """
     path = folder / MIXTURE
     try:
-        weights = {name: float(each) for name, each in json.loads(path.read_bytes()).items()}
+        weights = read_json(path, dict[str, float])
     except FileNotFoundError as error:
         raise SettingsError(
             f"There is no mixture of models in {folder}, which a hospital makes when it tests all "
             "models of a run for the last time: name models with --model."
         ) from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise SettingsError(f"{path} is damaged: move it away.") from error
+    except FileError as error:
+        raise SettingsError(f"{error} Move it away.") from error
     return {folder / (name + SUFFIX): each for name, each in weights.items() if each >= LEAST}
 
 

@@ -7,7 +7,6 @@ gan/*/*.npz            its synthetic images, with the figures of their check
 """
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,8 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from zipfile import BadZipFile
+from typing import Any, NotRequired, TypedDict
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
 from client_app.ledger import Line, path_of, read
@@ -27,11 +25,37 @@ from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import ModelError
 from learning.export import ModelManifest, read_manifest
+from learning.intervals import Estimate
+from strategies.protocol.files import FileError, read_json, read_text
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.shapes import ShapeError, from_json
 
 Figures = Mapping[str, float]
 ALIKE = 3  # figures of synthetic images that say which of several sets they are of, at the least
+
+
+class _Success(TypedDict, total=False):
+    auc: Estimate
+    accuracy: Estimate
+
+
+class _ByLoss(TypedDict):
+    attack: _Success
+
+
+# A line of `FILE`, as far as it is shown.
+_Attacked = TypedDict(
+    "_Attacked",
+    {
+        "lineage": str,
+        "round": int,
+        "leak": Estimate,
+        "able": bool,
+        "by-loss": _ByLoss,
+        "by-network": NotRequired[_Success],
+    },
+)
 
 
 @dataclass(frozen=True)
@@ -147,9 +171,9 @@ class PastRun:
         if not path.exists():
             return {}
         try:
-            return {k: float(v) for k, v in json.loads(path.read_bytes())[self.site].items()}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise SettingsError(f"{path} is damaged: move it away.") from error
+            return read_json(path, dict[str, dict[str, float]]).get(self.site, {})
+        except FileError as error:
+            raise SettingsError(f"{error} Move it away.") from error
 
     @property
     def is_here(self) -> bool:
@@ -241,7 +265,7 @@ class PastRun:
             try:
                 kept = store.load(str(path.relative_to(self.folder).with_suffix("")))
                 figures = dict(zip(kept["names"].tolist(), kept["values"].tolist(), strict=True))
-            except (OSError, ValueError, KeyError, EOFError, BadZipFile):
+            except (OSError, ValueError, KeyError):
                 continue  # a picture of training, or a damaged file
             rounded = {name: float(f"{figure:.2g}") for name, figure in figures.items()}
             alike = [rounded[name] == value for name, value in told.items() if name in rounded]
@@ -249,13 +273,13 @@ class PastRun:
                 fits.append(figures)
         return fits[0] if len(fits) == 1 else {}
 
-    def attacked(self) -> list[Mapping[str, Any]]:
+    def attacked(self) -> list[_Attacked]:
         """What attacks found of the models that were trained here, the newest visit of each."""
-        newest: dict[str, Mapping[str, Any]] = {}
-        with suppress(OSError):
-            for line in (self.folder / "runs" / self.run / FILE).read_text("utf-8").splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # half a line, after a crash
-                    found = json.loads(line)
+        newest: dict[str, _Attacked] = {}
+        with suppress(OSError, FileError):
+            for line in read_text(self.folder / "runs" / self.run / FILE).splitlines():
+                with suppress(ShapeError):  # half a line, after a crash
+                    found = from_json(line, _Attacked)
                     newest[found["lineage"]] = found
         return [*newest.values()]
 

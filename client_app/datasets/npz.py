@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.pool import Pool, numbered_classes
 from client_app.errors import DataError
+from strategies.protocol.archive import load
 
 
 def load_npz(file: str) -> Pool:
@@ -68,12 +69,11 @@ def _read(file: str) -> dict[str, NDArray[Any]]:
     if not path.is_file():
         raise DataError(f"There is no file '{file}'; the setting 'dataset' names it.")
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
-            return {key: np.asarray(archive[key]) for key in archive.files}
-    except Exception as error:  # texts, lone arrays, damaged archives: each fails differently
+        return load(path)
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"The file '{file}' cannot be read as an archive of plain arrays "
-            f"({type(error).__name__}): write it with numpy.savez."
+            f"The file '{file}' cannot be read as an archive of plain arrays, which numpy.savez "
+            f"writes: {error}"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """Images to apply a model to: listed wherever they are, prepared as in training, kept nowhere."""
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ from client_app.datasets.listing import (
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
 
-CHUNK = 256  # images in memory at a time
+CHUNK, BYTES = 256, 2**27  # images in memory at a time, and their bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +83,9 @@ def read_images(
         shape: Channels, height and width that they then must have.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        for start in range(0, len(entries), CHUNK):
-            chunk = entries[start : start + CHUNK]
+        at_a_time = max(1, min(CHUNK, BYTES // math.prod(shape)))
+        for start in range(0, len(entries), at_a_time):
+            chunk = entries[start : start + at_a_time]
             found = list(threads.map(partial(_read, form=form, shape=shape), chunk))
             pairs = list(zip(chunk, found, strict=True))
             images = [image for image in found if isinstance(image, Tensor)]

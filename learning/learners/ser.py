@@ -39,6 +39,7 @@ from learning.learners.derpp import DERpp
 from learning.models.saliency import SaliencyNetwork
 from learning.samples import Samples
 from learning.settings import CONTRAST, SERSettings
+from strategies.protocol.archive import load
 from strategies.protocol.settings import Settings, SettingsError
 
 EPSILON = float(np.finfo(np.float64).eps)
@@ -165,9 +166,9 @@ def kept_maps(path: str, samples: Samples) -> Oracle:
     """
     wrong = f"The setting 'ser.oracle' is '{path}'; it must be {CONTRAST}, or an npz file with "
     try:
-        with np.load(Path(path), allow_pickle=False) as archive:
-            images, maps = archive["images"], torch.from_numpy(archive["maps"]).float()
-    except Exception as error:  # numpy has no class for what can be wrong with a file
+        archive = load(Path(path))
+        images, maps = archive["images"], torch.from_numpy(archive["maps"]).float()
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise SettingsError(f"{wrong}the arrays images and maps.") from error
     shape = (len(images), *samples.shape[1:])
     usable = maps.shape == shape and bool((maps >= 0).all() and (maps.sum(dim=(1, 2)) > 0).all())

@@ -21,18 +21,11 @@ from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet
 from learning.models.saliency import ser_cnn, ser_resnet18
 from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
+from strategies.protocol.shapes import ShapeError, from_json
 
-MAX_SIZE = 2**20  # of an image's side, of a layer, of a number of classes
+MAX_SIZE = 2**20  # of a layer, of a number of classes
+MAX_SIDE = 4096  # pixels of an image
 MAX_LAYERS = 100  # hidden ones of an mlp
-_JSON_TYPES = {
-    "name": str,
-    "channels": int,
-    "height": int,
-    "width": int,
-    "classes": int,
-    "hidden": list,
-    "pixels": str,
-}
 
 
 @dataclass(frozen=True)
@@ -52,10 +45,12 @@ class Architecture:
     pixels: str = "unit"  # a key of SCALES: how bytes become numbers
 
     def __post_init__(self) -> None:
-        sizes = (self.channels, self.height, self.width, self.classes, *self.hidden)
-        if min(sizes) < 1 or max(sizes) > MAX_SIZE or len(self.hidden) > MAX_LAYERS:
+        sides, sizes = (self.channels, self.height, self.width), (self.classes, *self.hidden)
+        fits = min(*sides, *sizes) > 0 and max(sides) <= MAX_SIDE and max(sizes) <= MAX_SIZE
+        if not fits or len(self.hidden) > MAX_LAYERS:
             raise ModelError(
-                f"A network has at most {MAX_LAYERS} hidden layers, and sizes from 1 to {MAX_SIZE}."
+                f"A network has at most {MAX_LAYERS} hidden layers, sizes from 1 to {MAX_SIZE}, "
+                f"and images of 1 to {MAX_SIDE} channels and pixels a side."
             )
         if self.pixels not in SCALES:
             known = ", ".join(SCALES)
@@ -157,17 +152,12 @@ class Architecture:
             ModelError: A key is missing, unknown or of another type, or no model has the name.
         """
         try:
-            values = json.loads(text)
-            types = {key: type(value) for key, value in values.items()}
-        except (ValueError, AttributeError, RecursionError):  # not JSON, or not an object
-            types = {}
-        if types != _JSON_TYPES or not all(type(width) is int for width in values["hidden"]):
-            keys = ", ".join(f"{key} ({kind.__name__})" for key, kind in _JSON_TYPES.items())
+            return from_json(text, cls)
+        except ShapeError as error:
             raise ModelError(
-                f"The architecture {text!r:.200} must be a JSON object of exactly {keys}. "
-                "Do all hospitals run the same version of this app?"
-            )
-        return cls(**{**values, "hidden": tuple(values["hidden"])})
+                f"The architecture {text!r:.200} cannot be used: {error}. Do all hospitals run the "
+                "same version of this app?"
+            ) from error
 
 
 MODELS: dict[str, Callable[[Architecture], nn.Module]] = {

@@ -5,17 +5,26 @@ Archives come from other hospitals. So only what `write` writes is read: nothing
 size is announced that is not there, and a header is compared with NumPy's own, never evaluated.
 """
 
+import errno
 import math
+import os
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 from flwr.app import Array
+from numpy.typing import NDArray
+
+from strategies.protocol.files import opened
 
 MAX_TEXT = 2**20  # bytes of a text
+# Bytes of an archive of NumPy's: of its file, and what it may take in memory for each of them, and
+# more. Images take 2 to 10.
+MOST, UNPACKED, ROOM = 2**40, 20, 64 * 2**20
 _TYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 _NAMES = {np.dtype(name).str.encode(): name for name in _TYPES}
 # What `numpy.save` writes before the values, in version 1.0 of the format.
@@ -51,19 +60,26 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
     """
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}
+    with _unzipped(file) as archive:
+        for entry in _entries(archive):
+            content = archive.read(entry)
+            if entry.filename.endswith(".npy"):
+                arrays[entry.filename.removesuffix(".npy")] = array_of(content)
+            else:
+                texts[entry.filename] = content.decode()
+    return arrays, texts
+
+
+@contextmanager
+def _unzipped(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
-            for entry in _entries(archive):
-                content = archive.read(entry)
-                if entry.filename.endswith(".npy"):
-                    arrays[entry.filename.removesuffix(".npy")] = array_of(content)
-                else:
-                    texts[entry.filename] = content.decode()
-    except (ArchiveError, OSError):
-        raise
-    except Exception as error:  # zipfile fails in many ways
+            yield archive
+    except Exception as error:  # zipfile and numpy fail in many ways
+        # EINVAL: a damaged archive has its arrays before its beginning.
+        if isinstance(error, ArchiveError) or getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
+            raise
         raise ArchiveError(f"Not an archive of arrays ({type(error).__name__}).") from error
-    return arrays, texts
 
 
 def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
@@ -81,6 +97,45 @@ def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     if max(texts, default=0) > MAX_TEXT:
         raise ArchiveError(f"An archive has a text of more than {MAX_TEXT} bytes.")
     return entries
+
+
+def load(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of an archive that NumPy wrote, of whatever plain type, compressed or not.
+
+    Raises:
+        ArchiveError: It is no such archive, or would take far more memory than its file.
+        OSError: The file cannot be read.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with opened(path, MOST) as file, _unzipped(file) as archive:
+        entries, size = archive.infolist(), os.fstat(file.fileno()).st_size
+        if (whole := sum(entry.file_size for entry in entries)) > ROOM + UNPACKED * size:
+            raise ArchiveError(
+                f"An archive of {size:,} bytes unpacks to {whole:,}: write it with numpy.savez."
+            )
+        if len({entry.filename for entry in entries}) < len(entries):
+            raise ArchiveError("An archive has two arrays of one name.")
+        for entry in entries:
+            with archive.open(entry) as content:
+                _check_header(content, entry.file_size)
+            with archive.open(entry) as content:
+                name = entry.filename.removesuffix(".npy")
+                arrays[name] = np.lib.format.read_array(content, allow_pickle=False)
+    return arrays
+
+
+def _check_header(file: IO[bytes], size: int) -> None:
+    """Refuse an array that announces another size than its bytes have: its memory comes first."""
+    major, _ = np.lib.format.read_magic(file)
+    read = (
+        np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
+    )
+    shape, _, dtype = read(file)
+    values = math.prod(side or 1 for side in shape)
+    if dtype.hasobject or not dtype.itemsize > 0 or not 0 < values <= size:
+        raise ArchiveError(f"An array has the type {dtype} and the shape {shape!s:.80}.")
+    if file.tell() + math.prod(shape) * dtype.itemsize != size:
+        raise ArchiveError("An array is cut short, or has no such shape.")
 
 
 def array_of(content: bytes) -> Array:

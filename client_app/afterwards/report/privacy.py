@@ -1,12 +1,13 @@
 """How private the run was: the check of synthetic images, and the policy in force."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from flwr.common.config import unflatten_dict
 
 from client_app.afterwards.past_run import PastRun
 from client_app.policy import Policy
+from learning.intervals import Estimate
 from pages.page import folded, heading, listing, paragraph, table, verbatim
 from pages.release_view import CHECKS, PASSING, checks_of, remarks_of
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -49,20 +50,18 @@ def _models(past: PastRun) -> Iterator[str]:
     rows = [
         [
             f"{each['lineage']}, round {each['round']}",
-            _interval(each["leak"]) + ("" if each["able"] else " (too few images to tell)"),
-            *(
-                _interval(each[attack][figure]) if attack in each else None
-                for attack, figure in (("by-loss", "auc"), ("by-network", "accuracy"))
-            ),
+            f"{_interval(each['leak'])}{'' if each['able'] else ' (too few images to tell)'}",
+            _interval(each["by-loss"]["attack"].get("auc")),
+            _interval(each.get("by-network", {}).get("accuracy")),
         ]
-        for each in ({**a, "by-loss": a["by-loss"]["attack"]} for a in attacked)
+        for each in attacked
     ]
     head = ["model", "leak (95 % interval)", "AUC by loss", "accuracy of MemGuard's network"]
     yield table(head, rows, about="Attacks on the models")
 
 
-def _interval(told: Mapping[str, float]) -> str:
-    return f"{told['value']:.3f} ({told['low']:.3f} to {told['high']:.3f})"
+def _interval(told: Estimate | None) -> str | None:
+    return f"{told.value:.3f} ({told.low:.3f} to {told.high:.3f})" if told else None
 
 
 def _policy(past: PastRun, policy: Path | None) -> Iterator[str]:
