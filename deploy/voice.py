@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from deploy.transport import LISTENS
+from strategies.protocol.text import COLOURS
 
-# Flower's colours, and what its lines begin with when they are no warnings.
-_COLOURS = re.compile(r"\x1b\[\d+m")
+# What Flower's lines begin with when they are no warnings.
 _INFO = re.compile(r"^(INFO +:|\S+Z INFO \[uvicorn\.\w+\]|INFO:) +|^(INFO +:)$")
 _LEVEL = re.compile(r"^(WARNING|ERROR) +: +")
 # Known lines that say nothing to people.
@@ -55,7 +55,7 @@ class Voice:
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
             return
-        text = _COLOURS.sub("", line.decode(errors="replace")).replace("\t", "    ").rstrip()
+        text = COLOURS.sub("", line.decode(errors="replace")).replace("\t", "    ").rstrip()
         # No other program moves the cursor of whoever reads this.
         plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
         said = self.translate(_LEVEL.sub("", plain))

@@ -20,6 +20,7 @@ from server_app.check import check_texts
 from strategies.protocol.local import past_proxy
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.text import COLOURS
 
 APP = Path(__file__).parents[1]
 STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
@@ -83,7 +84,7 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
                 if not run:
                     text += line
                     run = found[1] if (found := STARTED.search(line)) else ""
-                print(line, end="", flush=True)
+                print(COLOURS.sub("", line), end="", flush=True)
     except KeyboardInterrupt:
         stop = f"uv run flwr stop {run or '<run id>'} local"
         print(

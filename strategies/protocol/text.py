@@ -11,6 +11,7 @@ from typing import Any, TextIO
 
 from strategies.protocol.redaction import redacted
 
+COLOURS = re.compile(r"\x1b\[[\d;]*m")  # of Flower's lines
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
