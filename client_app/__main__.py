@@ -13,6 +13,7 @@ from client_app.identity import Identity
 from client_app.ledger import path_of, read
 from client_app.ledger_index import BrokenLedger
 from client_app.members import add_member, member_line, read_members, remove_member
+from client_app.node_config import OwnError
 from client_app.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
@@ -67,7 +68,7 @@ def main() -> None:
     try:
         sys.exit(arguments.command(arguments))
     except (ValueError, OSError) as error:  # what a user can mend
-        parser.error(str(error))
+        parser.error(error.explain() if isinstance(error, OwnError) else str(error))
 
 
 def identity(arguments: argparse.Namespace) -> int:

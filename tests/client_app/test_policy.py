@@ -241,6 +241,17 @@ def test_the_command_writes_the_defaults_once(tmp_path, monkeypatch, capsys):
     assert path.read_text("utf-8") == "runs.max-epochs = 2"
 
 
+def test_the_command_says_what_is_wrong_with_the_file(tmp_path, monkeypatch, capsys):
+    """Whoever calls it is at the hospital: there is no other log to look into."""
+    path = tmp_path / "policy.toml"
+    path.write_text("\n[runs]\nmax-epochs = -2", "utf-8")
+    assert command(monkeypatch, path) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"{path}, line 3: The setting 'runs.max-epochs' is -2; it must be 1 to 1000000000" in said
+    )
+
+
 def test_the_command_explains_a_run(tmp_path, monkeypatch, capsys):
     path = tmp_path / "policy.toml"
     path.write_text("runs.max-epochs = 2", "utf-8")
