@@ -268,7 +268,7 @@ class Disclosure:
         """
         if self.rules is None:
             return dict(figures)
-        from client_app.buffer.copies import HELD_OUT  # with it come imports that take seconds
+        from gan.audit import HELD_OUT  # with it come imports that take seconds
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
