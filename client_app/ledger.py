@@ -31,10 +31,10 @@ from client_app.guard import Failed
 from client_app.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
 from client_app.node_config import OwnError, is_simulated, own_config
 from client_app.policy import DEFAULTS, MachineRules, Policy
-from client_app.resident import RESIDENT
 from client_app.run import NAME
 from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
+from strategies.protocol.handover import Handed
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
@@ -73,7 +73,7 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
     """
     answer = call_next(message, context)
     config = own_config(context)
-    if path := _path_here(config):
+    if path := _path_here(context, config):
         entry = {**_asked(message), **_left(answer)}
         terms = {} if entry["verb"] == "query.live" else _terms(context, config)
         append(path, entry, terms, _brought(message))
@@ -89,7 +89,7 @@ def intact(message: Message, context: Context, call_next: ClientAppCallable) -> 
         PolicyError: The store is as large as the policy allows.
     """
     config = own_config(context)
-    path = _path_here(config)
+    path = _path_here(context, config)
     if path and message.metadata.message_type != "query.live":
         machine = _machine(config)
         with _written(path) as index:
@@ -101,9 +101,9 @@ def intact(message: Message, context: Context, call_next: ClientAppCallable) -> 
     return call_next(message, context)
 
 
-def _path_here(config: Mapping[str, Any]) -> Path | None:
+def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
     """The ledger of this process; None in a simulation, and where another process writes it."""
-    if is_simulated(config) or RESIDENT in os.environ:
+    if is_simulated(config) or isinstance(context, Handed):
         return None
     store = Path(str(config.get("store-dir", DEFAULT)))
     return path_of(str(config.get("site", "hospital")), store)

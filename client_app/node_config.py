@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -25,6 +26,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "train.batch-size": (int,),
     "train.learning-rate": (float, int),
 }
+_simulates = False
 
 
 class OwnError(SettingsError):
@@ -93,6 +95,21 @@ def own_config(context: Context) -> Mapping[str, Any]:
     return json.loads(own) if own else context.node_config
 
 
+def simulate() -> None:
+    """Let this process answer for simulated hospitals.
+
+    Whoever starts such a process calls this. No setting, file or variable has the same effect.
+    """
+    global _simulates
+    _simulates = True
+
+
 def is_simulated(config: Mapping[str, Any]) -> bool:
-    """Whether the hospital is one of several that share an owner: it has no policy, no ledger."""
-    return "partition-id" in config
+    """Whether the hospital is one of several that share an owner: it has no policy, no ledger.
+
+    That is decided by who started the process: `simulate`, or Flower's engine, whose hospitals are
+    actors of Ray. In a hospital's own SuperNode the keys of a simulation are refused.
+    """
+    ray = sys.modules.get("ray")  # an actor's process has imported it
+    actor = ray and ray.is_initialized() and ray.get_runtime_context().get_actor_id()
+    return bool(_simulates or actor) and "partition-id" in config

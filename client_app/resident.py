@@ -33,11 +33,10 @@ from client_app.node_config import NODE_CONFIG, own_config
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash
-from strategies.protocol.handover import receive, send
+from strategies.protocol.handover import Handed, receive, send
 from strategies.protocol.settings import SettingsError
 
 APP = Path(__file__).absolute().parents[1]
-RESIDENT = "FEDHANDOFF_RESIDENT"  # in the environment of the resident process
 IDLE = 900.0  # seconds without a message after which the process ends and frees its memory
 HELLO = 5.0  # seconds to wait until a message is accepted
 GRACE = 5.0  # seconds of grace after the message's deadline
@@ -54,7 +53,7 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
     """
     config, asked = own_config(context), message.metadata
     # Any process can say that the hospital can be reached.
-    here = asked.message_type == "query.live" or RESIDENT in os.environ
+    here = asked.message_type == "query.live" or isinstance(context, Handed)
     if here or not config.get("resident"):
         return call_next(message, context)
     facts = [asked.message_type, asked.ttl, list(context.run_config.items())]
@@ -78,11 +77,10 @@ def _connect(config: Mapping[str, Any]) -> socket.socket:
     with _address(config) as address:
         if connection := _call(address):
             return connection
-        own = {RESIDENT: "true", NODE_CONFIG: json.dumps({**config})}
         started = subprocess.run(
             [sys.executable, "-m", "client_app.resident"],
             cwd=APP,
-            env={**os.environ, **own},
+            env={**os.environ, NODE_CONFIG: json.dumps({**config})},
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -191,7 +189,7 @@ def _answer(caller: socket.socket) -> None:
         (verb, ttl, run_config), content = receive(messages)
     answered = Event()
     Thread(target=_end_with, args=(caller, answered), daemon=True).start()
-    answer = app(_arrived(content, verb, ttl), Context(0, 0, {}, RecordDict(), dict(run_config)))
+    answer = app(_arrived(content, verb, ttl), Handed(0, 0, {}, RecordDict(), dict(run_config)))
     answered.set()
     if answer.has_error():
         error = answer.error

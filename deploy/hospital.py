@@ -160,9 +160,8 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
     Raises:
         DeployError: A file that it names does not exist, or a key or value cannot be read.
     """
-    paths = {"data-dir": hospital.data_dir}
-    if hospital.store_dir:
-        paths["store-dir"] = hospital.store_dir
+    # The store is said here: no variable of a later process may choose another ledger or account.
+    paths = {"data-dir": hospital.data_dir, "store-dir": hospital.store_dir or STORES}
     if hospital.members not in ("first-use", "none"):
         paths["members"] = Path(hospital.members).expanduser()
         if not paths["members"].is_file():
@@ -195,8 +194,6 @@ def _parsed(text: str) -> dict[str, Any]:
         if pair.sub("", text).strip():
             raise ValueError("each is written key=value")
         given = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
-        if "partition-id" in given:
-            raise ValueError("partition-id is for simulations: it would turn the policy off")
         if not all(isinstance(value, str | int | float) for value in given.values()):
             raise ValueError("a value is a text in quotes, a number, true or false")
         return given

@@ -7,6 +7,8 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
 
+from client_app.node_config import simulate
+
 # Before torch is imported: two test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -84,6 +86,12 @@ def _inside_a_run(_imported):
         for name in ("_task_id", "_run_id", "_node_id"):
             patch.setattr(TaskIdentity, name, 1)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _may_simulate(_imported):
+    """Hospitals whose node-config names a part of the data are simulated here."""
+    simulate()
 
 
 @pytest.fixture(autouse=True)

@@ -51,6 +51,8 @@ ALLOWED = {
             "pydantic",
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
+        # What a run's method may order.
+        *("strategies.registry", "strategies.engine.orders"),
     },
     # Not part of a run: what is done with the models of an open one.
     "server_app/export.py": {"flwr", "torch", "learning", "strategies"},

@@ -9,10 +9,11 @@ from client_app.datasets.findings import Finding
 from client_app.errors import LEAVES
 from client_app.hospital import Hospital, open_hospital
 from client_app.joining import check_joining, enough
-from client_app.policy import Policy, PolicyError, asked_buffer, at_most
-from learning.learners import LEARNERS
+from client_app.node_config import simulate
+from client_app.policy import Policy, PolicyError, at_most
 from strategies.protocol.may_leave import check_answer
 from strategies.protocol.settings import Settings
+from strategies.registry import strategy_of
 
 ADVICE = "A run with these settings would refuse the hospital, or the hospital the run."
 
@@ -31,12 +32,15 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         "store-dir": str(store),
         "dataset": settings.dataset,
     }
-    own |= {"policy": str(policy)} if policy else {"partition-id": 0, "num-partitions": 1}
-    learner = settings.learner or settings.strategy
-    size = asked_buffer(settings)
+    if policy:
+        own["policy"] = str(policy)
+    else:
+        own |= {"partition-id": 0, "num-partitions": 1}
+        simulate()
     try:
+        strategy = strategy_of(settings)
         hospital = open_hospital(Context(0, 0, own, RecordDict(), settings.run_config))
-        check_joining(hospital, learner if learner in LEARNERS else "plain", size)
+        check_joining(hospital, strategy.learner, strategy.buffer_size)
         check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
         if settings.class_names:  # before, it is not known how they are cut in tasks
             hospital = hospital.at(0)
@@ -45,17 +49,16 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         said = error.explain() if isinstance(error, PolicyError) else str(error)
         yield Finding("refused", said, ADVICE)
         return
-    if size:
-        yield from _without_buffer(hospital)
+    if strategy.buffer_size:
+        yield from _without_buffer(hospital, needed=strategy.needs_own_buffer)
     if not policy:
         yield from _by_default(settings, hospital)
 
 
-def _without_buffer(hospital: Hospital) -> Iterator[Finding]:
+def _without_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
     settings, labels = hospital.settings, hospital.data.train.labels
     fewest = settings.release.min_class_images
     if len(labels) == 0 or int(labels.bincount().max()) < fewest:
-        needed = settings.run_config["feder.variant"] == "synthetic-only"
         yield Finding(
             "no-buffer",
             f"No class has {fewest} images to train on (release.min-class-images): no synthetic "

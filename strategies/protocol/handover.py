@@ -12,13 +12,17 @@ from collections.abc import Callable
 from socket import socket
 from typing import Any, BinaryIO
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
 
 from strategies.protocol.records import ParcelError
 
 HEAD = 2**26  # bytes of a head, at the most
 ARRAYS = 2**34  # bytes of all arrays of a message, at the most
 KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
+
+
+class Handed(Context):
+    """The context of a message that another process of a hospital hands over, and answers."""
 
 
 def send(connection: socket, facts: list[Any], content: RecordDict) -> None:

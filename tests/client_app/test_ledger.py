@@ -22,8 +22,8 @@ from client_app.guard import guard
 from client_app.ledger import append, ledger, path_of, read
 from client_app.ledger_index import LONGEST, BrokenLedger, opened
 from client_app.policy import PolicyError
-from client_app.resident import RESIDENT
 from strategies.protocol.code import code_hash
+from strategies.protocol.handover import Handed
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, pack
 from strategies.protocol.settings import Settings
@@ -199,9 +199,9 @@ def test_what_cannot_be_written_does_not_leave(obstacle, tmp_path, caplog):
     assert str(path) in caplog.text
 
 
-def test_the_resident_process_leaves_it_to_the_one_that_it_answers(tmp_path, monkeypatch):
-    monkeypatch.setenv(RESIDENT, "true")
+def test_the_resident_process_leaves_it_to_the_one_that_it_answers(tmp_path):
     place = deployed(tmp_path)
+    place = Handed(**vars(place))
     assert not answered(place, figures).has_error()
     assert not ledger_of(place).exists()
 

@@ -12,29 +12,38 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident
 from client_app.app import app
+from client_app.ledger import path_of, read
 from strategies.protocol.code import code_hash
 from strategies.protocol.handover import send
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
-from tests.fakes import context, run_config
+from tests.fakes import deployed
 
-DIGITS = list("0123456789")
-CONFIG = run_config(model="mlp", partition="iid")  # whose partitioner is imported at once
+CONFIG = {"strategy": "rwt", "model": "mlp", "train__epochs": 100_000}
+RULES = "runs.sealed-only = false\nruns.max-epochs = 100000"
+
+
+def order_of(verb, **changes):
+    place = (int(verb == "train"),) * 2
+    return to_record(Order(*place, "graz", ["a", "b"], "plain", "1", **changes))
 
 
 @pytest.fixture
-def ask(tmp_path):
+def place(tmp_path):
+    place = deployed(tmp_path, **CONFIG)
+    (tmp_path / "policy.toml").write_text(RULES, "utf-8")
+    return place
+
+
+@pytest.fixture
+def ask(place, tmp_path):
     """Send hospital-0 a message; the processes that this has started are ended after the test."""
 
     def send(verb, parcel=None, lives=True, ttl=60.0, **changes):
-        order = Order(1, 1, "hospital-0", DIGITS, "plain", "1", **changes)
-        content = RecordDict({**(parcel or {}), "order": to_record(order)})
-        node_config = {"store-dir": str(tmp_path), "resident": lives}
-        return app(
-            Message(content, 100, verb, ttl=ttl),
-            context(0, 2, CONFIG, **node_config),
-        )
+        content = RecordDict({**(parcel or {}), "order": order_of(verb, **changes)})
+        place.node_config["resident"] = lives
+        return app(Message(content, 100, verb, ttl=ttl), place)
 
     yield send
     for process in residents(tmp_path):
@@ -49,7 +58,8 @@ def residents(store):
             environment = path.read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has just ended
             continue
-        if f"{resident.RESIDENT}=true" in environment and str(store) in environment:
+        program = path.with_name("cmdline").read_text().split("\0")
+        if "client_app.resident" in program and str(store) in environment:
             found.append(int(path.parent.name))
     return found
 
@@ -78,12 +88,15 @@ def test_it_does_what_the_process_does_that_flower_starts(ask, tmp_path):
     first = parcel_of(answers[0])
     assert parcel_of(answers[1]) == first
     (process,) = residents(tmp_path)
-    assert (tmp_path / "resident").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "store" / "resident").stat().st_mode & 0o777 == 0o700
     assert str(tmp_path) not in Path(f"/proc/{process}/cmdline").read_text()  # all see it
     visits = [ask("train", first, lives=lives, epochs=2) for lives in (False, True)]
     assert visits[0].content["manifest"] == visits[1].content["manifest"]  # with the hashes
     assert visits[0].content["metrics"]["train-loss"] == visits[1].content["metrics"]["train-loss"]
     assert residents(tmp_path) == [process]
+    # Every answer is in the ledger once, written by the process that Flower has started.
+    verbs = [line.entry["verb"] for line in read(path_of("graz", tmp_path / "store"))]
+    assert verbs == ["query.prepare", "query.prepare", "train", "train"]
 
 
 @pytest.mark.slow
@@ -124,15 +137,13 @@ def test_one_that_is_stuck_is_given_up_and_replaced(ask, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_it_stops_working_when_nobody_waits_any_more(ask, tmp_path):
+def test_it_stops_working_when_nobody_waits_any_more(ask, place, tmp_path):
     """As when the process that Flower has started is killed."""
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)
-    order = Order(1, 1, "hospital-0", DIGITS, "plain", "1", epochs=100_000)
-    content = RecordDict({**first, "order": to_record(order)})
-    place = context(0, 2, {}, **{"store-dir": str(tmp_path), "resident": True})
+    content = RecordDict({**first, "order": order_of("train", epochs=100_000)})
     connection = resident._connect(place.node_config)
-    send(connection, ["train", 60.0, list(CONFIG.items())], content)
+    send(connection, ["train", 60.0, list(place.run_config.items())], content)
     time.sleep(1)
     assert residents(tmp_path) == [process]
     connection.close()

@@ -162,6 +162,12 @@ def test_a_key_that_nobody_reads_and_a_value_of_the_wrong_kind_are_refused(place
     assert said in refusal({**place.node_config, **config})
 
 
+@pytest.mark.parametrize("key", ["partition-id", "num-partitions"])
+def test_no_supernode_is_started_as_a_simulation(place, key, monkeypatch):
+    monkeypatch.setattr("client_app.node_config._simulates", False)
+    assert f"'{key}' is for simulations" in refusal({**place.node_config, key: 1})
+
+
 def test_a_simulated_hospital_has_what_flower_s_engine_sets():
     check_node_config({"partition-id": 0, "num-partitions": 2})
     with pytest.raises(OwnError):
