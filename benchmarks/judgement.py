@@ -31,7 +31,7 @@ from client_app.app import app
 from client_app.judge import Judge
 from learning.judgement import HOPELESS, WORSE, loss_of
 from learning.packing import as_arrays
-from strategies.engine.run import RunError
+from strategies.engine.strategy import RunError
 from strategies.protocol.settings import Settings
 from strategies.protocol.soundness import LARGEST, MOVED, moved
 from tests.fakes import FakeGrid, Ledger, context, go, run_config

@@ -15,24 +15,18 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
+from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.may_leave import METRICS
-from strategies.protocol.order import Order
-from strategies.protocol.settings import (
-    METHODS,
-    Settings,
-    SettingsError,
-    read_section,
-    require,
-)
+from strategies.protocol.settings import Settings, SettingsError, read_section
+from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
-WITH_BUFFERS = ("feder", "centralized")  # methods that may ask for synthetic images
-# Methods and learners that send more beside a model than its weights: means of features, sums of
-# gradients. None of them has noise.
-WITH_SUMS = ("cwc", "fedspace", "mah", "twf")
+# Learners that send more beside a model than its weights: means of features, sums of gradients.
+# None of them has noise.
+WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
 
 
 class PolicyError(ValueError):
@@ -117,7 +111,7 @@ class CodeRules:
 class RunRules:
     """The table `runs`."""
 
-    strategies: Annotated[list[str], OneOf(METHODS + LEARNERS)]
+    strategies: Annotated[list[str], OneOf((*STRATEGIES, *LEARNERS))]
     sealed_only: bool
     max_rounds: OneOrMore
     max_epochs: OneOrMore
@@ -211,19 +205,21 @@ class PrivacyRules:
     max_epsilon: Amount
     max_delta: Share
 
-    def judge(self, settings: Settings) -> Iterator[Ruling]:
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
         """What each rule says of what a run asks for; what was spent before is in the account."""
-        gan = settings.gan
+        settings, gan = strategy.settings, strategy.settings.gan
         guaranteed = gan.method == "dp-mean-embedding"
         trained = settings.train.dp.noise_multiplier > 0
         if "training" in self.require:
             asked = "with noise" if trained else "without noise"
             yield Ruling("privacy.require", "training with train.dp", asked, trained)
         if "buffers" in self.require:
-            fits = guaranteed or not asked_buffer(settings)
+            fits = guaranteed or not strategy.buffer_size
             yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
-        based = dict(settings.tables).get("rewind.base") if settings.strategy == "fedrewind" else ""
-        yield from self.of_sums(settings.strategy, settings.learner, str(based))
+        if "sums" in self.require:
+            learners = {kind.learner for kind in strategy.kinds()}
+            allowed, asked = f"none of {', '.join(sorted(WITH_SUMS))}", ", ".join(sorted(learners))
+            yield Ruling("privacy.require", allowed, asked, not learners & WITH_SUMS)
         deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
         if not deltas:  # an ε of 0 would read as perfect privacy
             for name, limit in (("max-epsilon", self.max_epsilon), ("max-delta", self.max_delta)):
@@ -236,13 +232,6 @@ class PrivacyRules:
             asked = "noise at every visit: the account adds up ε"
             yield Ruling("privacy.max-epsilon", f"{self.max_epsilon:g} or less", asked, True)
         yield at_most("privacy.max-delta", max(deltas), self.max_delta)
-
-    def of_sums(self, *names: str) -> Iterator[Ruling]:
-        """What is said of methods and learners, by which sums over images leave."""
-        if "sums" in self.require:
-            allowed = f"none of {', '.join(WITH_SUMS)}"
-            asked = ", ".join(filter(None, names))
-            yield Ruling("privacy.require", allowed, asked, not {*names} & {*WITH_SUMS})
 
 
 @dataclass(frozen=True)
@@ -303,14 +292,19 @@ class Policy:
             raise OwnError("policy", f"{where}: {error}") from error
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
-        """What each rule about a run as a whole says of its settings."""
+        """What each rule about a run as a whole says of its settings.
+
+        Raises:
+            SettingsError: The settings of its method cannot be used.
+        """
         runs, images, release = self.runs, self.images, self.release
-        train, gan, check = settings.train, settings.gan, settings.release
+        gan, check = settings.gan, settings.release
         tested = settings.validation_fraction or settings.test_fraction
         if settings.num_folds:
             tested = 1 / settings.num_folds
         largest = max(tested, settings.test_fraction)
-        buffer = asked_buffer(settings)
+        strategy = strategy_of(settings)
+        epochs = max(kind.epochs for kind in strategy.kinds())
         longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
         named = ", ".join(runs.strategies)
@@ -321,9 +315,11 @@ class Policy:
         if learner := settings.learner:
             fits = not named or learner in runs.strategies
             yield Ruling("runs.strategies", named or "all", learner, fits)
-        yield self._sealed(settings.sealed)
+        asked = "a sealed run" if settings.sealed else "an open run"
+        fits = settings.sealed or not runs.sealed_only
+        yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
         yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
-        yield at_most("runs.max-epochs", train.epochs, runs.max_epochs)
+        yield at_most("runs.max-epochs", epochs, runs.max_epochs)
         yield at_most("runs.max-hours", longest, runs.max_hours)
         tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
         yield at_most("figures.max-models", tests, self.figures.max_models)
@@ -332,7 +328,7 @@ class Policy:
         yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
         yield at_most("images.max-test-fraction", largest, images.max_test_fraction)
         yield at_most("images.max-folds", settings.num_folds, images.max_folds)
-        yield at_least("images.min-batch", train.batch_size, images.min_batch)
+        yield at_least("images.min-batch", settings.train.batch_size, images.min_batch)
         # Either may leave fewer, by the size of the smallest class.
         other = settings.test_per_class or settings.test_balanced
         yield Ruling(
@@ -341,12 +337,13 @@ class Policy:
             "one of them" if other else "neither",
             not other or images.min_test_fraction == 0,
         )
-        yield at_most("release.max-images", buffer, release.max_images if release.buffers else 0)
+        most = release.max_images if release.buffers else 0
+        yield at_most("release.max-images", strategy.buffer_size, most)
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
         yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
         yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
         yield at_most("release.max-membership", check.max_membership, release.max_membership)
-        yield from self.privacy.judge(settings)
+        yield from self.privacy.judge(strategy)
         if gan.method != "stylegan2-ada":
             return
         if (averaged := gan.least_averaged) is not None:
@@ -367,10 +364,10 @@ class Policy:
 
         A hospital takes part in such a run all the same, and keeps them.
         """
-        tables = dict(settings.tables)
-        if settings.strategy != "fil-ver" or not tables["filver.server-steps"]:
+        asked = [each.embeddings for each in strategy_of(settings).kinds()]
+        kind, kinds = max(asked), self.embeddings.kinds
+        if not kind:
             return ""
-        kind, kinds = tables["filver.variant"], self.embeddings.kinds
         if kind in kinds:
             return f"Embeddings ({kind}) leave if their audit stays within the rules 'embeddings'."
         return f"Embeddings ({kind}) stay here: embeddings.kinds is {', '.join(kinds) or 'empty'}."
@@ -385,44 +382,6 @@ class Policy:
         uphold(Ruling("code.approved", ", ".join(approved), code, not approved or code in approved))
         for ruling in self.judge(settings):
             uphold(ruling)
-
-    def check_order(self, order: Order, allowed: float) -> None:
-        """Refuse a message that asks for more than the hospital allows, whatever its run says.
-
-        Args:
-            order: What it asks for.
-            allowed: Seconds that it may take.
-
-        Raises:
-            PolicyError: The first rule that is broken.
-        """
-        runs, release = self.runs, self.release
-        uphold(self._sealed(order.sealed))
-        uphold(at_most("runs.max-rounds", order.round, runs.max_rounds))
-        uphold(at_most("runs.max-epochs", order.epochs, runs.max_epochs))
-        uphold(at_most("runs.max-hours", allowed / 3600, runs.max_hours))
-        images = release.max_images if release.buffers else 0
-        uphold(at_most("release.max-images", order.buffer_size, images))
-        # Several methods share the plain learner; others begin with the name of their method.
-        named = ("plain", *runs.strategies)
-        fits = not runs.strategies or order.learner.startswith(named)
-        uphold(Ruling("runs.strategies", ", ".join(runs.strategies), order.learner, fits))
-        for ruling in self.privacy.of_sums(order.learner):
-            uphold(ruling)
-
-    def _sealed(self, sealed: bool) -> Ruling:
-        only = self.runs.sealed_only
-        asked = "a sealed run" if sealed else "an open run"
-        return Ruling("runs.sealed-only", "sealed runs", asked, sealed or not only)
-
-
-def asked_buffer(settings: Settings) -> int:
-    """How many synthetic images a run asks for; the order has the last word."""
-    tables = dict(settings.tables)
-    size = tables.get("feder.buffer-size", 0)
-    require(type(size) is int, "feder.buffer-size", size, "a whole number")
-    real = settings.strategy == "centralized" and tables.get("centralized.data") == "real"
-    return size if settings.strategy in WITH_BUFFERS and not real else 0
 
 
 def at_most(rule: str, asked: float, limit: float) -> Ruling:

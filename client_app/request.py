@@ -10,7 +10,7 @@ from functools import cache
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.hospital import Hospital, open_hospital, policy_of
+from client_app.hospital import Hospital, open_hospital
 from client_app.members import announced
 from client_app.node_config import own_config
 from client_app.run import check_same, run_folder
@@ -18,11 +18,13 @@ from client_app.sealing import Seal, seal_for
 from client_app.store import Store
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
+from strategies.engine.orders import check_order, timeout_of
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import SettingsError
+from strategies.protocol.settings import Settings, SettingsError
+from strategies.registry import strategy_of
 
 
 @cache
@@ -45,6 +47,10 @@ class Clock:
     def __init__(self, allowed: float) -> None:
         self.deadline = time.monotonic() + allowed
         self.seconds: dict[str, float] = {}
+
+    def allow_at_most(self, seconds: float) -> None:
+        """Give up so many seconds from now at the latest, whatever the message allows."""
+        self.deadline = min(self.deadline, time.monotonic() + seconds)
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
@@ -113,14 +119,17 @@ class Request(Inquiry):
                 "that it has approved. In a simulation, a local SuperLink that was started in "
                 "another folder runs that folder's code: stop it and run again."
             )
-        if policy := policy_of(own_config(context)):  # before an image is opened
-            policy.check_order(order, message.metadata.ttl)
         hospital = open_hospital(context, order.hospital, tuple(order.classes))
+        if hospital.policy:  # in a simulation a run of another method, the baseline, comes after
+            asked = Settings.parse(context.run_config)
+            check_order(strategy_of(asked), verb, order, hospital.name, sealed=asked.sealed)
+            clock.allow_at_most(timeout_of(asked, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         terms = context.run_config if hospital.policy else {}  # of a simulation the owner changes
         check_same(run, f"{hospital.data.fingerprint}, part {part}", terms)
-        hospital = _at_its_task(hospital, order, joining=joining)
+        if not joining:  # before, the classes of the federation are not known
+            hospital = hospital.at(order.task, order.so_far)
         order = replace(order, hospital=hospital.name, members=announced(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 
@@ -161,19 +170,3 @@ def _names(key: str) -> set[str]:
     name = re.sub("-(low|high|noise)$", "", metric_of(key))
     of_task = name.replace("-in-task-#", "-of-task-#")
     return {name, of_task, of_task.removesuffix("-of-task-#")}
-
-
-def _at_its_task(hospital: Hospital, order: Order, *, joining: bool) -> Hospital:
-    """The hospital with the images that are there at the order's task.
-
-    Raises:
-        ParcelError: The run has no such tasks.
-    """
-    tasks = hospital.settings.tasks
-    known = range(1, tasks + 1) if tasks > 1 and not joining else [0]
-    if order.task not in known:
-        raise ParcelError(f"The order is for task {order.task}, of {tasks}.")
-    if not {*order.arrived} <= {*known} or len({*order.arrived}) < len(order.arrived):
-        raise ParcelError(f"The order is to test on the tasks {order.arrived}, of {tasks}.")
-    # Before, the classes of the federation are not known.
-    return hospital if joining else hospital.at(order.task, order.so_far)

@@ -19,7 +19,8 @@ from server_app.workers import Workers, WorkersGrid
 from server_app.worth import texts
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
-from strategies.engine.run import Run, RunError
+from strategies.engine.run import Run
+from strategies.engine.strategy import RunError
 from strategies.protocol.console import Console
 from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.registry import strategy_of

@@ -53,9 +53,9 @@ from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
-from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
+from strategies.engine.strategy import RunError
 from strategies.protocol.files import FileError, replacing
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError

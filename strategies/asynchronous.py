@@ -81,6 +81,10 @@ class Asynchronous(Strategy):
         idle.sort(key=lambda visit: visit.key not in state.ordered)  # those of before a kill first
         return idle[: max(left, 0)]
 
+    def kinds(self) -> list[Visit]:
+        """Those of the method."""
+        return self.base.kinds()
+
     def _visit(self, state: State, hospital: str, name: str) -> Visit:
         model = state.models[name]
         source = model.place

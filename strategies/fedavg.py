@@ -24,13 +24,11 @@ from typing import Any, Literal
 import numpy as np
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from numpy.typing import NDArray
 
 from learning.settings import CARRIES
-from strategies.engine.run import RunError
 from strategies.engine.state import Model, State
-from strategies.engine.strategy import Strategy
+from strategies.engine.strategy import RunError, Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import pack
@@ -91,6 +89,10 @@ class FedAvg(Strategy):
             return []
         return [self.visit(hospital, GLOBAL, test=True) for hospital in self.drawn(state)]
 
+    def kinds(self) -> list[Visit]:
+        """All are tested after training."""
+        return [self.visit("", GLOBAL, test=True)]
+
     def drawn(self, state: State) -> list[str]:
         """The hospitals that train in a round."""
         present = self.present(state)
@@ -139,6 +141,9 @@ def as_global(
 
 def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
     """The mean of the models in their own dtypes, weighted by numbers of training images or not."""
+    # Here, because a hospital reads what its run's method may order, and does not average.
+    from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
+
     counts = [1 if equal else each.num_examples for each in trained]
     records = [
         RecordDict({"model": network(state, each), "metrics": MetricRecord({"n": count})})

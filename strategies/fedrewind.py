@@ -118,6 +118,14 @@ class FedRewind(Strategy):
             if model.previous
         ]
 
+    def kinds(self) -> list[Visit]:
+        """The base's visits, and two shorter legs."""
+        forth = [replace(visit, learner=self.learner) for visit in self.base.kinds()]
+        if not self.epochs:
+            return forth
+        back = self.visit("", "", epochs=self.epochs, verb="train.rewind", leg=2)
+        return [*forth, back, replace(back, verb="train", leg=3, test=self.averages)]
+
     def _away(self, state: State) -> dict[str, str]:
         """The models that are rewound at each hospital."""
         if self.rewind.partner == "previous" and not self.averages:

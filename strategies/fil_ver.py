@@ -71,6 +71,7 @@ class FilVer(FedAvg):
     """FedAvg of a classifier of embeddings, with rehearsal at hospitals and at the server."""
 
     learner = "fil-ver"
+    has_encoder = True
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -102,6 +103,12 @@ class FilVer(FedAvg):
             self.visit(hospital, GLOBAL, test=True, embeddings=self._wanted(state, hospital))
             for hospital in present
         ]
+
+    def kinds(self) -> list[Visit]:
+        """One that trains the encoder, and those that train the classifier."""
+        sent = self.own.variant if self.own.server_steps else ""
+        trains = self.visit("", GLOBAL, test=True, embeddings=sent)
+        return [trains] if self.own.pretrain == "none" else [trains, self._pretraining("")]
 
     def _pretraining(self, hospital: str) -> Visit:
         chosen: dict[str, Images] = {"pooled": "everyone", "first-hospital": "own"}

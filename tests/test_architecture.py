@@ -52,7 +52,7 @@ ALLOWED = {
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
         # What a run's method may order.
-        *("strategies.registry", "strategies.engine.orders"),
+        *("strategies.registry", "strategies.engine.orders", "strategies.engine.strategy"),
     },
     # Not part of a run: what is done with the models of an open one.
     "server_app/export.py": {"flwr", "torch", "learning", "strategies"},

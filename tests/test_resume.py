@@ -26,9 +26,9 @@ from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run as EngineRun
-from strategies.engine.run import RunError
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import Model, State
+from strategies.engine.strategy import RunError
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, check_parcel, pack

@@ -33,8 +33,9 @@ from strategies.engine.enrolment import (
 )
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
-from strategies.engine.run import Content, Ordered, Run, RunError
+from strategies.engine.run import Content, Ordered, Run
 from strategies.engine.state import Model, State
+from strategies.engine.strategy import RunError
 from strategies.engine.testing import Batch, begin_tests, letters, record_tests, to_test
 from strategies.engine.undoing import failure, maker_of, undo, undo_tested
 from strategies.engine.visit import Visit

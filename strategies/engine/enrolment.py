@@ -15,8 +15,9 @@ from flwr.common import log
 from strategies.engine.admission import admit, admit_first
 from strategies.engine.courier import Delivery, Letter
 from strategies.engine.events import FACTS, Event
-from strategies.engine.run import Run, RunError
+from strategies.engine.run import Run
 from strategies.engine.state import AWAY, Model
+from strategies.engine.strategy import RunError
 from strategies.protocol.classes import alike, ordered, outputs, quoted
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import duration

@@ -19,8 +19,9 @@ from flwr.app import RecordDict
 
 from strategies.engine.courier import Courier, Delivery, Exchange, Letter
 from strategies.engine.events import LOG, Event, Journal, read_events
-from strategies.engine.run import Ordered, RunError
+from strategies.engine.run import Ordered
 from strategies.engine.state import State
+from strategies.engine.strategy import RunError
 from strategies.protocol.files import FileError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.settings import SettingsError, rng_for

@@ -8,6 +8,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.engine.courier import Courier, Letter
 from strategies.engine.events import Event, Journal
+from strategies.engine.orders import check_order, timeout_of
 from strategies.engine.state import AWAY, State
 from strategies.engine.strategy import Strategy
 from strategies.engine.visit import Visit
@@ -35,10 +36,6 @@ class Ordered:
     order: Order
     sent: str
     ends: float
-
-
-class RunError(RuntimeError):
-    """The run cannot start or go on."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +112,8 @@ class Run:
         def write() -> RecordDict:
             return RecordDict({**content(), "order": to_record(order)})
 
-        setting = "prepare-timeout" if verb.startswith("query.") else "hop-timeout"
-        limit = getattr(self.settings, setting.replace("-", "_"))
+        setting, limit = timeout_of(self.settings, verb)
+        check_order(self.strategy, verb, order, order.hospital, sealed=self.sealed)
         return Letter(node, verb, about, write, limit, setting, order.hospital)
 
     def tell(self, event: Event) -> None:

@@ -16,6 +16,10 @@ from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.protocol.streams import task_at
 
 
+class RunError(RuntimeError):
+    """The run cannot start or go on."""
+
+
 class Strategy(ABC):
     """A method plans visits, and overrides what differs from these defaults.
 
@@ -34,6 +38,7 @@ class Strategy(ABC):
         waits: A hop ends when all its visits have. Without, the method plans again after each
             delivery, and says itself when a round is `over`.
         buffer_size: Synthetic images that each hospital renders before the first hop.
+        has_encoder: A frozen encoder travels to each hospital once, apart from the models.
         needs_own_buffer: A hospital takes no part if its buffer may not leave; else it does so
             without one.
         enrols_by_plan: Hospitals may join and leave as the setting `enrolment` plans it.
@@ -47,6 +52,7 @@ class Strategy(ABC):
     tests_every_visit = False
     waits = True
     buffer_size = 0
+    has_encoder = False
     needs_own_buffer = False
     enrols_by_plan = False
     needs_rounds = "its models move in rounds"
@@ -63,7 +69,6 @@ class Strategy(ABC):
         fits = not (settings.enrolment and settings.own_streams)
         allowed = "empty with a task-order or task-spread by which hospitals have their own tasks"
         require(fits, "enrolment", settings.enrolment, allowed)
-        planned(settings, [])  # a file that cannot be used is refused here
 
     def check(self, *, sealed: bool) -> None:
         """Refuse, before anything starts, a run that this method cannot do.
@@ -72,9 +77,11 @@ class Strategy(ABC):
             sealed: Whether parcels would travel sealed.
 
         Raises:
-            SettingsError: The server must read the models, and they are sealed or rounded.
+            SettingsError: The server must read the models, and they are sealed or rounded; or the
+                file `enrolment` cannot be used.
         """
         settings = self.settings
+        planned(settings, [])  # here: the file is the server's, and a hospital opens none of its
         if sealed and self.reads_models:
             raise SettingsError(
                 f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
@@ -114,6 +121,14 @@ class Strategy(ABC):
     @abstractmethod
     def plan(self, state: State) -> Sequence[Visit]:
         """The visits of the next hop; none: the round is over. A pure function of the state."""
+
+    def kinds(self) -> list[Visit]:
+        """The kinds of visits that `plan` may return, with the most epochs of each.
+
+        A hospital refuses what is not among them: another learner, verb, leg or choice of images,
+        more epochs, and embeddings or tests that none of that kind has (engine/orders.py).
+        """
+        return [self.visit("", "")]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
         """A visit has ended; None: it failed, and the model counts as being there, untrained."""

@@ -30,14 +30,6 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 MAY_CHANGE = {
     *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
 }
-# The values of `strategy`: each has a file.
-METHODS = tuple(
-    sorted(
-        path.stem.replace("_", "-")
-        for path in Path(__file__).parents[1].glob("[a-z]*.py")
-        if path.stem not in ("asynchronous", "registry")
-    )
-)
 
 SectionT = TypeVar("SectionT")
 

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from client_app.app import app as hospital_app
 from client_app.judge import Judge
 from server_app.app import app as server_app
-from strategies.engine.run import RunError
+from strategies.engine.strategy import RunError
 from strategies.engine.undoing import SERVER
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, load, pack

@@ -31,7 +31,8 @@ def _own_umask():
 
 
 def ask(place, verb="query.enrol"):
-    order = Order(1, 1, "", ["a", "b"], "plain", "1", code=code_hash())
+    code = code_hash() if verb == "query.enrol" else ""
+    order = Order(0, 0, "", ["a", "b"], "feder", "1", code=code)
     return app(Message(RecordDict({"order": to_record(order)}), 1, verb, ttl=60.0), place)
 
 

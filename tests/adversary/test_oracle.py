@@ -20,6 +20,8 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle, pack
 from strategies.protocol.records import to_record
+from strategies.protocol.settings import Settings
+from strategies.protocol.streams import task_at
 from tests.fakes import context, deployment, run_config
 
 SIDE = 4
@@ -46,7 +48,7 @@ class Victim:
         images = rng.integers(0, 256, (len(labels), SIDE, SIDE), dtype=np.uint8)
         images[:, 0, 0] = 0
         self.folder, self.classes = folder, [str(k) for k in range(len(sizes))]
-        self.config = run_config(**{"num_server_rounds": 1, **(config or {})})
+        self.config = run_config(**{"strategy": "rwt", "num_server_rounds": 1, **(config or {})})
         (folder / "policy.toml").write_text(policy, "utf-8")
         node = {"dataset": f"npz:{folder}/a.npz", "store_dir": folder / "store", "site": "graz"}
         self.place = deployment(self.config, policy=folder / "policy.toml", **node)
@@ -69,7 +71,13 @@ class Victim:
         np.savez(self.folder / f"{name}.npz", allow_pickle=False, **arrays)
 
     def ask(self, verb, content, **order):
-        fields = {"round": 9, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
+        fields = {"round": 1, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
+        if verb.startswith("query."):
+            fields |= {"round": 0, "hop": 0}
+        elif task := order.get("task"):
+            settings = Settings.parse(self.place.run_config)
+            rounds = range(1, settings.num_server_rounds + 1)
+            fields["round"] = next(each for each in rounds if task_at(settings, each) == task)
         asked = to_record(Order(**{"classes": self.classes, **fields, **order}))
         content = RecordDict({**content, "order": asked})
         return app(Message(content, 100, verb, ttl=60.0), self.place)
@@ -271,7 +279,7 @@ def answers_of_tasks(victim, classes, **config):
         order = {"run": f"{config['task-cut']}-{config['tasks']}-{task}", "task": task}
         tested = bundle({"m": model}, ["manifest", "model"])
         for verb, sent in (("query.prepare", {}), ("train", model), ("evaluate", tested)):
-            answer = victim.ask(verb, sent, epochs=1, **order)
+            answer = victim.ask(verb, sent, epochs=int(verb == "train"), **order)
             if answer.has_error():
                 yield {answer.error.reason: float(answer.error.code)}
             else:
@@ -417,7 +425,8 @@ def test_the_same_model_on_other_test_images_is_another_question(tmp_path):
 
 def test_neither_are_ensembles_nor_visits(tmp_path):
     """An ensemble is a model too; a visit goes on without its figure."""
-    victim = Victim(tmp_path, LARGE, LIMITED, config={"train__learning_rate": 1e-30})
+    config = {"strategy": "fedavg", "train__learning_rate": 1e-30}
+    victim = Victim(tmp_path, LARGE, LIMITED, config=config)
     models = {str(k): victim.linear(np.full((2, PIXELS), k), [0, 0]) for k in range(3)}
     answer = victim.ask("evaluate", bundle(models, ["manifest", "model"]), ensemble=True)
     assert "2/accuracy" in answer.content["metrics"]

@@ -1,5 +1,7 @@
 """What a hospital of its own sends of its class means, and what it keeps."""
 
+from typing import Any
+
 import pytest
 from flwr.app import Message
 
@@ -19,8 +21,8 @@ from tests.fakes import deployed
 @pytest.mark.parametrize(("smallest", "leg"), [(4, 1), (13, 1), (4, 2)])
 def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
     """Each of two classes has twelve images, of which about ten are trained on."""
-    settings = {"strategy": "fedspace", "model": "rotation-mlp", "mlp__hidden": "6"}
-    place = deployed(tmp_path, **settings, train__epochs=1)
+    settings: dict[str, Any] = {"strategy": "fedrewind", "rewind__base": "fedspace"}
+    place = deployed(tmp_path, **settings, train__epochs=10, model="rotation-mlp", mlp__hidden="6")
     policy = f"runs.sealed-only = false\nfigures.smallest-group = {smallest}\n"
     policy += "images.min-train-patients = 8"
     (tmp_path / "policy.toml").write_text(policy, "utf-8")

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 from socket import AF_UNIX, socket
+from typing import Any
 
 import pytest
 from flwr.app import Message, RecordDict
@@ -20,7 +21,7 @@ from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from tests.fakes import deployed
 
-CONFIG = {"strategy": "rwt", "model": "mlp", "train__epochs": 100_000}
+CONFIG: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "train__epochs": 100_000}
 RULES = "runs.sealed-only = false\nruns.max-epochs = 100000"
 
 

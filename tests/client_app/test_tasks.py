@@ -28,6 +28,7 @@ from strategies.protocol.order import Order
 from strategies.protocol.parcel import bundle, parcel_in
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import SettingsError
+from strategies.protocol.streams import task_at
 from tests.fakes import context, deployment, run_config, settings
 
 SIX = tuple("abcdef")
@@ -365,8 +366,9 @@ class Asked:
     def __init__(self, folder, sizes, policy="", deployed=True, **config):
         self.classes = [str(k) for k in range(len(sizes))]
         dataset = write_pictures(folder, sizes)
+        usual = {"strategy": "rwt", "partition": "iid", "model": "mlp", "mlp__hidden": "4"}
         settings = run_config(
-            **{"partition": "iid", "model": "mlp", "mlp__hidden": "4", "tasks": 2, **config},
+            **{**usual, "tasks": 2, **config},
             train__epochs=1,
             test_fraction=0.5,
             num_server_rounds=4,
@@ -381,6 +383,12 @@ class Asked:
     def __call__(self, verb, content=None, **order):
         fields = {"round": 1, "hop": 1, "hospital": "graz", "learner": "plain", "run": "1"}
         fields |= {"classes": self.classes, "task": 1}
+        if verb.startswith("query."):
+            fields |= {"round": 0, "hop": 0}
+        elif verb == "evaluate":
+            fields["round"] = 4  # all tasks have arrived
+        elif order.get("task") == 2:  # that of the rounds 3 and 4
+            fields["round"] = 3
         asked = to_record(Order(**{**fields, **order}))
         parcels = content or {}
         return app(Message(RecordDict({**parcels, "order": asked}), 100, verb), self.place)
@@ -400,16 +408,19 @@ class Asked:
 def test_an_order_for_another_task_is_refused(verb, task, tmp_path):
     answer = Asked(tmp_path, [10] * 4)(verb, task=task, code=code_hash())
     assert answer.error.code == Failure.PARCEL
-    assert answer.error.reason.endswith(f"The order is for task {task}, of 2.")
+    assert f"has task {task}, which" in answer.error.reason
     answer = Asked(tmp_path, [10] * 4, tasks=1)(verb, task=1, code=code_hash(), run="2")
-    assert answer.error.reason.endswith("The order is for task 1, of 1.")
+    assert "has task 1, which" in answer.error.reason
 
 
 @pytest.mark.parametrize("arrived", [[3], [0, 1], [1, 1]])
 def test_an_order_to_test_on_no_such_tasks_is_refused(arrived, tmp_path):
-    answer = Asked(tmp_path, [10] * 4)("query.prepare", task=1, arrived=arrived)
+    streams = {"strategy": "fedavg", "task_order": "shuffled"}
+    hospital = Asked(tmp_path, [10] * 4, **streams)
+    task = task_at(settings(**streams, tasks=2, num_server_rounds=4), 1, "graz")
+    answer = hospital("evaluate", task=task, round=1, arrived=arrived)
     assert answer.error.code == Failure.PARCEL
-    assert "to test on the tasks" in answer.error.reason
+    assert "has arrived" in answer.error.reason
 
 
 def test_a_task_below_0_is_no_task(tmp_path):

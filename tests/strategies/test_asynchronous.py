@@ -17,8 +17,8 @@ from server_app.results import Results
 from strategies.engine import courier
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
-from strategies.engine.run import Run, RunError
-from strategies.engine.strategy import HandsOn
+from strategies.engine.run import Run
+from strategies.engine.strategy import HandsOn, RunError
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.settings import SettingsError
 from strategies.registry import STRATEGIES, strategy_of

@@ -1,7 +1,6 @@
 """The engine, with hospitals that count visits instead of training."""
 
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +15,10 @@ from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.engine import Engine
 from strategies.engine.enrolment import agreed
-from strategies.engine.run import Run, RunError
+from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
-from strategies.engine.strategy import Strategy
+from strategies.engine.strategy import RunError, Strategy
 from strategies.fedavg import FedAvg
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import check_parcel, hash_arrays, pack, parcel_in
@@ -252,8 +251,8 @@ def test_who_has_left_by_plan_may_be_gone_for_good(monkeypatch, tmp_path):
 
 def test_a_hospital_that_sends_no_embeddings_is_known_to_have_been_asked(monkeypatch):
     class Asking(FedAvg):
-        def plan(self, state):
-            return [replace(visit, embeddings="sampled") for visit in super().plan(state)]
+        def visit(self, *where, **changes):
+            return super().visit(*where, **changes, embeddings="sampled")
 
     monkeypatch.setitem(STRATEGIES, "fedavg", Asking)
     _, ledger, _ = run(federation(2), "fedavg", num_server_rounds=1)

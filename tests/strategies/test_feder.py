@@ -2,7 +2,7 @@
 
 import pytest
 
-from strategies.engine.run import RunError
+from strategies.engine.strategy import RunError
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import check_parcel, load, parcel_in, save

@@ -75,6 +75,6 @@ def test_a_wrong_table_is_refused(tmp_path, text, reason):
 def test_a_missing_file_and_methods_that_need_everybody_are_refused(tmp_path):
     missing = str(tmp_path / "none.csv")
     with pytest.raises(SettingsError, match="cannot be read"):
-        strategy_of(settings(strategy="fedavg", enrolment=missing))
+        strategy_of(settings(strategy="fedavg", enrolment=missing)).check(sealed=False)
     with pytest.raises(SettingsError, match="'enrolment' is 'S2'; it must be empty with strategy"):
         strategy_of(settings(strategy="rwt", enrolment="S2"))

@@ -1,0 +1,84 @@
+"""What a run may order of a hospital: what its method declares, and never another thing.
+
+An order may ask for less than that. The server judges what it sends, so that a method that declares
+too little shows at once; a hospital of its own judges what arrives.
+"""
+
+from strategies.engine.strategy import Strategy
+from strategies.engine.visit import Visit
+from strategies.protocol.order import Order
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import Settings
+
+
+def timeout_of(settings: Settings, verb: str) -> tuple[str, float]:
+    """The setting that limits how long a message of a kind may take, and its seconds."""
+    if verb.startswith("query."):
+        return "prepare-timeout", settings.prepare_timeout
+    return "hop-timeout", settings.hop_timeout
+
+
+def check_order(
+    strategy: Strategy, verb: str, order: Order, hospital: str, *, sealed: bool
+) -> None:
+    """Refuse an order that the method of a run never gives.
+
+    What is not compared says whom a message is for: `hospital`, `classes`, `run` and `hop`.
+
+    Args:
+        strategy: The method, with the settings of the run.
+        verb: The message type.
+        order: What is ordered.
+        hospital: The name of the hospital that it is for.
+        sealed: Whether parcels travel sealed.
+
+    Raises:
+        ParcelError: Names the first field that is outside, and its value.
+    """
+    settings, rounds = strategy.settings, strategy.settings.num_server_rounds
+    trains, tests = verb in ("train", "train.rewind"), verb == "evaluate"
+    kinds = [kind for kind in strategy.kinds() if kind.verb == verb]
+    if not trains:
+        kinds = [Visit("", "", strategy.learner, 0, verb, images=strategy.images)]
+    inside: dict[str, bool] = {}
+    for name in ("learner", "images", "leg"):
+        kinds = [kind for kind in kinds if vars(kind)[name] == vars(order)[name]]
+        inside[name] = len(kinds) > 0
+    first, latest = (1, rounds) if trains or tests else (0, 0)
+    tasks = {strategy.task_at(order.round, hospital)}
+    if verb == "query.enrol":
+        tasks = {0}
+    if tests and first <= order.round <= latest:  # models may be tested rounds later
+        tasks |= {strategy.task_at(each, hospital) for each in range(1, order.round)}
+    streamed = {*range(1, settings.tasks + 1)} if settings.own_streams else set()
+    last = order.round == rounds
+    tested = last or order.round % settings.evaluate.every == 0
+    everywhere = settings.evaluate.cross is True
+    each_visit = strategy.tests_every_visit and everywhere and settings.evaluate.epochs
+    together = tests and last and everywhere and settings.evaluate.ensemble
+    own_start = verb == "query.prepare" and strategy.own_start
+    inside |= {
+        "round": first <= order.round <= latest,
+        "epochs": order.epochs <= max((kind.epochs for kind in kinds), default=0),
+        "task": order.task in tasks,
+        "arrived": sorted({*order.arrived} & streamed) == sorted(order.arrived),
+        "test": not order.test or (tested and any(kind.test for kind in kinds)),
+        "snapshots": not order.snapshots or (trains and tested and bool(each_visit)),
+        "own_start": own_start or not order.own_start,
+        "buffer_size": order.buffer_size <= strategy.buffer_size,
+        "replay": not order.replay or (trains and strategy.buffer_size > 0),
+        "ensemble": together or not order.ensemble,
+        "encoder": strategy.has_encoder or not order.encoder,
+        "embeddings": order.embeddings in {"", *(kind.embeddings for kind in kinds)},
+        "final": not order.final or (tests and last),
+        "sealed": order.sealed == sealed,
+        "members": sealed or not order.members,
+        "members_hash": sealed or not order.members_hash,
+        "code": verb == "query.enrol" or not order.code,
+    }
+    for name, fits in inside.items():
+        if not fits:
+            raise ParcelError(
+                f"The order '{verb}' has {name} {vars(order)[name]!r:.80}, which strategy "
+                f"'{settings.strategy}' never orders with the settings of this run."
+            )
