@@ -111,8 +111,8 @@ def print_power(auditor: Auditor, fresh: Samples) -> None:
             copies = torch.randperm(len(auditor.training), generator=rng)[:count]
             rest = torch.randint(len(others), (BUFFER - count,), generator=rng)
             rows = torch.cat([copies, len(auditor.training) + rest])
-            found = [(values[rows], index[rows]) for values, index in (near, far)]
-            refused += nearer_to(*found, len(auditor.equal[0]))[1] < LEVEL
+            first, second = ((values[rows], index[rows]) for values, index in (near, far))
+            refused += nearer_to(first, second, len(auditor.equal[0]))[1] < LEVEL
         print_row(count, f"{refused / REPEATS:.0%}")
 
 
@@ -150,17 +150,16 @@ def split(
     names, own = np.unique(groups, return_inverse=True)
     place = np.random.default_rng(seed).permutation(len(names))[own] / len(names)
     parts = (place < 0.7, (place >= 0.7) & (place < 0.85), place >= 0.85)
-    training, held_out, fresh = (torch.from_numpy(part.nonzero()[0]) for part in parts)
+    learnt, held_out, fresh = (torch.from_numpy(part.nonzero()[0]) for part in parts)
     rng = torch.Generator().manual_seed(seed)
-    training = training[torch.randperm(len(training), generator=rng)[:most]]
-    first = torch.from_numpy(np.unique(own[training], return_index=True)[1])
-    several = np.bincount(own[training])[own[training[first]]] > 1
-    taken = torch.zeros(len(training), dtype=torch.bool)
+    learnt = learnt[torch.randperm(len(learnt), generator=rng)[:most]]
+    first = torch.from_numpy(np.unique(own[learnt], return_index=True)[1])
+    several = np.bincount(own[learnt])[own[learnt[first]]] > 1
+    taken = torch.zeros(len(learnt), dtype=torch.bool)
     taken[first[torch.from_numpy(several)]] = True
-    patients = torch.from_numpy(own[training[~taken]])
-    parts = (training[~taken], held_out, fresh, training[taken])
-    training, held_out, fresh, siblings = (samples[rows] for rows in parts)
-    return training, held_out, fresh, siblings, patients
+    patients = torch.from_numpy(own[learnt[~taken]])
+    known, siblings = samples[learnt[~taken]], samples[learnt[taken]]
+    return known, samples[held_out], samples[fresh], siblings, patients
 
 
 def dressed(images: Tensor, dress: Dress) -> Tensor:
@@ -239,13 +238,13 @@ def shuffled(cells: int) -> Dress:
     """Its cells in a random order."""
 
     def dress(images: Tensor) -> Tensor:
-        size = [side // cells for side in images.shape[2:]]
+        size = (images.shape[2] // cells, images.shape[3] // cells)
         whole = images[..., : cells * size[0], : cells * size[1]]
         patches = unfold(whole, size, stride=size)
         order = torch.rand(len(images), 1, patches.shape[2]).argsort(2).expand_as(patches)
-        moved = fold(patches.gather(2, order), whole.shape[2:], size, stride=size)
+        high, wide = whole.shape[2:]
         out = images.clone()
-        out[..., : whole.shape[2], : whole.shape[3]] = moved
+        out[..., :high, :wide] = fold(patches.gather(2, order), (high, wide), size, stride=size)
         return out
 
     return dress

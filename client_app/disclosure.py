@@ -272,12 +272,12 @@ class Disclosure:
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
-        unseen = min(len(np.unique(self.data.test_patients)), HELD_OUT)
+        unseen = len(np.unique(self.data.test_patients))
         about = {
             "release-passed": math.inf,
             "gan-": math.inf,
             "release-median": train / 2,
-            "held-out-refused": unseen,
+            "held-out-refused": min(unseen, HELD_OUT),
             "release-nearer": min(train, unseen),
             "projection": min(train, settings.gan.projections),
         }

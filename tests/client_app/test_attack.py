@@ -72,6 +72,7 @@ def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
     job = job_of(tmp_path, hospitals=2)
     found = attack(job, strangers(tmp_path, 256, hospitals=2), {}, no_shadows)
     assert found.verdict == "passed"
+    assert found.leak is not None
     assert found.leak.high <= 0.05
     assert (found.members, found.synthetic) == (len(job.learnt), 256)
     assert found.references * 2 <= found.others == len(job.hospital.data.test)

@@ -109,11 +109,11 @@ def test_a_few_copies_among_many_strangers_are_noticed(copies, refused):
     rng = torch.Generator().manual_seed(0)
     near, far = (0.5 + 0.2 * torch.rand(512, 2, generator=rng) for _ in range(2))
     near[:copies, 0] = 1.0
-    sets = [
+    first, second = (
         (each.sort(dim=1, descending=True).values, torch.randint(300, (512, 2), generator=rng))
         for each in (near, far)
-    ]
-    assert (nearer_to(*sets, 300)[1] < LEVEL) == refused
+    )
+    assert (nearer_to(first, second, 300)[1] < LEVEL) == refused
 
 
 def test_one_training_image_that_attracts_all_is_no_proof():
