@@ -98,8 +98,8 @@ class _NotCompletedError(ValueError):
 
 def _read(path: Path) -> Run:
     settings = {"strategy": "", "seed": 0, "fold": 0, **read_config(path / "config.toml")}
-    for key, kind in (("strategy", str), ("seed", int), ("fold", int)):
-        if type(settings[key]) is not kind:
+    for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
+        if type(settings[key]) is not wanted:
             raise FileError(f"its config.toml says {key} = {settings[key]!r:.80}.")
     summary = Summary.read(path, any_version=True)
     if summary.status == "failed":
