@@ -180,7 +180,9 @@ class Followed:
             yield f"The run failed: {self.summary.error}"
         elif self.summary:
             yield from texts(self.summary.worth, "run", "noise", "class")
-            yield f"The run has {self.summary.status}, after {duration(self.summary.wall_seconds)}."
+            took = self.summary.wall_seconds
+            after = f", after {duration(took)}" if isfinite(took) else ""
+            yield f"The run has {self.summary.status}{after}."
         yield str(self.path)
 
 
