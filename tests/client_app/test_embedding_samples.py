@@ -163,7 +163,7 @@ def test_a_sample_is_known_by_what_it_is_whatever_the_order_says(folder, tmp_pat
     assert sent(server.ask(spread=2.0, whole=True)) is None
     assert sent(server.ask(spread=1e-3, whole=True)) is None
     assert re.search("embeddings.max-bits", caplog.text)  # it was audited on its own
-    assert sent(server.ask(spread=1.0, whole=True, **{"filver.share": 0.5})) is None
+    assert sent(server.ask(spread=1.0, whole=True, run="3", **{"filver.share": 0.5})) is None
     assert sent(server.ask(spread=1.0, run="2")) is not None
 
 
