@@ -74,7 +74,7 @@ class Identity:
         Raises:
             OwnError: The file is not an identity file, or others may read it.
         """
-        if not path.exists():
+        if not os.path.lexists(path):
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
             with own_draft(path) as draft:
                 draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
@@ -114,7 +114,7 @@ def secret_of(store: Store) -> bytes:
     path = store.folder / "figures-secret"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(".figures-secret.lock")):
-        if not path.exists():
+        if not os.path.lexists(path):
             with replacing(path) as draft:
                 draft.touch(mode=0o600)
                 draft.write_bytes(secrets.token_bytes(32))

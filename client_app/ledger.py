@@ -281,8 +281,9 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
 
     A run that is refused may have others: of long texts the beginning, of unknown ones the number.
     """
+    path = _policy_file(config)
     try:
-        rules = _hash(_policy_file(config).read_bytes())
+        rules = _hash(path.read_bytes()) if path.is_file() else ""
     except OSError:  # what leaves then is a failure that says so
         rules = ""
     known, given = defaults(), sorted(context.run_config.items())

@@ -12,6 +12,7 @@ only the hospital's own word changes it afterwards (`python -m client_app member
 
 import json
 import logging
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ def add_member(path: Path, name: str, key: str) -> None:
     Raises:
         SettingsError: The file, the name or the key cannot be used, or the name has another key.
     """
-    before = _text(path) if path.exists() else ""
+    before = _text(path) if os.path.lexists(path) else ""
     members, member = _parse(before, path), _member(name, key)
     if name in members:
         raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
@@ -101,11 +102,11 @@ def members_of(
         if own.name in keys and keys[own.name] != str(own.member):
             raise ParcelError(f"The server announces another key of '{own.name}' than its own.")
         # Once the server names the hospital itself, it names all that have enrolled with it.
-        if own.name in announced and len(announced) > 1 and not pins.exists():
+        if own.name in announced and len(announced) > 1 and not os.path.lexists(pins):
             head = "# Trusted at first use. To change it: python -m client_app members list\n"
             lines = (member_line(name, announced[name]) for name in sorted(announced))
             _write(pins, head + "".join(lines), announced)
-        members = read_members(pins) if pins.exists() else {}
+        members = read_members(pins) if os.path.lexists(pins) else {}
     if str(members.setdefault(own.name, own.member)) != str(own.member):
         raise SettingsError(
             f"The members name another key for '{own.name}' than this hospital's own."

@@ -68,6 +68,8 @@ def check_node_config(config: Mapping[str, Any]) -> None:
         if key not in known:
             raise OwnError("node-config", f"'{key}' is for simulations: leave it out.")
         fits = isinstance(value, KINDS[key]) and (bool in KINDS[key] or type(value) is not bool)
+        if value == "" and key not in OWN_SETTINGS:
+            raise OwnError("node-config", f"'{key}' is empty: give it a value, or leave it out.")
         if not fits or (key == "keep" and value not in KEPT):
             kind = {str: "a text in quotes", int: "a whole number", bool: "true or false"}
             allowed = ", ".join(KEPT) if key == "keep" else kind.get(KINDS[key][0], "a number")

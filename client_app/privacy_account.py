@@ -84,8 +84,10 @@ class Account:
         Raises:
             OwnError: The file cannot be read, or a line is no release.
         """
+        if not os.path.lexists(self.path):
+            return []
         try:
-            lines = read_text(self.path).splitlines() if self.path.exists() else []
+            lines = read_text(self.path).splitlines()
             return [from_json(line, Spent) for line in lines if line.endswith("}")]
         except (OSError, ValueError) as error:
             raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from client_app.node_config import OwnError
-from client_app.start import check_own
+from client_app.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, check_name, end_of
 from deploy.errors import DeployError
@@ -101,7 +101,8 @@ def start_supernode(hospital: Hospital) -> None:
     code = "any" if hospital.any_code else str(approved_code(folder))
     config = node_config(hospital)
     try:
-        check_own(config)
+        for said in check_own(config):
+            print(said, flush=True)
     except (OwnError, OSError) as error:
         raise DeployError(error.explain() if isinstance(error, OwnError) else str(error)) from error
     check_server(hospital.server, authority)
@@ -170,13 +171,17 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "each hospital that `python -m client_app identity` prints there; or first-use, or "
                 "none (docs/privacy.md)."
             )
-    policy = hospital.policy or hospital.folder / "policy.toml"
-    if policy.is_file():
-        paths["policy"] = policy
-    elif hospital.policy:
+    try:
+        policy = hospital.policy or find_policy(hospital.folder)
+    except OwnError as error:
+        raise DeployError(error.explain()) from error
+    if policy and not policy.is_file():
         raise DeployError(
-            f"--policy is {policy}, which is no file: `python -m client_app policy` writes one."
+            f"The policy {policy} is no file: `python -m client_app policy` writes one. Move away "
+            "what is there, or name another file with --policy."
         )
+    if policy:
+        paths["policy"] = policy
     config = {"resident": True} | _parsed(hospital.node_config) | {"site": hospital.name}
     if hospital.members == "first-use":
         config["members"] = "first-use"

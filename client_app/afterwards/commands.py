@@ -9,6 +9,7 @@ from typing import Any
 
 from client_app.errors import DataError
 from client_app.identity import Identity
+from client_app.ledger import path_of, read
 from client_app.members import read_members
 from client_app.policy import Policy, PolicyError
 from client_app.store import Store
@@ -254,24 +255,40 @@ def dossier(arguments: argparse.Namespace) -> int:
     signed = {
         True: f"Signed by the key that this hospital knows {checked.hospital!a} by.",
         False: f"NOT signed by a key that this hospital knows {checked.hospital!a} by.",
-        None: "Not signed.",
     }
     print(signed[checked.signed])
-    holds = checked.holds and (checked.signed is not None or arguments.file is None)
     if not checked.page:
         print("dossier.html is missing, or does NOT show what dossier.json says.")
     if arguments.file:
-        came = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
-        match came:
-            case None:
-                print("No buffer of that hospital came here in that run.")
-            case checked.hash:
-                print("It is the dossier that the hospital's buffer named here.")
-            case _:
-                print(f"NOT the dossier that the hospital's buffer named here: that is {came}.")
-        holds = holds and came == checked.hash
+        named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
+        where = "the hospital's buffer named here"
+    else:
+        named = _told_dossier(path_of(arguments.site, store.parent), path.parent.name)
+        where = "the ledger has"
+    match named:
+        case None:
+            print("There is no dossier of that run that " + where + ".")
+        case checked.hash:
+            print(f"It is the dossier that {where}.")
+        case _:
+            print(f"NOT the dossier that {where}: that is {named}.")
+    holds = checked.holds and named == checked.hash
     print("It holds." if holds else "It does NOT hold.")
     return int(not holds)
+
+
+def _told_dossier(path: Path, run: str) -> str | None:
+    """The hash of a run's dossier that left the hospital last, by its ledger; None if none did.
+
+    Raises:
+        BrokenLedger: The ledger cannot be believed.
+    """
+    told = None
+    for line in read(path) if path.exists() else ():
+        for record in line.entry.get("left", ()) if line.entry.get("run") == run else ():
+            if record["name"] == "card":
+                told = record.get("values", {}).get("dossier", told)
+    return told
 
 
 def _newest_dossier(folder: Path, run: str | None) -> Path:

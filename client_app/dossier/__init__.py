@@ -13,6 +13,7 @@ and can ask the hospital for the file that has it.
 from client_app.buffer.job import Release
 from client_app.dossier.contents import contents
 from client_app.dossier.files import write
+from client_app.identity import Identity
 from client_app.request import Request
 
 
@@ -23,5 +24,5 @@ def keep_dossier(request: Request, release: Release) -> str:
     """
     hospital = request.hospital
     folder = hospital.store.folder / "dossiers" / request.run.folder.name
-    identity = request.seal.identity if request.seal else None
+    identity = Identity.of(hospital.name, hospital.identity) if hospital.policy else None
     return write(folder, contents(request, release), identity)

@@ -50,20 +50,20 @@ class Checked:
         hash: SHA-256 of dossier.json, which travels with the buffer.
         hospital: Whose it says that it is.
         run: Of which run.
-        signed: Whether the hospital has signed it; None if nobody has.
+        signed: Whether the hospital has signed it.
         page: Whether dossier.html shows what dossier.json says.
     """
 
     hash: str
     hospital: str
     run: str
-    signed: bool | None
+    signed: bool
     page: bool
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was changed, as far as that can be seen."""
-        return self.signed is not False and self.page
+        """Whether the hospital has signed it, and its page shows what it says."""
+        return self.signed and self.page
 
 
 def check(path: Path, keys: Mapping[str, Member]) -> Checked:
@@ -88,7 +88,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     digest = hashlib.sha256(text).hexdigest()
     signature, html = (_bytes(path.with_name(f"dossier.{each}")) for each in ("sig", "html"))
     member = keys.get(str(hospital))
-    signed = member is not None and member.has_signed(text, signature) if signature else None
+    signed = member is not None and member.has_signed(text, signature)
     signer = str(member) if member and signed else ""
     try:
         shown = html == page(dossier, digest, signer).encode()

@@ -267,8 +267,7 @@ def _fingerprints(dossier: Json, digest: str, signer: str) -> Iterator[str]:
         )
         yield verbatim(signer)
     else:
-        why = "a simulation has no keys" if dossier["simulated"] else "the run was not sealed"
-        yield notice("amber", paragraph(f"Not signed: {why}."))
+        yield notice("amber", paragraph("Not signed: a simulation has no keys."))
 
 
 def _policy(dossier: Json) -> Iterator[str]:

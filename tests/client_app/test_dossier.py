@@ -137,7 +137,7 @@ def test_another_hospital_checks_it_against_the_buffer_that_it_got(sealed, comma
     given.with_name("dossier.sig").unlink()
     code, said = command(sealed.stores["graz"], "graz", given)
     assert code == 1
-    assert "Not signed." in said
+    assert "NOT signed" in said
 
 
 @pytest.mark.parametrize("changed", ["dossier.json", "dossier.html", "dossier.sig"])
@@ -148,6 +148,45 @@ def test_what_was_changed_does_not_hold(sealed, command, changed):
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 1
     assert "does NOT hold" in said
+
+
+@pytest.mark.parametrize("signed", ["not", "as before", "anew", "by another"])
+def test_one_that_was_edited_with_its_page_does_not_hold(sealed, command, signed):
+    """Whoever can write the files can make the page again, and may have the hospital's key."""
+    path = file_of(sealed, "graz")
+    signature, told = path.with_name("dossier.sig").read_bytes(), json.loads(path.read_bytes())
+    store = sealed.stores["graz"] / "graz"
+    keys = {
+        "anew": store / "identity",
+        "by another": store / "other",
+        "as before": store / "identity",
+    }
+    identity = Identity.of("graz", keys[signed]) if signed in keys else None
+    told["checked"]["release-median-rank"] = 0.5
+    write(path.parent, told, identity)
+    if signed == "not":
+        path.with_name("dossier.sig").unlink()
+    if signed == "as before":
+        path.with_name("dossier.sig").write_bytes(signature)
+    code, said = command(sealed.stores["graz"], "graz")
+    assert code == 1
+    assert "NOT the dossier that the ledger has" in said
+    assert "It does NOT hold." in said
+
+
+def test_one_without_a_signature_or_a_ledger_does_not_hold(sealed, command):
+    path = file_of(sealed, "graz")
+    ledger = sealed.stores["graz"] / "graz" / "ledger.jsonl"
+    ledger.rename(ledger.with_name("away"))
+    code, said = command(sealed.stores["graz"], "graz")
+    assert code == 1
+    assert "There is no dossier of that run that the ledger has." in said
+    ledger.with_name("away").rename(ledger)
+    assert command(sealed.stores["graz"], "graz")[0] == 0
+    path.with_name("dossier.sig").unlink()
+    code, said = command(sealed.stores["graz"], "graz")
+    assert code == 1
+    assert "NOT signed" in said
 
 
 @pytest.mark.parametrize(
@@ -177,7 +216,7 @@ def test_a_simulation_has_no_keys_and_says_so(tmp_path, monkeypatch):
     asked = Message(RecordDict({"order": to_record(order)}), 100, "query.prepare")
     assert not app(asked, place).has_error()
     (path,) = tmp_path.glob("hospital-0/dossiers/*/dossier.json")
-    assert check(path, {}).signed is None
+    assert not check(path, {}).holds
     assert "Not signed: a simulation has no keys." in path.with_name("dossier.html").read_text()
 
 

@@ -1,6 +1,7 @@
 """What a hospital's people have written: refused at its start, and told to nobody else."""
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ from flwr.app import Message, RecordDict
 from client_app.app import app
 from client_app.hospital import open_hospital
 from client_app.identity import Identity, secret_of
+from client_app.ledger import append, path_of
 from client_app.members import member_line
 from client_app.node_config import OwnError, check_node_config
 from client_app.policy import DEFAULTS
-from client_app.start import check_own
+from client_app.start import check_own, find_policy
 from client_app.store import Store
+from deploy.errors import DeployError
+from deploy.hospital import Hospital, node_config
 from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -43,10 +47,92 @@ def refusal(config):
     return caught.value.explain()
 
 
-def test_a_hospital_whose_files_can_be_used_starts(place):
-    check_own(place.node_config)
-    check_own({**place.node_config, "members": "first-use"})
-    check_own({key: place.node_config[key] for key in ("site", "data-dir")})
+def test_a_hospital_whose_files_can_be_used_starts_and_says_what_is_in_force(place, tmp_path):
+    def digest(path):
+        return sha256(Path(path).read_bytes()).hexdigest()
+
+    config, defaults = place.node_config, f"defaults hold ({DEFAULTS}, SHA-256 {digest(DEFAULTS)})."
+    policy, ledger, members = check_own(config)
+    assert policy == f"Policy: {config['policy']}, SHA-256 {digest(config['policy'])}"
+    assert ledger == "Ledger: none yet."
+    assert digest(config["members"]) in members
+    assert "those of the first run" in check_own({**config, "members": "first-use"})[-1]
+    store = str(tmp_path / "empty")
+    own = {key: config[key] for key in ("site", "data-dir")} | {"store-dir": store}
+    policy, _, members = check_own(own)
+    assert defaults in policy
+    assert "open runs only" in members
+
+
+def dangling(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/nowhere/at/all")
+
+
+def pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Policy.toml", "POLICY.TOML", "policy.toml.txt", "policy.tml", "policy.tom", "policy"),
+        *(
+            "policies.toml",
+            "poliy.toml",
+            "ploicy.toml",
+            "policy.yaml",
+            "policy.toml~",
+            "policy.toml ",
+        ),
+        *(
+            "policy (1).toml",
+            "policy-new.toml",
+            "p\u043elicy.toml",
+            ".policy.toml.swp",
+            "my_policy",
+        ),
+    ],
+)
+def test_what_looks_like_a_policy_and_is_none_is_refused(name, tmp_path):
+    for other in ("ca.crt", "graz.key", "members", "approved", "running.json", "flwr", "store"):
+        (tmp_path / other).mkdir()
+    assert find_policy(tmp_path) is None
+    (tmp_path / name).write_text("[runs]\nmax-rounds = 1\n")
+    with pytest.raises(OwnError) as caught:
+        find_policy(tmp_path)
+    assert "rename it to policy.toml" in caught.value.explain()
+    (tmp_path / "policy.toml").write_text("")
+    assert find_policy(tmp_path) == tmp_path / "policy.toml"
+
+
+@pytest.mark.parametrize(
+    "damage", [dangling, lambda path: path.mkdir(), lambda path: os.mkfifo(path)]
+)
+def test_a_policy_that_is_no_file_is_found_and_refused(damage, tmp_path):
+    damage(tmp_path / "policy.toml")
+    with pytest.raises(DeployError, match="is no file"):
+        node_config(Hospital(tmp_path, "linz:9092", "graz", tmp_path))
+
+
+def test_a_broken_ledger_and_a_forgotten_run_are_named_at_the_start(place, tmp_path):
+    config = place.node_config
+    path = path_of("graz", Path(config["store-dir"]))
+    append(path, {"time": "2026-01-01", "verb": "train", "run": "1", "left": []})
+    assert "1 lines that hold" in check_own(config)[1]
+    (path.parent / "runs" / "1").mkdir(parents=True)
+    (path.parent / "runs" / "1" / "visits").write_text("1\n")
+    append(path, {"time": "2026-01-01", "verb": "train", "run": "1", "left": []})
+    (path.parent / "runs" / "1" / "visits").unlink()
+    assert "visits was deleted or cut" in refusal(config)
+    path.write_bytes(path.read_bytes().replace(b"train", b"tried"))
+    assert "Without a backup move" in refusal(config)
+
+
+def test_a_dangling_list_of_members_is_no_first_use(place, tmp_path):
+    dangling(tmp_path / SECRET / "store" / "graz" / "members")
+    assert "cannot be read" in refusal({**place.node_config, "members": "first-use"})
 
 
 def as_folder(path):
@@ -65,6 +151,8 @@ def appended(text):
 DAMAGE = {
     "missing": lambda path: path.unlink(),
     "folder": as_folder,
+    "dangling": dangling,
+    "pipe": pipe,
     "utf-16": lambda path: path.write_bytes(path.read_text().encode("utf-16")),
     "latin-1": lambda path: path.write_bytes(b"# M\xfcller\n"),
     "empty": lambda path: path.write_bytes(b""),
@@ -97,8 +185,14 @@ CASES = [
         "it must be a number, and finite",
     ),
     ("policy.toml", written("[figures]\nwithheld = ['aurok']"), "did you mean 'auroc'?"),
-    *(("store/graz/figures-secret", DAMAGE[kind], "") for kind in ("folder", "latin-1", "empty")),
-    *(("store/graz/privacy.jsonl", DAMAGE[kind], "is damaged") for kind in ("folder", "latin-1")),
+    *(
+        ("store/graz/figures-secret", DAMAGE[kind], "")
+        for kind in ("folder", "latin-1", "empty", "dangling")
+    ),
+    *(
+        ("store/graz/privacy.jsonl", DAMAGE[kind], "is damaged")
+        for kind in ("folder", "latin-1", "dangling")
+    ),
     ("store/graz/privacy.jsonl", written('{"spent": 1}'), "is damaged"),
     ("members", written(""), "has no line with this hospital's key. It must have: graz = "),
     ("members", written("graz = 7"), "line 1: "),
@@ -153,6 +247,9 @@ def test_nothing_of_such_a_file_ever_leaves(place, tmp_path, file, damage, said,
         ({"train.batch-size": 0}, "'train.batch-size' is 0; it must be"),
         ({"train.learning-rate": "fast"}, "it must be: a number"),
         ({"train.learning-rate": -1.0}, "'train.learning-rate' is -1.0; it must be"),
+        ({"policy": ""}, "'policy' is empty"),
+        ({"members": ""}, "'members' is empty"),
+        ({"store-dir": ""}, "'store-dir' is empty"),
         ({"keep": "all"}, "'keep' is 'all'; it must be: final, visits, none"),
         ({"model": "resnet81"}, "There is no model 'resnet81'"),
         ({"ser.oracle": "/Station-7/maps.npz"}, "'ser.oracle' is '/Station-7/maps.npz', which is"),
