@@ -16,7 +16,7 @@ training images in seven steps.
    a noisy copy does. Images that are like many, such as blurred ones, have none that does.
 
 5. In parts: blocks of the image, each on its own, among those of a training image: near where they
-   were, which finds bent copies, and anywhere, which finds patches that were moved. The half of
+   were, which finds bent copies, and anywhere, which finds patches that were moved. The third of
    the blocks that fits best counts, so that the rest may be hidden, or of another image.
 6. Elsewhere: halves and quarters of the image as shrunken whole ones, and its colours, as grey
    images, among training images and their colours.
@@ -51,9 +51,8 @@ COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the 
 MOVED = 10  # those that are left when all were registered
 BLOCKS, BLOCK = 4, 4  # blocks a side of an image; the least side of one in pixels
 BLOCK_FEATURES, PLACES = 24, 4  # of a block; candidates by blocks in their place, and by moved ones
-FAINT = (
-    0.1  # contrast (norm) of a block that counts half: noise on a flat ground is alike by chance
-)
+SEEN = 3  # one in so many blocks counts: the rest may be hidden
+FAINT = 0.02  # contrast (norm) of a block that counts half: noise on flat ground is alike by chance
 EXACT = 0.002  # residual of a block at which it is taken for the same
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
@@ -247,12 +246,13 @@ class Search:
         at = torch.cartesian_prod(*[torch.arange(side, device=framed.device)] * 2)
         own = torch.cartesian_prod(*[torch.arange(0, side, self.block, device=framed.device)] * 2)
         far = (at[None] - own[:, None]).abs().amax(dim=2) > (self.block + 1) // 2  # [B, places]
-        bent, parts = [], []
+        bent: list[Tensor] = []
+        parts: list[Tensor] = []
         for i, f in zip(index.T, frame.T, strict=True):
             alike = (blocks[rows[:, 0], f] @ self._blocks(self.whole[i], 1).mT).abs_()
             for found, scores in ((parts, alike), (bent, alike.masked_fill(far, 0))):
                 each = _evidence(scores.amax(dim=2))  # [n, B]
-                found.append(-each.topk(-(-each.shape[1] // 2), dim=1).values.mean(dim=1))
+                found.append(-each.topk(-(-each.shape[1] // SEEN), dim=1).values.mean(dim=1))
         return torch.stack(bent, 1), torch.stack(parts, 1)
 
     def _blocks(self, images: Tensor, step: int) -> Tensor:
