@@ -97,7 +97,7 @@ def others(past: PastRun) -> Iterator[str]:
 def method(past: PastRun) -> str:
     """The name of the method."""
     of_models = [str(model.settings["strategy"]) for model in past.models.values()]
-    return past.settings.get("strategy", of_models[0] if of_models else "A run")
+    return str(past.settings.get("strategy", of_models[0] if of_models else "A run"))
 
 
 def dates(past: PastRun) -> str:
