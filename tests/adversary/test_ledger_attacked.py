@@ -101,7 +101,7 @@ def rewritten(path: Path, change: random.Random) -> None:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A hospital with four lines: a run, one with malformed orders, a refused one."""
-    place = deployed(tmp_path_factory.mktemp("ledger"))
+    place = deployed(tmp_path_factory.mktemp("ledger"), strategy="rwt")
     assert not asked(place, "1").has_error()
     assert asked(place, "2", round="x").has_error()
     assert asked(place, "3", learner="nothing").has_error()
@@ -159,7 +159,7 @@ def test_a_mutated_ledger_is_broken_by_name_and_never_a_traceback(
 def test_no_number_of_enrolments_fills_more_of_the_disk_than_the_policy_allows(
     order, settings, tmp_path
 ):
-    place, order = deployed(tmp_path), dict(order)
+    place, order = deployed(tmp_path, strategy="rwt"), dict(order)
     policy = f"[runs]\nsealed-only = false\n[machine]\nmax-disk-gb = {ALLOWED / 1e9}\n"
     (tmp_path / "policy.toml").write_text(policy)
     place.run_config.update(settings)
@@ -176,7 +176,7 @@ def test_no_number_of_enrolments_fills_more_of_the_disk_than_the_policy_allows(
 
 
 def test_a_store_that_has_room_again_takes_messages(tmp_path):
-    place = deployed(tmp_path)
+    place = deployed(tmp_path, strategy="rwt")
     (tmp_path / "policy.toml").write_text("runs.sealed-only = false\nmachine.max-disk-gb = 0.001\n")
     heap = Path(str(place.node_config["store-dir"])) / "graz" / "heap"
     heap.parent.mkdir(parents=True)
@@ -201,7 +201,7 @@ DELETED = {
 @pytest.mark.parametrize("file", DELETED.values(), ids=DELETED)
 def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, tmp_path, caplog):
     """In the run itself, and in another one: a server may begin as many as it likes."""
-    place = deployed(tmp_path)
+    place = deployed(tmp_path, strategy="rwt")
     folder = ledger_of(place).parent
     assert not asked(place, "1").has_error()
     for name in ("runs/1/tested", "privacy.jsonl", "embeddings/left"):
@@ -226,7 +226,7 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
 
 
 def test_a_run_of_long_ago_may_be_deleted(tmp_path, monkeypatch):
-    place = deployed(tmp_path)
+    place = deployed(tmp_path, strategy="rwt")
     assert not asked(place, "1").has_error()
     with opened(ledger_of(place)) as index:
         index.rows.execute("UPDATE kept SET time = time - 200000 WHERE file LIKE 'runs/%'")
