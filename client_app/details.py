@@ -15,9 +15,9 @@ another gains it; 1; √(K − 1) for K classes; 2 for the numbers of images in 
 and 2/n for the calibration error of n images. So all tables of D models, however they are made,
 tell two cases of one patient apart by TOLD standard deviations together.
 
-An operating point is chosen on at most `IMAGES` training images. In a deployment the counts that it
-is chosen by have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Nobody's
-training image decides on it, and it can be told.
+An operating point is chosen on the training images that models are asked about. In a deployment the
+counts that it is chosen by have noise too, with d = √(K T) for T thresholds, without the factor
+TABLES. Nobody's training image decides on it, and it can be told.
 
 An interval tells of patients as well. So a deployment does not use the bootstrap, but the interval
 of figures as they are told, wider by their noise, where all images of a patient are right or all
@@ -57,7 +57,6 @@ from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import rng_for
 
 TABLES = 5
-IMAGES = 1000  # of the training images, on which operating points are chosen
 VAGUE = 0.1  # noise in an AUROC above which it says nothing beside the shares that follow from it
 MOST_CLASSES = 20  # of which every pair is counted
 DIGITS = 3  # of a share between real hospitals
@@ -110,10 +109,8 @@ class Details:
     def __init__(self, disclosure: Disclosure) -> None:
         self.disclosure = disclosure
         data = disclosure.data
-        own = rng_for(disclosure.request.hospital.settings.seed, "operating point")
-        drawn = torch.from_numpy(np.sort(own.permutation(len(data.train))[:IMAGES]))
-        self.seen: Samples = data.train[drawn]
-        patients = data.train_patients[drawn.numpy()]
+        self.seen: Samples = data.train[torch.from_numpy(disclosure.asked)]
+        patients = data.train_patients[disclosure.asked]
         self._most_seen = int(np.unique(patients, return_counts=True)[1].max())
         self._labels = disclosure.labels.cpu().numpy()
         self._patients = np.unique(disclosure.patients, return_inverse=True)[1]
@@ -276,10 +273,9 @@ class Details:
         if not len(self._labels):
             return None
         if rules:
-            asked = f"{said.model}-{disclosure.data.train_fingerprint}"
             try:
                 counted = Tested(disclosure.request.run, "detailed", "figures.max-detailed")
-                counted.add(asked, "", rules.max_detailed)
+                counted.add(said.model, "", rules.max_detailed)
             except PolicyError as error:
                 log_once(f"Of further models only the figures are told. {error.explain()}")
                 return None
@@ -363,9 +359,9 @@ class Details:
         if rules := self.disclosure.rules:
             moved = self._most_seen * sqrt(own.size)
             width = moved * sqrt(rules.max_detailed) / TOLD
-            about = f"{said.model} {self.disclosure.data.train_fingerprint}"
+            noise = partial(self.disclosure.noise_table, model=said.model, shape=own.shape)
             own, others = (
-                table + width * self.disclosure.noise_table(f"{name} reached", about, table.shape)
+                table + width * noise(f"{name} reached")
                 for name, table in (("own", own), ("others", others))
             )
         return operating_point(own, others, sizes)

@@ -23,9 +23,12 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
 - Where images arrive in tasks, the server chooses these. So a class counts as another one in each
   task, wherever it is asked how many patients have it, and numbers of images are sums of rounded
   ones. The accuracies of all tasks together tell of a patient what the accuracy alone would.
-- Prototypes, class means of features, are of such classes alone, without noise; the numbers of
-  images behind them are in whole groups, and the radius has two digits.
-- Of a buffer a figure leaves if it is about so many patients: no smallest distance does.
+- A training loss is such a figure, too: the mean of what at most IMAGES training images lose, each
+  no more than WORST times what guessing loses. So are prototypes, class means of features: all that
+  a patient has of a class counts once, and is no longer than the features of random pixels are. By
+  s, in these lengths, one patient moves a mean, of all classes together.
+- Of a buffer a figure leaves if it is about so many patients: no smallest distance does. For n of
+  them s is 1/n, and M is `figures.max-detailed`; distances have noise and steps in proportion.
 - What is told after the last round, such as counts for each class, is in details.py.
 
 A dither of one step's width would not do: a figure at a multiple of the step, such as 0, gets no
@@ -35,7 +38,7 @@ noise from it, and one patient more or less shows after a few models.
 import hashlib
 import hmac
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from statistics import NormalDist
 
 import numpy as np
@@ -45,15 +48,23 @@ from torch import Tensor, nn
 
 from client_app.datasets.pool import Indices
 from client_app.identity import secret_of
+from client_app.policy import PolicyError
 from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
 from learning.errors import DivergedError
-from learning.evaluation import count_right, score
+from learning.evaluation import count_right, probabilities, score
+from learning.judgement import nobodys
+from learning.learners.prototypes import features_of
+from learning.models.rotation import RotationNetwork
+from strategies.protocol.may_leave import METRICS, SHARE, metric_of
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import rng_for
 
 TOLD = 4.0
 COARSEST = 0.25
+IMAGES = 1000  # of the training images, about which models are asked
+WORST = 2.0  # what an image loses at the most, in times of guessing
 TESTED = ("accuracy", "balanced-accuracy", "auroc")  # their noise is told beside them
 
 
@@ -80,6 +91,8 @@ class Disclosure:
         )
         self.labels = test.labels[self.chosen]
         self.tasks = None if self.data.test_tasks is None else self.data.test_tasks[chosen]
+        self.owners = self.data.train_patients
+        self.learnt = in_large_classes(self.owners, self.data.train_strata, smallest)
         if self.rules is None:
             return
         self.effects = effects(self.patients, self.labels.cpu().numpy())
@@ -87,8 +100,6 @@ class Disclosure:
             of_tasks = effects_of_tasks(self.patients, self.tasks)
             within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
             self.effects |= of_tasks | within
-        self.owners = self.data.train_patients
-        self.learnt = in_large_classes(self.owners, self.data.train_strata, smallest)
         self.secret = secret_of(request.hospital.store)
         if small := len(test) - len(self.labels):
             log_once(f"{small} test images are in no figure: too few patients have their class.")
@@ -96,8 +107,8 @@ class Disclosure:
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model as it is here, with the layers that stay here; empty if none is used.
 
-        The server chooses which images are tested on, by the seed of a run for instance. The same
-        model on others is another question: it is counted, and has other noise.
+        The server chooses which images are asked about, by tasks for instance. The same model on
+        others is another question: it is counted, and has other noise.
 
         Args:
             network: The model.
@@ -105,7 +116,8 @@ class Disclosure:
         """
         if self.rules is None and self.request.seal is None:
             return ""
-        asked = f"{self.data.test_fingerprint} {label.architecture}"
+        data = self.data
+        asked = f"{data.test_fingerprint} {data.train_fingerprint} {label.architecture}"
         digest = hashlib.sha256(asked.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
@@ -250,47 +262,92 @@ class Disclosure:
         most, names = self.rules.max_models, self.effects.keys() & {*figures}
         return {name: step_of(self.effects[name], most) for name in sorted(names)}
 
-    def of_loss(self, model: str, loss: float) -> dict[str, float]:
-        """A training loss, which has no bounds: noise and steps are relative to it."""
-        name = "train-loss"
-        if self.rules is None or not 0 < loss < math.inf:
-            return {name: loss}
-        if not len(self.learnt):
+    @property
+    def asked(self) -> Indices:
+        """The training images about which models are asked: the same ones for all runs."""
+        drawn = rng_for(self.request.hospital.settings.seed, "operating point")
+        if self.rules:
+            key = hmac.digest(self.secret, b"training images", "sha256")
+            drawn = np.random.default_rng(int.from_bytes(key))
+        return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
+
+    def of_loss(self, model: str, network: nn.Module) -> dict[str, float]:
+        """The loss of a trained model on training images, between hospitals.
+
+        What its learner minimised was of all images, and has no bounds.
+
+        Args:
+            model: Its fingerprint.
+            network: The model.
+
+        Raises:
+            DeadlineError: The deadline has passed.
+        """
+        assert self.rules
+        asked, strata = self.asked, self.data.train_strata
+        large = in_large_classes(self.owners[asked], strata[asked], self.rules.smallest_group)
+        if not len(rows := asked[large]):
             return {}
-        labels = self.data.train.labels.cpu().numpy()
-        step = step_of(effects(self.owners[self.learnt], labels[self.learnt])["accuracy"])
-        return {name: math.exp(step * round(math.log(loss) / step + self.noise(name, model)))}
+        samples = self.data.train[torch.from_numpy(rows)]
+        labels = samples.labels
+        effect = effects(self.owners[rows], labels.cpu().numpy())["accuracy"]
+        if (step := step_of(effect, self.rules.max_models)) > COARSEST:
+            return {}
+        chances = probabilities(network, samples.images, self.request.clock.deadline).nan_to_num()
+        worst = WORST * math.log(max(2, chances.shape[1]))
+        losses = -chances[torch.arange(len(labels)), labels].double().log()
+        share = losses.clamp(max=worst).mean().item() / worst
+        return {"train-loss": worst * self._coarse("train-loss", model, share, step)}
 
     def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a buffer that are about enough patients, to two digits.
+        """The figures of a buffer that are about enough patients, with noise.
 
-        A median is about the half on either side of it.
+        A median is about the half on either side of it. Buffers are counted as models are whose
+        details are told: a server can order one after the other.
         """
         if self.rules is None:
             return dict(figures)
+        buffer, most = fingerprint(sorted(figures.items())), self.rules.max_detailed
+        try:
+            Tested(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
+        except PolicyError as error:
+            log_once(f"Of further synthetic images no figure is told. {error.explain()}")
+            most = 0
         from gan.audit import HELD_OUT  # with it come imports that take seconds
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
         unseen = len(np.unique(self.data.test_patients))
         about = {
-            "release-passed": math.inf,
-            "gan-": math.inf,
+            **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
             "release-median": train / 2,
             "held-out-refused": min(unseen, HELD_OUT),
             "release-nearer": min(train, unseen),
             "projection": min(train, settings.gan.projections),
         }
-        return self._of_enough(figures, about, train)
+        told = {}
+        for name, figure, patients in self._of_enough(figures, about, train):
+            if patients == math.inf:
+                told[name] = _two_digits(figure)
+            elif most and (step := step_of(1 / patients, most)) <= COARSEST:
+                if METRICS[metric_of(name)] is SHARE:
+                    told[name] = self._coarse(name, buffer, figure, step)
+                elif figure > 0:
+                    steps = round(math.log(figure) / step + self.noise(name, buffer))
+                    told[name] = math.exp(step * steps)
+        return told
 
     def of_embeddings(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that are about enough patients.
 
         How many embeddings are linked is told in whole groups, the rest to two digits. What could
-        not be measured, or has no bound, is not told.
+        not be measured, or has no bound, is not told; nor is anything if images of small classes
+        are among them.
         """
         if self.rules is None:
             return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+        if len(np.setdiff1d(rows, self.learnt)):
+            return {}
         patients = len(np.unique(self.owners[rows]))
         about = {
             "embedding-bits-most": 1,
@@ -298,40 +355,71 @@ class Disclosure:
             "embedding-own-median": patients / 2,
             "embedding-other-median": patients / 2,
         }
-        told = self._of_enough(figures, about, patients)
+        enough = self._of_enough(figures, about, patients)
+        told = {name: _two_digits(figure) for name, figure, _ in enough}
         if linked := told.keys() & {"embedding-linked"}:
             exact = figures["embedding-linked"] * patients
             told |= dict.fromkeys(linked, min(self.rounded(exact) / patients, 1.0))
         return told
 
-    def of_prototypes(self, prototypes: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Those of training images that are of enough patients (strategies/protocol/prototypes.py).
+    def of_prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
+        """Prototypes of the training images (strategies/protocol/prototypes.py), between hospitals.
+
+        The spread is that of two patients of a class, of pair after pair: so one patient has a part
+        in one pair, and no mean that is not told.
 
         Args:
-            prototypes: Means [K, d], numbers of images [K] and the radius; empty if there are none.
+            model: Its fingerprint.
+            network: The model.
+
+        Returns:
+            Means [K, d], numbers of images [K] and the radius; empty if no class is large enough.
         """
-        if self.rules is None or not prototypes:
-            return prototypes
-        counts = torch.zeros_like(prototypes["counts"])
-        for label in self.data.train.labels[torch.from_numpy(self.learnt)].unique().tolist():
-            counts[label] = self.rounded(float(prototypes["counts"][label]))
-        if not counts.any():
+        assert self.rules
+        most, classes = self.rules.max_models, len(self.data.classes)
+        samples = self.data.train[torch.from_numpy(self.learnt)]
+        random = features_of(network, nobodys(self.data.test, classes).images)
+        bound = random.double().norm(dim=1).max().item()
+        if not len(samples) or not 0 < bound < math.inf:
             return {}
-        means = prototypes["means"] * (counts > 0)[:, None]
-        radius = float(f"{float(prototypes['radius']):.2g}")
-        return {"means": means, "counts": counts, "radius": means.new_tensor(radius)}
+        labels = samples.labels.cpu().numpy()
+        features = features_of(network, samples.images).cpu().nan_to_num().double() / bound
+        pairs = np.stack([labels, self.owners[self.learnt]])
+        cells, cell, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
+        parts = torch.zeros(len(sizes), features.shape[1], dtype=torch.float64)  # of each patient
+        parts.index_add_(0, torch.from_numpy(cell.ravel()), features)
+        parts /= torch.from_numpy(sizes)[:, None]
+        parts /= parts.norm(dim=1, keepdim=True).clamp(min=1)
+        shared = math.sqrt(np.unique(cells[1], return_counts=True)[1].max())  # by several classes
+        means, counts = torch.zeros(classes, features.shape[1]), torch.zeros(classes)
+        apart = []
+        for label in np.unique(labels).tolist():
+            own = parts[torch.from_numpy(cells[0] == label)]
+            step = step_of(2 * shared / len(own), most)
+            if step <= COARSEST:
+                noise = self.noise_table(f"prototype {label}", model, (features.shape[1],))
+                told = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
+                means[label], counts[label] = bound * told, self.rounded((labels == label).sum())
+                one, other = own[: len(own) // 2 * 2].unflatten(0, (-1, 2)).unbind(dim=1)
+                apart.append((one - other).square().sum(dim=1).clamp(max=2) / 2)
+        if not apart:
+            log_once("No prototype leaves: too few patients for figures.max-models models.")
+            return {}
+        shares = torch.cat(apart)
+        step = step_of(shared**2 / len(shares), most)
+        spread = self._coarse("radius", model, shares.mean().item(), step)
+        radius = torch.tensor(bound * math.sqrt(spread / features.shape[1]))
+        return {"means": means, "counts": counts, "radius": radius}
 
     def _of_enough(
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float
-    ) -> dict[str, float]:
-        """Figures about enough patients, to two digits; how many, the beginnings of names say."""
+    ) -> Iterator[tuple[str, float, float]]:
+        """Figures about enough patients, and about how many: the beginnings of names say it."""
         assert self.rules
-        told = {}
         for name, figure in figures.items():
             patients = next((n for begin, n in about.items() if name.startswith(begin)), others)
             if patients >= self.rules.smallest_group and math.isfinite(figure):
-                told[name] = float(f"{figure:.2g}")
-        return told
+                yield name, figure, patients
 
     def _coarse(self, name: str, model: str, value: float, step: float) -> float:
         return min(max(step * round(value / step + self.noise(name, model)), 0.0), 1.0)
@@ -345,6 +433,10 @@ class Disclosure:
         """The same for each count of a table."""
         cells = [self.noise(f"{name} {cell}", model) for cell in range(math.prod(shape))]
         return np.array(cells).reshape(shape)
+
+
+def _two_digits(figure: float) -> float:
+    return float(f"{figure:.2g}")
 
 
 def fingerprint(parts: Iterable[object]) -> str:

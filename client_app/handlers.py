@@ -87,10 +87,11 @@ def prepare(message: Message, context: Context) -> Message:
             from client_app.dossier import keep_dossier
 
             check_enough(hospital)
-            made = make_buffer(hospital, order.buffer_size, clock.deadline)
+            told = Disclosure(request)
+            made = make_buffer(hospital, order.buffer_size, clock.deadline, told.learnt)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
-            metrics |= Disclosure(request).of_buffer(made.figures)
+            metrics |= told.of_buffer(made.figures)
             release = f"{len(made.samples)} synthetic images passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"

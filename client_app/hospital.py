@@ -12,6 +12,7 @@ from torch import nn
 
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
+from client_app.identity import secret_of
 from client_app.limits import check_model
 from client_app.node_config import check_node_config, is_simulated, own_config, with_own
 from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
@@ -215,7 +216,9 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     # many splits must not fill the memory.
     if policy and _data_on.cache_info().currsize > 1:
         _data_on.cache_clear()
-    data = _data_on(device, settings, index, hospitals, classes, store, machine, chosen)
+    own = Store(own_folder(store / name))
+    secret = secret_of(own) if policy else b""
+    data = _data_on(device, settings, index, hospitals, classes, store, machine, chosen, secret)
     if policy:  # with an image-size of 0 images keep their own
         uphold(at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size))
     return Hospital(
@@ -225,7 +228,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         device=device,
         model=str(node_config.get("model", in_turn(settings.model, index))),
         partitions=int(node_config.get("num-partitions", 0)),
-        store=Store(own_folder(store / name)),
+        store=own,
         identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
         members=str(node_config.get("members", "")),
         policy=policy,
@@ -311,6 +314,7 @@ def _data_on(
     store: Path,
     machine: MachineRules | None,
     chosen: tuple[str, ...] | None,
+    secret: bytes,
 ) -> LocalData:
-    data = open_data(settings, index, hospitals, classes, store, machine, chosen)
+    data = open_data(settings, index, hospitals, classes, store, machine, chosen, secret)
     return replace(data, train=data.train.to(device), test=data.test.to(device))

@@ -129,3 +129,12 @@ def secret_of(store: Store) -> bytes:
             "one a server can ask again, and average the noise away.",
         )
     return secret
+
+
+def known_secret(store: Store) -> bytes:
+    """The same if the hospital has taken part between real ones; empty if it is simulated.
+
+    Raises:
+        OwnError: Its file was damaged.
+    """
+    return secret_of(store) if (store.folder / "figures-secret").exists() else b""

@@ -1,9 +1,8 @@
 """A hospital judges the models that arrive, and its own visits before they leave.
 
 The rule: strategies/protocol/soundness.py, learning/judgement.py and docs/methods.md. Where a
-patient's image must not decide it runs on random pixels: whenever models are tested, since what is
-told of these has noise; and in visits with `train.dp`, whose guarantee it would break. In other
-visits the model itself leaves, and tells more of the images than whether it does.
+patient's image must not decide it runs on random pixels: between hospitals, since that a model is
+refused is told without noise; and with `train.dp`, whose guarantee it would break.
 """
 
 from torch import nn
@@ -38,7 +37,8 @@ class Judge:
         hospital = request.hospital
         with request.clock.measure("evaluate"):
             self.images = nobodys(hospital.data.test, len(label.classes))
-            if images and not hospital.settings.train.dp.noise_multiplier:
+            private = hospital.policy or hospital.settings.train.dp.noise_multiplier
+            if images and not private:
                 self.images = some(images)
             self.loss = loss_of(network, self.images)
         if flaw := flaw_on_arrival(self.loss):

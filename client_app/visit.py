@@ -24,7 +24,7 @@ from client_app.run import Kept, check_newest, count_visit
 from learning.dp_training import Plan, check_network, train_privately
 from learning.evaluation import probabilities
 from learning.learners.plain import Learner, Received
-from learning.learners.prototypes import FedSpace
+from learning.learners.prototypes import FedSpace, rotating
 from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
@@ -89,10 +89,7 @@ def train_here(message: Message, context: Context) -> Message:
 
         attack_model(request, network, label, rules)
     disclosure = Disclosure(request)
-    if isinstance(learner, FedSpace):
-        memory = disclosure.of_prototypes(memory)
-    spent = {name: metrics[name] for name in metrics.keys() & {"epsilon-spent"}}
-    metrics = {**_figures(disclosure, network, label, metrics), **spent}
+    metrics, memory = _told(disclosure, learner, network, label, metrics, memory)
     alone = before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own"
     if alone:
         Details(disclosure).keep_alone(network, label)
@@ -158,28 +155,52 @@ def _train_privately(
     return {**metrics, "epsilon-spent": total}
 
 
-def _figures(
-    disclosure: Disclosure, network: nn.Module, label: Manifest, metrics: Mapping[str, float]
-) -> dict[str, float]:
-    """What the hospital says of the model that it has trained, of what was measured meanwhile."""
+def _told(
+    disclosure: Disclosure,
+    learner: Learner,
+    network: nn.Module,
+    label: Manifest,
+    metrics: dict[str, float],
+    memory: Mapping[str, Tensor],
+) -> tuple[dict[str, float], Mapping[str, Tensor]]:
+    """What the hospital says of the model that it has trained, and what travels with the model.
+
+    Between hospitals all that is about several patients counts as one model that is asked about
+    them: figures, and prototypes.
+
+    Args:
+        disclosure: Of the order.
+        learner: Has trained.
+        network: The model that leaves.
+        label: Of its parcel.
+        metrics: What was measured meanwhile, exactly.
+        memory: What the learner would send with the model.
+    """
     request = disclosure.request
     model = disclosure.fingerprint(network, label)
-    figures = disclosure.of_loss(model, metrics["train-loss"])
-    figures["num-examples"] = disclosure.weight(metrics["num-examples"])
-    if not request.order.test:
-        return figures
+    told = {**metrics, "num-examples": disclosure.weight(metrics["num-examples"])}
+    sums = isinstance(learner, FedSpace) and len(memory) > 0
+    if disclosure.rules:
+        told.pop("train-loss")
+        memory = {} if sums else memory
     try:
         disclosure.admit(model)
     except PolicyError as error:  # the visit counts all the same
         logging.getLogger("flwr").error(error.explain())
-        return figures
-    images = request.hospital.data.test.images
+        return told, memory
     with request.clock.measure("evaluate"):
-        scores = probabilities(network, images, request.clock.deadline)
-        own = disclosure.of_test(model, scores)
-    if "accuracy" in own:
-        figures["accuracy-after-visit"] = own["accuracy"]
-    return figures
+        # DP-SGD's guarantee has no room for them.
+        if disclosure.rules and not request.hospital.settings.train.dp.noise_multiplier:
+            told |= disclosure.of_loss(model, network)
+        if disclosure.rules and sums and request.order.images == "own":
+            memory = disclosure.of_prototypes(model, rotating(network))
+        if request.order.test:
+            images = request.hospital.data.test.images
+            scores = probabilities(network, images, request.clock.deadline)
+            own = disclosure.of_test(model, scores)
+            if "accuracy" in own:
+                told["accuracy-after-visit"] = own["accuracy"]
+    return told, memory
 
 
 def _attacked_by(request: Request) -> ModelRules | None:

@@ -119,7 +119,7 @@ def _quick_buffers(monkeypatch, _quick_audits):
     from client_app.buffer.job import Release
     from learning.samples import Samples
 
-    def blend(hospital, size, deadline):
+    def blend(hospital, size, deadline, large=None):
         train = hospital.data.train
         labels = train.labels[torch.arange(size) % len(train)]
         rng = torch.Generator().manual_seed(0)

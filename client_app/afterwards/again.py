@@ -39,7 +39,8 @@ def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hosp
         max_quarantined=0.999,  # in the run they were few enough; the images are the same
     )
     chosen = tuple(policy.images.classes) if policy else None
-    data = open_data(settings, 0, 1, tuple(own.classes), past.folder.parent, None, chosen)
+    secret = secret_of(Store(past.folder)) if policy else b""
+    data = open_data(settings, 0, 1, tuple(own.classes), past.folder.parent, None, chosen, secret)
     _check_same(past, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     data = replace(data, train=data.train.to(device), test=data.test.to(device))

@@ -160,8 +160,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
     if arguments.ensemble and not arguments.model:
         raise SettingsError("--ensemble is of all models beside one: name that with --model.")
-    folder = arguments.store_dir.expanduser()
-    home = folder / arguments.site
+    home = arguments.store_dir.expanduser() / arguments.site
     files = [find_model(home, name) for name in arguments.model]
     if arguments.ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
@@ -169,7 +168,7 @@ def predict(arguments: argparse.Namespace) -> int:
     predictor = Predictor.of(weights)
     listing = list_images(arguments.data.expanduser())
     if arguments.calibrate:
-        predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), folder)
+        predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), home)
         print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
     done, unusable = write_predictions(predictor, listing, arguments.output.expanduser(), show)
     for each in unusable:

@@ -19,6 +19,8 @@ from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
+from client_app.identity import known_secret
+from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature, tempered
 from learning.errors import ModelError
 from learning.evaluation import probabilities
@@ -90,7 +92,7 @@ class Predictor:
         mean = (weights * torch.stack(each).cpu()).sum(dim=0) / sum(self.weights)
         return mean if self.temperature == 1.0 else tempered(mean, self.temperature)
 
-    def calibrated(self, folder: Path, store: Path) -> tuple["Predictor", int]:
+    def calibrated(self, folder: Path, home: Path) -> tuple["Predictor", int]:
         """The same with a temperature that suits a hospital's images; and how many they were.
 
         They are never its test images. If the run tested on a validation-fraction or a fold of the
@@ -99,7 +101,7 @@ class Predictor:
 
         Args:
             folder: The hospital's images, or its manifest, as in the run.
-            store: Where decoded images are kept.
+            home: The hospital's own folder.
 
         Raises:
             DataError: The images cannot be used.
@@ -109,7 +111,8 @@ class Predictor:
             for key in SPLIT:
                 _check_same(key, self.manifests[0].settings[key], manifest.settings[key])
         settings = replace(self.settings, dataset=own_data(str(folder.absolute())))
-        data = open_data(settings, 0, 1, tuple(self.classes), store)
+        secret = known_secret(Store(home))
+        data = open_data(settings, 0, 1, tuple(self.classes), home.parent, secret=secret)
         held_out = settings.validation_fraction > 0 or settings.num_folds > 0
         samples = data.test if held_out else data.train
         rows = torch.arange(len(samples)).split(CHUNK)

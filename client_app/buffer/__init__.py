@@ -27,10 +27,12 @@ import json
 from dataclasses import asdict
 
 import numpy as np
+import torch
 
 from client_app.buffer.job import Job, Release, frequent
 from client_app.buffer.stages import AUDIT, CHECKED, make
 from client_app.datasets import LocalData
+from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
 from client_app.presets import fitted_preset
 from gan.checkpoint import VERSION
@@ -44,13 +46,16 @@ from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
 
 
-def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
+def make_buffer(
+    hospital: Hospital, size: int, deadline: float, large: Indices | None = None
+) -> Release:
     """Make a buffer of `size` images that may leave the hospital, or take it from the store.
 
     Args:
         hospital: Whose.
         size: How many images.
         deadline: When to give up, in the time of `time.monotonic`.
+        large: Which training images are of classes that enough patients have; None = all are.
 
     Raises:
         SettingsError: There is no such preset, or it does not fit the images.
@@ -63,7 +68,8 @@ def make_buffer(hospital: Hospital, size: int, deadline: float) -> Release:
     distance = _distance(hospital, preset)
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
-    learnt = frequent(train, settings.release.min_class_images)
+    shown = train if large is None else train[torch.from_numpy(large)]
+    learnt = frequent(shown, settings.release.min_class_images)
     fingerprint = _fingerprint(train)
     classes = [data.classes, learnt.labels.unique().tolist()]
     loss = [settings.gan.privacy_weight, settings.gan.privacy_reduction]

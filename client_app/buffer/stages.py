@@ -40,7 +40,8 @@ def make(job: Job) -> Release:
         raise refusal(job, verdict)
     found = attack(job, samples, sampler.figures, train)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
-    mml = mean_of_minimal_distances(samples.images, job.train.images, job.distance)
+    real = job.learnt if job.hospital.policy else job.train  # small classes are in no figure
+    mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
     figures = declared({**sampler.figures, **checked, **measured}, job)
     draw(job, samples, audit)

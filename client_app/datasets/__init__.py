@@ -51,6 +51,7 @@ def open_data(
     store: Path = DEFAULT,
     machine: MachineRules | None = None,
     taking_part: tuple[str, ...] | None = None,
+    secret: bytes = b"",
 ) -> LocalData:
     """The images of one hospital, if the data set is cut over `hospitals`.
 
@@ -63,6 +64,7 @@ def open_data(
         machine: The memory and the disk that may be used for them; None = all there is.
         taking_part: The classes whose images take part, whatever the federation's are; () = all;
             None = the federation decides, as where one owner simulates all hospitals.
+        secret: A real hospital's own, by which its images are split; empty in a simulation.
 
     Raises:
         DataError: The data set cannot be loaded or cut, has no test images of its own though
@@ -88,7 +90,7 @@ def open_data(
         )
     own = own[labels[own] >= 0]
     per_class = int(in_turn(settings.test_per_class, hospital_index) or 0)
-    train, test = split(pool, labels, own, settings, hospital, per_class)
+    train, test = split(pool, labels, own, settings, hospital, per_class, secret)
     if too_few(train, test):
         raise DataError(
             f"Hospital {hospital_index} of {hospitals} has too few images: it needs 2 to train on "

@@ -25,9 +25,11 @@ from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
+from client_app.identity import secret_of
 from client_app.policy import Policy
 from client_app.preflight.rehearsal import rehearse
-from strategies.protocol.settings import Settings
+from client_app.store import Store, own_folder
+from strategies.protocol.settings import Settings, SettingsError
 
 SKETCH = 32  # pixels of the grey sketches that are compared
 # Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different
@@ -124,10 +126,10 @@ def examine(
     """
     machine = Policy.read(policy).machine if policy else None
     kind, _, path = settings.dataset.partition(":")
-    chosen = {
-        name: getattr(settings, name)
-        for name in ("image_size", "image_fit", "image_channels", "test_fraction", "seed")
-    }
+    secret = secret_of(Store(own_folder(store / hospital))) if policy else b""
+    names = ["image_size", "image_fit", "image_channels"]
+    names += [] if policy else ["test_fraction", "seed"]
+    chosen = {name: getattr(settings, name) for name in names}
     try:
         found = survey(kind, path, Form.of(settings), store, progress, retry=True, machine=machine)
     except DataError as error:
@@ -146,13 +148,13 @@ def examine(
     everything = np.arange(len(pool.labels))
     train = test = everything[:0]
     try:
-        train, test = split(pool, pool.labels, everything, settings, hospital=0)
+        train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
         if too_few(train, test):
             text = f"There are {len(train)} images to train on and {len(test)} to test on"
             text += f", of {len(set(found.groups))} patients or groups, each on one side."
             advice = "A hospital needs at least 2 and 1; see also 'test-fraction'."
             findings.append(Finding("too-few-images", text, advice))
-    except DataError as error:
+    except (DataError, SettingsError) as error:
         findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
     sides, groups = {"train": train, "test": test}, np.array(found.groups)
     of_class = {

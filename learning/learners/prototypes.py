@@ -211,12 +211,16 @@ def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def features_of(network: RotationNetwork, images: Tensor) -> Tensor:
+    """The features of images as they are: uint8 [n, C, H, W] -> [n, d]."""
+    network.eval()
+    parts = images.split(batch_size(images[0].numel()))
+    return torch.cat([network.features(part) for part in parts])
+
+
 def prototypes_of(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:
     """Of the features of samples: means [K, d], numbers of images [K], r; 0 where there is none."""
-    network.eval()
-    images, labels = samples.images, samples.labels
-    parts = images.split(batch_size(images[0].numel()))
-    features = torch.cat([network.features(part) for part in parts])  # [n, d]
+    features, labels = features_of(network, samples.images), samples.labels
     counts = labels.bincount(minlength=classes).to(features.dtype)
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
     means = sums / counts.clamp(min=1)[:, None]

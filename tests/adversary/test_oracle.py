@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import disclosure, request
+from client_app import disclosure, hospital, request
 from client_app.app import app
 from client_app.hospital import open_hospital
 from client_app.identity import Identity
@@ -32,8 +32,9 @@ OPEN = "[runs]\nsealed-only = false\n"
 
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch):
-    """The same noise in every test run."""
-    monkeypatch.setattr(disclosure, "secret_of", lambda store: b"secret")
+    """The same split, and the same noise, in every test run."""
+    for module in (disclosure, hospital):
+        monkeypatch.setattr(module, "secret_of", lambda store: b"secret")
 
 
 class Victim:
@@ -315,8 +316,9 @@ def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
         (tmp_path / str(k)).mkdir()
         figures = disclosure.Disclosure(opened(Victim(tmp_path / str(k), sizes)))
         steps.add(tuple(figures.noise_of(["accuracy"]).values()))
-        told = [np.log(figures.of_loss(str(j), 1.0)["train-loss"]) for j in range(40)]
-        steps.add(round(min(abs(each) for each in told if each), 6))
+        network = Architecture("mlp", 1, SIDE, SIDE, 3).build()
+        told = {figures.of_loss(str(j), network)["train-loss"] for j in range(40)}
+        steps.add(round(min(np.diff(sorted(told))), 6))
     assert len(steps) == 2
 
 
@@ -372,17 +374,18 @@ def test_details_are_of_the_last_models_of_a_run_alone(tmp_path):
 
 @pytest.mark.slow
 def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_path):
-    """160 images of large classes: steps and noise of 1 / (2 sqrt(128)), relative to the loss."""
+    """160 images of large classes: noise and steps of √1000 / 512 of twice what guessing loses."""
     victim = Victim(tmp_path, SINGLE, config={"train__learning_rate": 1e-30})
 
     def told(k):
-        model = victim.linear(np.full((3, PIXELS), k * 1e-9), [1, 0, 0])
+        model = victim.linear(np.full((3, PIXELS), k * 1e-9), [1e-9, 0, 0])
         return victim.ask("train", model, epochs=1).content["metrics"]["train-loss"]
 
-    steps = np.log([told(k) for k in range(40)]) * 2 * np.sqrt(128)
+    step = disclosure.WORST * np.log(3) * disclosure.step_of(1 / 160, 1000)
+    steps = np.array([told(k) for k in range(1, 41)]) / step
     assert np.allclose(steps, np.round(steps))
     assert 0.5 < steps.std() < 1.5
-    assert told(0) == told(0)
+    assert steps.mean() * step == pytest.approx(np.log(3), abs=step / 2)
 
 
 LIMITED = OPEN + "[figures]\nmax-models = 3\n"
@@ -414,12 +417,21 @@ def test_one_round_is_not_trained_again_and_again(tmp_path):
     assert failed == [None, None, None, Failure.POLICY]
 
 
-def test_the_same_model_on_other_test_images_is_another_question(tmp_path):
-    """With another seed other images are tested on: the noise of one model could be averaged."""
+def test_a_run_s_seed_does_not_choose_other_test_images(tmp_path):
+    """Else the same model would be another question, and the noise of its figures averaged."""
     victim, told = Victim(tmp_path, LARGE, LIMITED), []
-    for seed in range(4):
-        victim.place.run_config["seed"] = seed
+    for seed in range(5):
+        victim.place.run_config |= {"seed": seed, "test-fraction": 0.1 + seed / 20}
         told += victim.figures({"m": victim.constant(1)}, run=f"run-{seed}")
+    assert told[0]["accuracy"] is not None
+    assert told == told[:1] * 5
+
+
+def test_the_same_model_on_images_of_other_tasks_is_another_question(tmp_path):
+    config = {"tasks": 5, "task_cut": "permuted", "num_server_rounds": 5, "evaluate__every": 5}
+    victim, told = Victim(tmp_path, LARGE, LIMITED, config=config), []
+    for task in range(1, 5):
+        told += victim.figures({"m": victim.constant(1)}, task=task, arrived=[task])
     assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
 
 

@@ -183,7 +183,7 @@ def test_sites_that_the_data_set_does_not_name(npz):
 def test_every_class_is_split(test_fraction, tests):
     """Of n = 10, 5, 1 images round(n · fraction) are tested on (4.5 -> 4), but n - 1 at most."""
     labels = np.repeat([0, 1, 2], [10, 5, 1])
-    chosen = choose_test(labels, test_fraction, np.random.default_rng(0))
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(0).permutation)
 
     assert np.bincount(labels[chosen], minlength=3).tolist() == tests
 
@@ -204,8 +204,8 @@ def test_a_group_is_tested_on_as_a_whole(images, test_fraction, seed, pure):
     groups, labels = np.array(images).T
     if pure:
         groups = groups * 3 + labels
-    chosen = choose_test(labels, test_fraction, np.random.default_rng(seed), groups)
-    again = choose_test(labels, test_fraction, np.random.default_rng(seed), groups)
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(seed).permutation, groups)
+    again = choose_test(labels, test_fraction, np.random.default_rng(seed).permutation, groups)
 
     assert np.array_equal(chosen, again)
     assert not set(groups[chosen]) & set(groups[~chosen])
@@ -224,7 +224,7 @@ def test_patients_of_both_classes_are_split(seed):
     rng = np.random.default_rng(seed)
     groups = np.repeat(np.arange(200), rng.integers(1, 10, 200))
     labels = (rng.random(len(groups)) < 0.1).astype(np.int64)
-    chosen = choose_test(labels, 0.2, rng, groups)
+    chosen = choose_test(labels, 0.2, rng.permutation, groups)
 
     assert not set(groups[chosen]) & set(groups[~chosen])
     for label in (0, 1):
@@ -233,13 +233,13 @@ def test_patients_of_both_classes_are_split(seed):
 
 def test_groups_of_one_image_are_split_like_images():
     labels = np.repeat([0, 1, 2], [10, 5, 1])
-    chosen = choose_test(labels, 0.3, np.random.default_rng(0), np.arange(16))
+    chosen = choose_test(labels, 0.3, np.random.default_rng(0).permutation, np.arange(16))
 
     assert np.bincount(labels[chosen], minlength=3).tolist() == [3, 2, 0]
 
 
 def test_without_groups_the_split_is_what_it_was():
-    chosen = choose_test(NUMBERS % 4, 0.05, np.random.default_rng(0))
+    chosen = choose_test(NUMBERS % 4, 0.05, np.random.default_rng(0).permutation)
 
     assert np.flatnonzero(chosen).tolist() == [8, 29, 39, 44, 45, 71, 82, 110]
 
@@ -301,13 +301,13 @@ def test_a_federation_has_all_of_them(npz, taking_part):
 )
 def test_a_balanced_test_set_has_as_many_images_of_each_class(sizes, test_fraction, tests):
     labels = np.repeat([0, 1], sizes)
-    chosen = choose_test(labels, test_fraction, np.random.default_rng(0), balanced=True)
+    chosen = choose_test(labels, test_fraction, np.random.default_rng(0).permutation, balanced=True)
     assert np.bincount(labels[chosen], minlength=2).tolist() == tests
 
 
 def test_a_test_set_of_whole_groups_is_balanced_as_nearly_as_they_allow():
     labels, groups = np.repeat([0, 1], [80, 40]), np.arange(120) // 4
-    chosen = choose_test(labels, 0.2, np.random.default_rng(0), groups, balanced=True)
+    chosen = choose_test(labels, 0.2, np.random.default_rng(0).permutation, groups, balanced=True)
     assert np.bincount(labels[chosen]).tolist() == [12, 12]
     assert all(len(set(chosen[groups == group])) == 1 for group in range(30))
 
@@ -328,6 +328,32 @@ def test_balance_is_for_the_test_set_and_not_for_validation(npz):
     settings = replace(SETTINGS, dataset=npz, test_balanced=True, validation_fraction=0.5)
     balanced = open_data(settings, 0, 1)
     assert len(balanced.train) + len(balanced.test) == 120 - 4 * 6
+
+
+@pytest.mark.parametrize("patients", [1, 3])
+def test_who_comes_new_to_a_real_hospital_moves_hardly_anybody(patients):
+    """Of 120 images and 12 more; of whom each image, or each three, are one patient's."""
+    more = np.append(NUMBERS, 120 + np.arange(12))
+    contents = [f"{number:x}" for number in more]
+
+    def tested(numbers, secret=b"secret"):
+        pool = replace(
+            POOL,
+            images=POOL.images[numbers % 120],
+            labels=numbers // 3 % 4,
+            sites=None,
+            groups=numbers // patients if patients > 1 else None,
+            contents=[contents[number] for number in numbers],
+        )
+        train, test = split(pool, pool.labels, np.arange(len(numbers)), SETTINGS, 0, 0, secret)
+        assert not {*(numbers[train] // patients)} & {*(numbers[test] // patients)}
+        return {*numbers[test].tolist()}
+
+    before = tested(NUMBERS)
+    assert len(before) == 24
+    assert len(before - tested(more)) <= 2 * patients
+    assert tested(NUMBERS[::-1]) == before
+    assert tested(NUMBERS, b"another") != before
 
 
 @pytest.mark.parametrize("grouped", [False, True])

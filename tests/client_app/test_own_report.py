@@ -28,8 +28,11 @@ from client_app.policy import DEFAULTS
 from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model
+from learning.packing import pack_buffer
+from learning.samples import Samples
 from pages.figures import row_of
 from pages.verdicts import is_useful
+from strategies.protocol.parcel import hash_arrays
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
 
@@ -371,14 +374,18 @@ FIGURES = {
 @pytest.mark.parametrize("known", [True, False])
 def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     told = {name: float(f"{figure:.2g}") for name, figure in FIGURES.items()}
+    sets = np.zeros((2, 16, 1, 8, 8), np.uint8)
+    sets[1] = 200  # of another set, with the same figures
+    labels, dossier = np.zeros(16, np.int64), "0" * 64
+    sent = pack_buffer(Samples(torch.from_numpy(sets[0]), torch.from_numpy(labels)), dossier)
     store = Store(tmp_path / "graz")
-    other = {**FIGURES, "release-nearer-p": 0.3}
-    for name, figures in (("a", FIGURES if known else other), ("b", other)):
-        arrays = {"names": np.array(list(figures)), "values": np.array(list(figures.values()))}
-        store.save(f"gan/{name}/{name}", arrays)
+    figures = {"names": np.array([*FIGURES]), "values": np.array([*FIGURES.values()])}
+    for name, images in (("a", sets[1]), ("b", sets[int(not known)])):
+        store.save(f"gan/{name}/{name}", {**figures, "images": images, "labels": labels})
     records = [
         {"name": "metrics", "values": {**told, "seconds-train": 3.0}},
-        {"name": "card", "values": {"release": "16 synthetic images passed."}},
+        {"name": "card", "values": {"release": "16 synthetic images passed.", "dossier": dossier}},
+        {"name": "buffer", "sha256": hash_arrays(sent)},
     ]
     entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.prepare", "run": "the-run"}
     terms = {"settings": defaults(), "code": "c", "policy": "p"}

@@ -18,13 +18,15 @@ from strategies.protocol.records import to_record
 from tests.fakes import deployed
 
 
-@pytest.mark.parametrize(("smallest", "leg"), [(4, 1), (13, 1), (4, 2)])
-def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
+@pytest.mark.parametrize(
+    ("smallest", "models", "leg"), [(4, 10, 1), (13, 10, 1), (4, 1000, 1), (4, 10, 2)]
+)
+def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, models, leg):
     """Each of two classes has twelve images, of which about ten are trained on."""
     settings: dict[str, Any] = {"strategy": "fedrewind", "rewind__base": "fedspace"}
     place = deployed(tmp_path, **settings, train__epochs=10, model="rotation-mlp", mlp__hidden="6")
     policy = f"runs.sealed-only = false\nfigures.smallest-group = {smallest}\n"
-    policy += "images.min-train-patients = 8"
+    policy += f"images.min-train-patients = 8\nfigures.max-models = {models}\n"
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     architecture = Architecture("rotation-mlp", 1, 8, 8, 2, (6,))
     label = Manifest("global", architecture.to_json(), ["a", "b"])
@@ -43,6 +45,9 @@ def test_means_leave_that_are_of_enough_patients(tmp_path, smallest, leg):
         assert (sent, kept) == (None, {})
         return
     assert kept["counts"].min() >= 8  # what stays is exact
+    if models == 1000:
+        assert sent is None
+        return
     assert sent is not None
     check_prototypes(sent, 2, 6)
     assert {count % 4 for count in sent["counts"].numpy().tolist()} == {0}

@@ -315,14 +315,14 @@ def _known_secret(monkeypatch):
 def write_pictures(folder, sizes):
     """An archive for `npz:` of 4 x 4 pixels, with so many images of each class to train on.
 
-    As many are there to test on.
+    As many are there to test on, whatever `test-fraction` is.
     """
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)
     arrays: dict[str, Any] = {}
     for part in ("train", "test"):
-        arrays[f"x_{part}"] = rng.integers(0, 256, (len(labels), 4, 4), dtype=np.uint8)
-        arrays[f"y_{part}"] = labels
+        arrays[f"{part}_x_0"] = rng.integers(0, 256, (len(labels), 4, 4), dtype=np.uint8)
+        arrays[f"{part}_y_0"] = labels
     path = folder / f"{'-'.join(map(str, sizes))}.npz"
     np.savez(path, allow_pickle=False, **arrays)
     return f"npz:{path}"
