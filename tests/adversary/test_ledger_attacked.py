@@ -160,7 +160,8 @@ def test_no_number_of_enrolments_fills_more_of_the_disk_than_the_policy_allows(
     order, settings, tmp_path
 ):
     place, order = deployed(tmp_path, strategy="rwt"), dict(order)
-    policy = f"[runs]\nsealed-only = false\n[machine]\nmax-disk-gb = {ALLOWED / 1e9}\n"
+    policy = "runs.sealed-only = false\nimages.min-train-patients = 20\n"
+    policy += f"machine.max-disk-gb = {ALLOWED / 1e9}\n"
     (tmp_path / "policy.toml").write_text(policy)
     place.run_config.update(settings)
     store, named = Path(str(place.node_config["store-dir"])), order.pop("run", "")
@@ -177,7 +178,9 @@ def test_no_number_of_enrolments_fills_more_of_the_disk_than_the_policy_allows(
 
 def test_a_store_that_has_room_again_takes_messages(tmp_path):
     place = deployed(tmp_path, strategy="rwt")
-    (tmp_path / "policy.toml").write_text("runs.sealed-only = false\nmachine.max-disk-gb = 0.001\n")
+    (tmp_path / "policy.toml").write_text(
+        "runs.sealed-only = false\nimages.min-train-patients = 20\nmachine.max-disk-gb = 0.001\n"
+    )
     heap = Path(str(place.node_config["store-dir"])) / "graz" / "heap"
     heap.parent.mkdir(parents=True)
     heap.write_bytes(bytes(2_000_000))
@@ -189,7 +192,7 @@ def test_a_store_that_has_room_again_takes_messages(tmp_path):
 DELETED = {
     "secret": "figures-secret",
     "run": "runs/1",
-    "data": "runs/1/data.npz",
+    "terms": "runs/1/terms.npz",
     "tested": "runs/1/tested",
     "account": "privacy.jsonl",
     "embeddings": "embeddings/left",
