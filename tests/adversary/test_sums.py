@@ -46,7 +46,12 @@ class Victim:
         np.savez(folder / "a.npz", allow_pickle=False, **arrays)
         (folder / "policy.toml").write_text(POLICY + policy, "utf-8")
         self.config = run_config(
-            **{"num_server_rounds": 1, "train__learning_rate": 1e-30, **config}
+            **{
+                "strategy": "rwt",
+                "num_server_rounds": 1,
+                "train__learning_rate": 1e-30,
+                **config,
+            }
         )
         node = {"dataset": f"npz:{folder}/a.npz", "store-dir": str(folder / "store")}
         node["site"] = "graz"
