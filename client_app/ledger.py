@@ -29,6 +29,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from client_app.errors import LedgerError
 from client_app.guard import Failed
 from client_app.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
+from client_app.ledger_shape import entry_of
 from client_app.node_config import OwnError, is_simulated, own_config
 from client_app.policy import DEFAULTS, MachineRules, Policy
 from client_app.run import NAME
@@ -193,8 +194,6 @@ def read(path: Path) -> Iterator[Line]:
         BrokenLedger: Names the first line that does not belong there.
         OSError: The file cannot be read.
     """
-    from client_app.ledger_shape import Entry
-
     *lines, rest = path.read_bytes().split(b"\n")
     broken, end = "", Head()
     try:
@@ -209,9 +208,8 @@ def read(path: Path) -> Iterator[Line]:
     confirmed = None
     for number, line in enumerate(written, 1):
         try:
-            entry = json.loads(line)
-            Entry.model_validate(entry)
-        except (ValueError, OverflowError, RecursionError) as error:
+            entry: dict[str, Any] = {**entry_of(line.decode())}
+        except (ValueError, OverflowError) as error:
             raise BrokenLedger(f"Line {number} is not one of a ledger.") from error
         if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
             raise BrokenLedger(

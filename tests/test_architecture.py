@@ -48,7 +48,6 @@ ALLOWED = {
             "filelock",
             "cryptography",
             "dp_accounting",
-            "pydantic",
         ),
         *("gan", "learning", "pages", "strategies.protocol"),
         # What a run's method may order.
