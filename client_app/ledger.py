@@ -77,7 +77,7 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
     if path := _path_here(context, config):
         entry = {**_asked(message), **_left(answer)}
         terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path, entry, terms, _brought(message))
+        append(path, entry, terms, _brought(message, context))
     return answer
 
 
@@ -96,7 +96,7 @@ def intact(message: Message, context: Context, call_next: ClientAppCallable) -> 
         with _written(path) as index:
             if gone := index.forgotten(_run(message)):
                 raise OwnError("files", gone)
-            refusal = index.make_room(machine, _brought(message))
+            refusal = index.make_room(machine, _brought(message, context))
         if refusal:
             raise refusal
     return call_next(message, context)
@@ -250,10 +250,10 @@ def _fits(key: str, value: object) -> bool:
     )
 
 
-def _brought(message: Message) -> int:
-    """Bytes of a message, nearly."""
-    words = message.content.config_records.values()
-    return count_bytes(message.content) + sum(len(str(dict(each))) for each in words)
+def _brought(message: Message, context: Context) -> int:
+    """Bytes of a message and of its run's settings, nearly."""
+    words = sum(len(str(dict(each))) for each in message.content.config_records.values())
+    return count_bytes(message.content) + words + len(str(dict(context.run_config)))
 
 
 def _run(message: Message) -> str:

@@ -57,14 +57,16 @@ def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> 
         kept = run.load("terms")
         if not kept:
             text = json.dumps(terms, default=bytes.hex)
-            run.save("terms", {"images": np.array(fingerprint), "settings": np.array(text)})
+            run.save(
+                "terms", {"images": np.array(fingerprint), "settings": np.array(text.encode())}
+            )
             return
     if fingerprint != str(kept["images"]):
         raise DataError(
             "The hospital's images have changed since it joined the run: it takes part in the "
             "next one again."
         )
-    before = json.loads(str(kept["settings"]))
+    before = json.loads(kept["settings"].item())
     for key in sorted(before.keys() | terms.keys()):
         now, then = terms.get(key), before.get(key)
         require(now == then, key, now, f"{then!r} until the run is over, as it was at first")
