@@ -104,6 +104,8 @@ class PastRun:
                 name = run_folder(Store(folder), str(line.entry.get("run", ""))).folder.name
                 began[name] = datetime.fromisoformat(line.entry["time"]).timestamp()
         runs = sorted(began, key=lambda name: began[name], reverse=True)
+        if broken and not runs:
+            raise SettingsError(f"{path_of(site, store)}: {broken}")
         if not runs:
             raise SettingsError(f"Hospital '{site}' has taken part in no run yet ({folder}).")
         if run is not None and run not in began:
