@@ -41,7 +41,6 @@ from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
 from strategies.protocol.records import from_record
 from strategies.protocol.redaction import redacted
-from strategies.protocol.settings import defaults
 
 ORDER = (
     *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
@@ -49,6 +48,7 @@ ORDER = (
 )
 TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
 LONG = 2000  # characters of a setting that are written; a run's own are shorter
+MOST, LONG_KEY = 300, 100  # settings that are written, and characters of a key; a run has fewer
 
 
 @dataclass(frozen=True)
@@ -277,18 +277,18 @@ def _machine(config: Mapping[str, Any]) -> MachineRules:
 def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
     """Under which settings, code and policy the hospital was asked.
 
-    A run that is refused may have others: of long texts the beginning, of unknown ones the number.
+    A run that is refused may have any: of long texts the beginning, of further ones the number.
     """
     path = _policy_file(config)
     try:
         rules = _hash(path.read_bytes()) if path.is_file() else ""
     except OSError:  # what leaves then is a failure that says so
         rules = ""
-    known, given = defaults(), sorted(context.run_config.items())
+    given = sorted(context.run_config.items())
     settings = {
         key: redacted(value[:LONG]) if isinstance(value, str) else value
-        for key, value in given
-        if key in known
+        for key, value in given[:MOST]
+        if len(key) <= LONG_KEY
     }
     unknown = len(given) - len(settings)
     extra = {"unknown": unknown} if unknown else {}

@@ -110,5 +110,5 @@ def _settings(line: Line, *, changed: bool) -> list[str]:
     ]
     facts = [f"code {entry['code']}", f"policy {entry['policy']}"]
     if others := entry.get("unknown"):
-        facts.append(f"{others} settings that this version does not know")
+        facts.append(f"{others} more settings, which are not written here")
     return [printable(each) for each in (*facts, *settings)]
