@@ -37,6 +37,7 @@ from benchmarks.markdown import print_head, print_row, where
 from client_app import buffer
 from client_app.app import app as hospital_app
 from client_app.buffer.job import Release
+from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
 from learning.samples import Samples
 from server_app import report
@@ -336,7 +337,7 @@ def _of_last(values: Sequence[float | None]) -> float:
     return fmean(each for each in values[-LAST:] if each is not None)
 
 
-def blend(hospital: Hospital, size: int, deadline: float) -> Release:
+def blend(hospital: Hospital, size: int, deadline: float, large: Indices | None = None) -> Release:
     """Means of two images of a class, in the place of a GAN's, which would take a minute each."""
     train = hospital.data.train
     rng = np.random.default_rng(0)

@@ -405,7 +405,7 @@ def test_a_parcel_that_stays_is_not_written_again_and_an_old_one_is_deleted(tmp_
     second = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
     assert len(first) == len(second) - 1 == 2  # and state.json
     assert len(first.items() & second.items()) == 1
-    loaded, notes = checkpoint.load(folder)
+    loaded, notes = checkpoint.load(folder, dict[str, object])
     assert notes == {"seconds": 2}
     for name, parcel in parcels.items():
         read = loaded.shelf.get(loaded.models[name].parcel)
@@ -435,7 +435,7 @@ def test_a_checkpoint_is_the_whole_state(tmp_path):
     state.finished = state.replayed = 1
     assert all(vars(state).values())  # nothing is forgotten here
     checkpoint.save(state, {})
-    loaded, _ = checkpoint.load(tmp_path)
+    loaded, _ = checkpoint.load(tmp_path, dict[str, object])
     state.nodes, state.withheld, state.under_way = {"h0": 0}, {"h1": 0}, []
     loaded.shelf = state.shelf
     assert loaded == state
@@ -465,7 +465,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     for damage in (path.read_bytes()[:50], (tmp_path / "other").read_bytes()[:-30]):
         path.write_bytes(damage)
         with pytest.raises(CheckpointError, match="its checkpoint is damaged"):
-            checkpoint.load(tmp_path)
+            checkpoint.load(tmp_path, dict[str, object])
 
 
 # What cannot be resumed.

@@ -48,7 +48,7 @@ from tests.learning.test_export import architecture, manifest_of
 from tests.server_app.fake_runs import ring
 from tests.strategies.test_parcel import good
 
-JUNK = [
+JUNK: list[object] = [
     *(None, True, False, 0, -1, 10**9, 2**63, 10**400, 1e308, float("nan"), float("-inf")),
     *("", "x" * 5000, "\x1b[2J\u202e\x07", "\ud800", "=1+1", "../../x", "10", "<b>"),
     *([], {}, [None], {"": {}}, [[[[[1]]]]], [1] * 300),
@@ -170,15 +170,16 @@ def test_a_changed_run_is_followed_or_named(name, results, tmp_path):
     for _ in range(MOST // 5):
         folder = copy_of(whole, tmp_path)
         (folder / name).write_bytes(changed(rng, (whole / name).read_bytes()))
-        console = Console(file=io.StringIO(), highlight=False, width=80)
+        screen = io.StringIO()
+        console = Console(file=screen, highlight=False, width=80)
         outcome = "followed"
         try:
             follow(folder, console)
-            assert is_plain(console.file.getvalue())
+            assert is_plain(screen.getvalue())
             run = Followed.open(folder)
             run.look()
             console.print(picture(run, console))
-            assert is_plain(console.file.getvalue())
+            assert is_plain(screen.getvalue())
         except (OSError, FileError, SettingsError) as error:
             outcome = named(error)
         outcomes.add(outcome)
@@ -216,8 +217,8 @@ def test_a_changed_archive_is_read_or_named(tmp_path):
     rng, outcomes = random.Random(0), set()
     file, packed = io.BytesIO(), io.BytesIO()
     arrays = {"x": np.arange(40, dtype=np.uint8).reshape(10, 4), "names": np.array(["a", "bc"])}
-    np.savez(file, **arrays)
-    np.savez_compressed(packed, **arrays)
+    np.savez(file, allow_pickle=False, **arrays)
+    np.savez_compressed(packed, allow_pickle=False, **arrays)
     for content in (file, packed):
         for _ in range(MOST):
             (tmp_path / "x.npz").write_bytes(damaged(rng, content.getvalue()))
@@ -268,9 +269,9 @@ def test_a_number_of_rounds_keeps_nobody_waiting(results, tmp_path):
         (folder / name).write_text(json.dumps({**known, key: 10**9}))
     config = (folder / "config.toml").read_text()
     (folder / "config.toml").write_text(config.replace("rounds = 2", f"rounds = {10**9}"))
-    console = Console(file=io.StringIO(), highlight=False)
-    assert follow(folder, console) == 0
-    assert f"round          2/{10**9}" in console.file.getvalue()
+    screen = io.StringIO()
+    assert follow(folder, Console(file=screen, highlight=False)) == 0
+    assert f"round          2/{10**9}" in screen.getvalue()
 
 
 def test_names_of_others_control_no_terminal_and_no_spreadsheet(tmp_path, monkeypatch, capsys):
@@ -329,7 +330,7 @@ def peak_of(do):
 def test_an_archive_takes_no_more_memory_than_its_file_is_worth(tmp_path):
     path = tmp_path / "x.npz"
     arrays = {f"{part}_{split}": np.zeros(2**27, np.uint8) for part in "xy" for split in ("train",)}
-    np.savez_compressed(path, **arrays)
+    np.savez_compressed(path, allow_pickle=False, **arrays)
     assert path.stat().st_size < 2**20
 
     def refused():

@@ -3,6 +3,8 @@
 The attacker runs the server: it chooses models, seeds, fractions and classes.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
@@ -70,7 +72,10 @@ class Victim:
         """Which images are trained on, and which are tested on."""
         self.place.run_config |= {key.replace("_", "-"): each for key, each in config.items()}
         data = open_hospital(self.place, classes=tuple(self.classes)).data
-        return tuple(frozenset(part.rows.tolist()) for part in (data.train, data.test))
+        train, test = data.train.rows, data.test.rows
+        assert train is not None
+        assert test is not None
+        return frozenset(train.tolist()), frozenset(test.tolist())
 
     def model(self, architecture, **arrays):
         label = Manifest("mallory", architecture.to_json(), self.classes)
@@ -165,7 +170,7 @@ def test_losses_count_as_models_that_are_asked_about(tmp_path):
     assert [each is None for each in told] == [False, False, False, True, True]
 
 
-CHOICES = [
+CHOICES: list[dict[str, Any]] = [
     {"seed": 7},
     {"test_fraction": 0.1},
     {"test_fraction": 0.21, "seed": 3},

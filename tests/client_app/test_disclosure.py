@@ -21,6 +21,7 @@ from client_app.identity import secret_of
 from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
+from learning.learners.prototypes import rotating
 from learning.models import Architecture
 from learning.samples import Samples
 from strategies.protocol.order import Order
@@ -291,12 +292,12 @@ def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
     """Class 0 has 14 patients, class 1 nine with 40 images, class 2 none."""
     labels, groups = [0] * 14 + [1] * 40, [*range(14), *(100 + k % 9 for k in range(40))]
     few = "figures.max-models = 1\n"
-    network = Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build()
+    network = rotating(Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build())
     told = of(tmp_path, labels, groups, few).of_prototypes("m", network)
     assert told["counts"].tolist() == [10, 0, 0]
     assert told["means"].any(dim=1).tolist() == [True, False, False]
-    told = of(tmp_path, labels, groups, few + "figures.smallest-group = 9\n")
-    assert told.of_prototypes("m", network)["counts"].tolist() == [18, 36, 0]
+    figures = of(tmp_path, labels, groups, few + "figures.smallest-group = 9\n")
+    assert figures.of_prototypes("m", network)["counts"].tolist() == [18, 36, 0]
     assert of(tmp_path, labels[14:], groups[14:], few).of_prototypes("m", network) == {}
     # Noise for a thousand models would leave nothing of a mean of fourteen.
     assert of(tmp_path, labels, groups).of_prototypes("m", network) == {}
@@ -313,10 +314,10 @@ def test_one_patient_of_many_images_moves_a_mean_once_and_not_far(bright, tmp_pa
     figures = of(tmp_path, labels, groups, "figures.max-models = 1\n", classes=1)
     figures.secret = b"secret"
     figures.data.train.pixels[torch.tensor(groups) == 0] = 255
-    network = Architecture("rotation-mlp", 1, 2, 2, 1, (4,)).build()
+    network = rotating(Architecture("rotation-mlp", 1, 2, 2, 1, (4,)).build())
     with torch.no_grad():
-        network.body[1].weight.copy_(bright * torch.eye(4))
-        network.body[1].bias.zero_()
+        network.get_parameter("body.1.weight").copy_(bright * torch.eye(4))
+        network.get_parameter("body.1.bias").zero_()
     told = [figures.of_prototypes(str(k), network)["means"][0] for k in range(400)]
     longest, step = 2 * bright, step_of(2 / 20, 1)
     mean, spread = torch.stack(told).mean() / longest, torch.stack(told).std() / longest

@@ -47,6 +47,7 @@ def test_what_fits_is_read():
     assert found.kept == {"x": [None]}
     assert isnan(found.free["x"][0])
     assert isnan(found.figures["c"])
+    assert found.inner is not None
     assert found.inner.count == 3
 
 
