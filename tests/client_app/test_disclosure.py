@@ -292,6 +292,7 @@ def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
     """Class 0 has 14 patients, class 1 nine with 40 images, class 2 none."""
     labels, groups = [0] * 14 + [1] * 40, [*range(14), *(100 + k % 9 for k in range(40))]
     few = "figures.max-models = 1\n"
+    torch.manual_seed(0)
     network = rotating(Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build())
     told = of(tmp_path, labels, groups, few).of_prototypes("m", network)
     assert told["counts"].tolist() == [10, 0, 0]
