@@ -11,6 +11,8 @@ from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, from_record
 
+MOST_TASKS = 100_000  # a list of those so far is made
+
 
 @dataclass(frozen=True)
 class Order:
@@ -89,7 +91,7 @@ class Order:
         right = {
             "round": order.round >= 0,
             "hop": order.hop >= 0,
-            "task": order.task >= 0,
+            "task": 0 <= order.task <= MOST_TASKS,
             "epochs": order.epochs >= 0,
             "leg": order.leg >= 1,
             "images": order.images in ("own", "everyone", "public", "none"),

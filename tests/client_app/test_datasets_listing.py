@@ -233,7 +233,7 @@ def test_a_manifest_that_may_not_be_read_is_refused(manifest, monkeypatch):
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", str(folder / "manifest.csv"))
 
-    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr("strategies.protocol.files.os.open", refuse)
     with pytest.raises(DataError, match=r"cannot be read \(PermissionError\)") as error:
         list_manifest(str(folder))
     assert "krankenhaus" not in str(error.value)
