@@ -58,7 +58,7 @@ def _check_same(past: PastRun, data: LocalData) -> None:
     if any(told.values()):
         same = told == hashes(data, secret_of(store))
     else:  # a simulation, in which all numbers are exact
-        kept = str(run_folder(store, past.run).load("data").get("fingerprint", ""))
+        kept = str(run_folder(store, past.run).load("terms").get("images", ""))
         known = [each.images.get(past.site) for each in past.models.values()]
         same = kept.partition(", part ")[0] == data.fingerprint
         same &= all(counts == counted(data) for counts in known)

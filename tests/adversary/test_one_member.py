@@ -88,7 +88,7 @@ def test_a_reason_that_would_fill_the_log_or_write_lines_of_its_own():
     _, ledger = run(federation(3, h2=loud))
     (reason,) = {event.reason for event in failures(ledger)}
     assert len(reason) == 1000
-    assert reason.startswith("badround 1/1")
+    assert reason.startswith("bad round 1/1")
 
 
 def test_the_card_of_another_hospital():
