@@ -20,10 +20,10 @@ max-folds = 100
 """
 
 
-def visited(folder, policy=OPEN, task=0, **config):
+def visited(folder, policy=OPEN, task=0, sizes=SIZES, **config):
     """What a hospital of 180 patients answers when it is to join, and when it is to train."""
-    victim = Victim(folder, SIZES, policy)
-    victim.place.run_config |= run_config(num_server_rounds=9, **config)
+    victim = Victim(folder, sizes, policy)
+    victim.place.run_config |= run_config(strategy="cwt", num_server_rounds=9, **config)
     code = {"code": code_hash(), "round": 0, "hop": 0}
     joins = victim.ask("query.enrol", {}, **code)
     model = victim.constant(0)
@@ -56,28 +56,41 @@ def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog
     [
         {"test_fraction": 0.985},
         {"test_per_class": "59"},
-        {"test_fraction": 0.5, "validation_fraction": 0.8},
-        {"test_fraction": 0.9, "num_folds": 2},
+        {"test_balanced": True},
+        {"test_fraction": 0.985, "seed": 3},
     ],
 )
-def test_few_are_not_trained_on_however_few_they_become(config, tmp_path, caplog):
-    """At a hospital that leaves all shares to the server; also where nothing arrives in tasks."""
-    answers = visited(tmp_path, OPEN + LAX, **config)
+def test_whatever_a_server_chooses_as_many_are_trained_on(config, tmp_path):
+    """Also at a hospital whose policy leaves all shares to the server: it is split once."""
+    trained = []
+    for number, chosen in enumerate(({}, config)):
+        (folder := tmp_path / str(number)).mkdir()
+        joins, visit = visited(folder, OPEN + LAX, **chosen)
+        assert not joins.has_error()
+        trained.append(visit.content["metrics"]["num-examples"])
+    assert trained[0] == trained[1] > 100
+
+
+def test_of_a_hospital_with_few_patients_nothing_is_trained(tmp_path, caplog):
+    """Of 48 patients 39 would be trained on. It holds also where nothing arrives in tasks."""
+    answers = visited(tmp_path, OPEN + LAX, sizes=(16, 16, 16))
     assert {answer.error.code for answer in answers} == {Failure.POLICY}
     assert caplog.text.count("images.min-train-patients allows 40 or more") >= 2
 
 
 def test_each_task_is_of_enough_patients(tmp_path):
-    for fraction, fits in ((0.2, True), (0.4, False)):
-        (folder := tmp_path / str(fraction)).mkdir()
-        joins, visit = visited(folder, task=2, test_fraction=fraction, tasks=3)
+    """Each of three tasks has a third of the images."""
+    for size, fits in ((60, True), (45, False)):
+        (folder := tmp_path / str(size)).mkdir()
+        joins, visit = visited(folder, task=2, tasks=3, sizes=(size,) * 3)
         assert not joins.has_error()
         assert visit.has_error() != fits
 
 
 def ask(place, run="1", verb="query.prepare", **changes):
     place.run_config.update(changes)
-    order = Order(0, 0, "graz", ["a", "b"], "plain", run, code=code_hash())
+    code = code_hash() if verb == "query.enrol" else ""
+    order = Order(0, 0, "graz", ["a", "b"], "plain", run, code=code)
     return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
 
 
@@ -96,7 +109,7 @@ def ask(place, run="1", verb="query.prepare", **changes):
 )
 @pytest.mark.parametrize("first", ["query.enrol", "query.prepare"])
 def test_the_terms_of_a_run_do_not_change_within_it(first, change, tmp_path):
-    place = deployed(tmp_path, model="mlp", train__dp__noise_multiplier=1.0)
+    place = deployed(tmp_path, strategy="cwt", model="mlp", train__dp__noise_multiplier=1.0)
     assert not ask(place, verb=first).has_error()
     usual = dict(place.run_config)
     answer = ask(place, **change)
@@ -109,7 +122,7 @@ def test_the_terms_of_a_run_do_not_change_within_it(first, change, tmp_path):
 
 
 def test_a_hospital_can_demand_noise(tmp_path, caplog):
-    place = deployed(tmp_path, model="mlp")
+    place = deployed(tmp_path, strategy="cwt", model="mlp")
     with (tmp_path / "policy.toml").open("a") as file:
         file.write('\nprivacy.require = ["training"]')
     assert ask(place).error.code == Failure.POLICY

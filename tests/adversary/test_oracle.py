@@ -429,6 +429,7 @@ def test_a_run_s_seed_does_not_choose_other_test_images(tmp_path):
 
 def test_the_same_model_on_images_of_other_tasks_is_another_question(tmp_path):
     config = {"tasks": 5, "task_cut": "permuted", "num_server_rounds": 5, "evaluate__every": 5}
+    config |= {"task_order": "shuffled"}
     victim, told = Victim(tmp_path, LARGE, LIMITED, config=config), []
     for task in range(1, 5):
         told += victim.figures({"m": victim.constant(1)}, task=task, arrived=[task])
