@@ -78,7 +78,9 @@ class Victim:
         elif task := order.get("task"):
             settings = Settings.parse(self.place.run_config)
             rounds = range(1, settings.num_server_rounds + 1)
-            fields["round"] = next(each for each in rounds if task_at(settings, each) == task)
+            fields["round"] = next(
+                each for each in rounds if task_at(settings, each, "graz") == task
+            )
         asked = to_record(Order(**{"classes": self.classes, **fields, **order}))
         content = RecordDict({**content, "order": asked})
         return app(Message(content, 100, verb, ttl=60.0), self.place)

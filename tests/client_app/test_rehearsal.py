@@ -1,5 +1,6 @@
 """What the preflight calls green, a run takes: enrolment, and the first model."""
 
+import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,9 +12,9 @@ from hypothesis import event, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from client_app.__main__ import main
 from client_app.app import app
 from client_app.preflight.card import examine
-from client_app.preflight.page import text
 from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -136,11 +137,15 @@ def test_a_policy_that_refuses_is_red(rules, changes, words, tmp_path):
     assert words in finding.text
 
 
-def test_no_character_of_a_name_commands_the_terminal(tmp_path):
+def test_no_character_of_a_name_commands_the_terminal(tmp_path, monkeypatch, capsys):
     write(tmp_path / "data", {"a\x1b[31m": 15, "b": 15})
-    card = card_of(tmp_path)
-    assert card.verdict == "red"
-    assert "\x1b" not in text(card)
+    where = ["--data-dir", tmp_path / "data", "--store-dir", tmp_path / "store", "--site", "Graz"]
+    monkeypatch.setattr(sys, "argv", ["client_app", "preflight", *map(str, where)])
+    with pytest.raises(SystemExit):
+        main()
+    shown = "".join(capsys.readouterr())
+    assert "RED" in shown
+    assert "\x1b" not in shown
 
 
 def test_the_rules_of_a_hospital_without_a_policy_are_a_question(tmp_path):
