@@ -194,7 +194,7 @@ def test_a_hospital_s_policy_is_in_its_folder_or_where_it_says(tmp_path):
     (tmp_path / "other").touch()
     named = node_config(of(tmp_path, policy=tmp_path / "other"))
     assert named["policy"] == str(tmp_path / "other")
-    with pytest.raises(DeployError, match=r"--policy is .*gone, which is no file"):
+    with pytest.raises(DeployError, match=r"The policy .*gone is no file"):
         node_config(of(tmp_path, policy=tmp_path / "gone"))
 
 
