@@ -99,7 +99,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
         return nan
     fits = type(value) is kind or (kind is float and type(value) is int)
     if type(value) is int:
-        fits = fits and -(2**63) <= value < 2**63  # Python's own have no end
+        fits = fits and -(2**63) <= value < 2**64  # a node of Flower has 64 bits
     if type(value) is str:
         fits = fits and _is_whole(value)
     _require(fits, value, place, _WORDS.get(kind, "something else"))

@@ -97,7 +97,7 @@ def deployed_run(tmp_path_factory):
     places = []
     for index, site in enumerate(SITES):
         rng = np.random.default_rng(index)
-        for label, count in enumerate(((90, 60, 5), (60, 5, 90))[index]):
+        for label, count in enumerate(((225, 150, 12), (150, 12, 225))[index]):
             for place in range(count):
                 pixels = rng.integers(0, 120, (8, 8))
                 pixels[:, 2 * label : 2 * label + 2] += 120
