@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import disclosure, hospital, request
+from client_app import disclosure, request
 from client_app.app import app
 from client_app.hospital import open_hospital
 from client_app.identity import Identity
@@ -30,11 +30,7 @@ TINY = 3e-6
 OPEN = "[runs]\nsealed-only = false\n"
 
 
-@pytest.fixture(autouse=True)
-def _known_secret(monkeypatch):
-    """The same split, and the same noise, in every test run."""
-    for module in (disclosure, hospital):
-        monkeypatch.setattr(module, "secret_of", lambda store: b"secret")
+pytestmark = pytest.mark.usefixtures("known_secret")
 
 
 class Victim:

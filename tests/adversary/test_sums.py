@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import disclosure, hospital
 from client_app.app import app
 from client_app.hospital import open_hospital
 from learning.models import Architecture
@@ -24,11 +23,7 @@ PIXELS = SIDE * SIDE
 POLICY = "runs.sealed-only = false\nimages.min-test-fraction = 0\n"
 
 
-@pytest.fixture(autouse=True)
-def _known_secret(monkeypatch):
-    """The same split, and the same noise, in every test run."""
-    for module in (disclosure, hospital):
-        monkeypatch.setattr(module, "secret_of", lambda store: b"secret")
+pytestmark = pytest.mark.usefixtures("known_secret")
 
 
 class Victim:
