@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
+from learning.settings import LwFSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.embeddings import PARTS
@@ -305,6 +306,8 @@ class Policy:
         largest = max(tested, settings.test_fraction)
         strategy = strategy_of(settings)
         epochs = max(kind.epochs for kind in strategy.kinds())
+        if any(kind.learner == "lwf" for kind in strategy.kinds()):
+            epochs += settings.section("lwf", LwFSettings).warm_up
         longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
         named = ", ".join(runs.strategies)

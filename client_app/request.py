@@ -126,8 +126,9 @@ class Request(Inquiry):
             clock.allow_at_most(timeout_of(asked, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
-        terms = context.run_config if hospital.policy else {}  # of a simulation the owner changes
-        check_same(run, f"{hospital.data.fingerprint}, part {part}", terms)
+        # In a simulation the owner may change them.
+        terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
+        check_same(run, f"{hospital.data.fingerprint}, part {part}", terms, classes)
         if not joining:  # before, the classes of the federation are not known
             hospital = hospital.at(order.task, order.so_far)
         order = replace(order, hospital=hospital.name, members=announced(run, order))

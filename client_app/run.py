@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +36,10 @@ def run_folder(store: Store, run: str) -> Store:
     return Store(store.folder / "runs" / run)
 
 
-def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> None:
-    """Refuse to go on with other images or settings than those that the run began with here.
+def check_same(
+    run: Store, fingerprint: str, settings: Mapping[str, object], classes: Sequence[str]
+) -> None:
+    """Refuse to go on with other images, settings or classes than the run began with here.
 
     Otherwise images that were tested on could now be trained on, and what was trained with noise
     could be trained on without.
@@ -46,10 +48,12 @@ def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> 
         run: The run's folder, which keeps what the first message came with.
         fingerprint: Of the hospital's images and their split.
         settings: Those of the run; some may change when it is resumed.
+        classes: The names of the federation's; empty if they are not settled yet.
 
     Raises:
         DataError: The images have changed.
         SettingsError: A setting has changed.
+        ParcelError: The classes, or their order, have changed.
     """
     terms = {key: value for key, value in settings.items() if key not in MAY_CHANGE}
     own_folder(run.folder)
@@ -57,10 +61,11 @@ def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> 
         kept = run.load("terms")
         if not kept:
             text = json.dumps(terms, default=bytes.hex)
-            run.save(
-                "terms", {"images": np.array(fingerprint), "settings": np.array(text.encode())}
-            )
-            return
+            kept = {"images": np.array(fingerprint), "settings": np.array(text.encode())}
+            run.save("terms", kept)
+        if classes and "classes" not in kept:
+            kept["classes"] = np.array(classes)
+            run.save("terms", kept)
     if fingerprint != str(kept["images"]):
         raise DataError(
             "The hospital's images have changed since it joined the run: it takes part in the "
@@ -70,6 +75,8 @@ def check_same(run: Store, fingerprint: str, settings: Mapping[str, object]) -> 
     for key in sorted(before.keys() | terms.keys()):
         now, then = terms.get(key), before.get(key)
         require(now == then, key, now, f"{then!r} until the run is over, as it was at first")
+    if classes and [*classes] != kept["classes"].tolist():
+        raise ParcelError("The federation's classes are not those that the run began with here.")
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
@@ -158,7 +165,7 @@ def count_visit(run: Store, most: int) -> None:
     with FileLock(run.folder.parent / ".visits.lock"):
         now = time.time()
         begun = [
-            float(line)
+            _time_of(line)
             for path in _files(run, "visits", now - DAY)
             for line in path.read_text(encoding="utf-8").splitlines()
         ]
@@ -188,7 +195,12 @@ def _tested(path: Path) -> Iterator[_Test]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fields = line.split(" ")
         if len(fields) == len(_Test._fields):  # else its writing was cut off
-            yield _Test(float(fields[0]), *fields[1:])
+            yield _Test(_time_of(fields[0]), *fields[1:])
+
+
+def _time_of(text: str) -> float:
+    """Seconds since 1970; now if a damaged line does not say them, so that it still counts."""
+    return float(text) if re.fullmatch("[0-9]{1,12}", text) else time.time()
 
 
 def note_dossier(run: Store, hospital: str, hash_: str) -> None:

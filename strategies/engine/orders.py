@@ -23,7 +23,8 @@ def check_order(
 ) -> None:
     """Refuse an order that the method of a run never gives.
 
-    What is not compared says whom a message is for: `hospital`, `classes`, `run` and `hop`.
+    What is not compared says whom a message is for, and what it goes on with: `hospital`, `run`,
+    `hop`, and `classes`, which stay the same in a run (client_app.run.check_same).
 
     Args:
         strategy: The method, with the settings of the run.

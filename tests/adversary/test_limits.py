@@ -4,6 +4,9 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
+from client_app.policy import PolicyError
+from client_app.run import count_visit
+from client_app.store import Store
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -87,10 +90,10 @@ def test_each_task_is_of_enough_patients(tmp_path):
         assert visit.has_error() != fits
 
 
-def ask(place, run="1", verb="query.prepare", **changes):
+def ask(place, run="1", verb="query.prepare", order=("a", "b"), **changes):
     place.run_config.update(changes)
     code = code_hash() if verb == "query.enrol" else ""
-    order = Order(0, 0, "graz", ["a", "b"], "plain", run, code=code)
+    order = Order(0, 0, "graz", [*order], "plain", run, code=code)
     return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
 
 
@@ -119,6 +122,27 @@ def test_the_terms_of_a_run_do_not_change_within_it(first, change, tmp_path):
     assert not ask(place, **usual).has_error()
     assert not ask(place, **{"hop-timeout": 60.0, "resume": "/x"}).has_error()
     assert not ask(place, run="2", seed=5).has_error()
+
+
+@pytest.mark.parametrize("classes", [("b", "a"), ("a", "b", "c")])
+def test_the_classes_of_a_run_do_not_change_within_it(classes, tmp_path):
+    place = deployed(tmp_path, strategy="cwt", model="mlp")
+    assert not ask(place, verb="query.enrol", order=()).has_error()
+    assert not ask(place).has_error()
+    answer = ask(place, order=classes)
+    assert answer.error.code == Failure.PARCEL
+    assert "classes are not those that the run began with" in answer.error.reason
+    assert not ask(place).has_error()
+    assert not ask(place, run="2", order=classes).has_error()
+
+
+def test_a_damaged_line_of_a_count_still_counts(tmp_path):
+    run = Store(tmp_path / "runs" / "1")
+    count_visit(run, 2)
+    (run.folder / "visits").write_text("\x00\x00\n", "utf-8")
+    count_visit(run, 2)
+    with pytest.raises(PolicyError):
+        count_visit(run, 2)
 
 
 def test_a_hospital_can_demand_noise(tmp_path, caplog):

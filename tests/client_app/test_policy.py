@@ -89,6 +89,11 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
         ),
         ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
         ("runs.max-epochs", "runs.max-epochs = 2", {}),
+        (
+            "runs.max-epochs",
+            "runs.max-epochs = 5",
+            {"strategy": "rwt", "learner": "lwf", "train.epochs": 5},
+        ),
         ("images.max-folds", "images.min-test-fraction = 0", {"num-folds": 11}),
         ("privacy.require", "privacy.require = ['training']", {"strategy": "rwt"}),
         ("privacy.require", "privacy.require = ['buffers']", {}),
