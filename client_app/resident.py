@@ -208,7 +208,8 @@ def _arrived(content: RecordDict, verb: str, ttl: float) -> Message:
 
 def _end_with(caller: socket.socket, answered: Event) -> None:
     """End this process, whatever it does, when nobody waits for the answer any more."""
-    caller.recv(1)  # until the other end closes it: nothing more is sent
+    with suppress(ConnectionError):  # the other end was killed
+        caller.recv(1)  # until it closes: nothing more is sent
     if not answered.is_set():
         os._exit(1)
 

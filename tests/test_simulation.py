@@ -224,6 +224,7 @@ def test_hospitals_on_two_nodes_of_a_ray_cluster_come_to_the_models_of_one_proce
     So figures beside a hospital's own model may be missing: it is in the store of one node.
     """
     settings: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "num_server_rounds": 2}
+    settings["partition_alpha"] = 0.5  # pyproject.toml has another one than `run_config`
     config = run_config(output_dir=str(tmp_path / "one"), **settings)
     store = {"store-dir": str(tmp_path / "store")}
     one, _ = run_here([context(index, 2, config, **store) for index in range(2)])

@@ -22,7 +22,12 @@ from strategies.protocol.records import to_record
 from tests.fakes import deployed
 
 CONFIG: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "train__epochs": 100_000}
-RULES = "runs.sealed-only = false\nruns.max-epochs = 100000"
+RULES = """
+runs.sealed-only = false
+runs.max-epochs = 100000
+images.min-train-patients = 20
+figures.max-models = 10  # with more, 24 patients are too few for figures
+"""
 
 
 def order_of(verb, **changes):

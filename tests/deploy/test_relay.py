@@ -80,6 +80,17 @@ def signs_of(images):
     return {PATIENT.encode(), *folders, *pixels, *(file.read_bytes() for file in files)}
 
 
+def write_splits(images):
+    """A manifest for each hospital that says what it tests on, in a simulation as for itself."""
+    for hospital in images.iterdir():
+        files = [f"{file.parent.name}/{file.name}" for file in sorted(hospital.rglob("*.png"))]
+        rows = [
+            f"{file},{file[0]},{'train' if number % 4 else 'test'}"
+            for number, file in enumerate(files)
+        ]
+        (hospital / "manifest.csv").write_text("\n".join(["image,label,split", *rows, ""]))
+
+
 class Spy(threading.Thread):
     """Looks for bytes in everything that the server writes, for as long as it is used as context.
 
@@ -149,6 +160,7 @@ class Watched:
         images = folder / "images"
         for file in images.rglob("*.png"):
             file.rename(file.with_stem(f"{PATIENT}-{file.stem}"))
+        write_splits(images)
         here = folder / "here"
         self.models, self.here = run_of(images, here, self.hospitals, self.settings)
         self.wanted = self.models | signs_of(images)
@@ -376,7 +388,7 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
     folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)
     settings = {
         **parse_config_args([demo.SETTINGS]),
-        "dataset": f"folder:{folders}",
+        "dataset": f"manifest:{folders}",
         "partition": "site",
     }
     with superlink(tmp_path / "simulation") as flower:
