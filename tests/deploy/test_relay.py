@@ -398,7 +398,9 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
         {line[:-1]: line[-1] for line in metrics_of(run) if line[-2] in OF_EVERY_ROUND}
         for run in (deployed, simulated)
     )
-    assert told.keys() == exact.keys()
+    # Beside the shares of the last round, an AUROC with so much noise says nothing more.
+    assert {(line[1], line[-1]) for line in exact.keys() - told.keys()} <= {(2, "auroc")}
+    assert told.keys() <= exact.keys()
     assert {line[-1] for line in told} == OF_EVERY_ROUND
     errors: dict[str, list[float]] = {}
     for line, value in told.items():
