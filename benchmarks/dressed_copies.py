@@ -6,12 +6,14 @@
     uv run python -m benchmarks.dressed_copies mnist.npz --training 10000 --cost 512
 
 An archive has `x_train` and `y_train`. A folder has a manifest.csv with the columns image, label
-and group (docs/data.md), or another name for the last (`--group lesion_id`). Images are split, by
-group, into training images, held-out ones that set the thresholds, and fresh ones. The table says
-for each dress what share of copies and of fresh images is refused. Where groups have several
-training images, one of each is taken out: "another image of the patient". `--cost N` measures time
-and memory for a buffer of N images instead; `--whole` how often the test of a whole buffer of 512
-other images refuses it, by the number of exact copies among them.
+and group (docs/data.md); `--group lesion_id` names another column for groups. Images are split by
+group into training images, held-out images for the thresholds, and fresh images.
+
+A dress is a change of an image, such as a mirroring. For each dress the table has the share of
+copies and of fresh images that is refused. If a group has several training images, one is taken
+out: "another image of the patient". `--cost N` measures time and memory of the check of a buffer of
+N images. `--whole` measures the test of a whole buffer: how often it refuses 512 images, by the
+number of exact copies of training images among them.
 """
 
 import argparse
@@ -36,7 +38,7 @@ from gan.audit import LEVEL, Auditor, nearer_to
 from learning.samples import Samples
 
 BUFFER, PLANTED, REPEATS = 512, (0, 5, 10, 20, 40, 80), 100  # of --whole
-FRESH = 500  # undressed images, to judge the share that is refused by mistake
+FRESH = 500  # unchanged fresh images, for the share that is refused by mistake
 Dress = Callable[[Tensor], Tensor]  # of images float [N, C, H, W], from 0 to 255
 
 
@@ -100,7 +102,7 @@ def main() -> None:
 
 
 def print_power(auditor: Auditor, fresh: Samples) -> None:
-    """How often the test of a whole buffer refuses buffers with copies of training images."""
+    """Print how often the test of a whole buffer refuses, by the number of copies in it."""
     others, rng = fresh.images[:BUFFER], torch.Generator().manual_seed(0)
     known = torch.cat([auditor.training, others])
     near, far = (auditor.search.aligned(known, each) for each in auditor.equal)
@@ -117,7 +119,7 @@ def print_power(auditor: Auditor, fresh: Samples) -> None:
 
 
 def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
-    """Images, and to whom each belongs."""
+    """Images, and the group of each."""
     if data == "digits":
         bunch = load_digits()
         images, labels = (bunch.images * 255 / 16).round().astype(np.uint8)[:, None], bunch.target
@@ -142,10 +144,10 @@ def read(data: str, size: int, group: str) -> tuple[Samples, np.ndarray]:
 def split(
     samples: Samples, groups: np.ndarray, most: int, seed: int
 ) -> tuple[Samples, Samples, Samples, Samples, Tensor]:
-    """Training images 70 %, held-out and fresh ones 15 % each, of different groups.
+    """Training images (70 %), held-out images (15 %) and fresh images (15 %) of different groups.
 
-    Then another image of each training group that has several, which is not among the training
-    images, and the groups of these.
+    Then one image of each training group that has several, taken out of the training images, and
+    the groups of the training images.
     """
     names, own = np.unique(groups, return_inverse=True)
     place = np.random.default_rng(seed).permutation(len(names))[own] / len(names)
@@ -168,7 +170,7 @@ def dressed(images: Tensor, dress: Dress) -> Tensor:
 
 
 def moved(angle: float = 0, shift: float = 0, scale: float = 1) -> Dress:
-    """Turned by degrees, shifted down and right by a share of the side, scaled; zeros around."""
+    """Turn by degrees, shift down and right by a share of the side, and scale; fill with zeros."""
 
     def move(images: Tensor) -> Tensor:
         by = [max(1, round(shift * images.shape[3])) if shift else 0] * 2
@@ -182,7 +184,7 @@ def moved(angle: float = 0, shift: float = 0, scale: float = 1) -> Dress:
 
 
 def cropped(images: Tensor) -> Tensor:
-    """Without a tenth on each side, in the old size."""
+    """Images without a tenth on each side, resized to their old size."""
     height, width = images.shape[2:]
     top, left = max(1, round(height / 10)), max(1, round(width / 10))
     size = [height - 2 * top, width - 2 * left]
@@ -191,14 +193,14 @@ def cropped(images: Tensor) -> Tensor:
 
 
 def blurred(images: Tensor) -> Tensor:
-    """Behind a Gaussian filter: of 1 pixel, or 0.6 for small images."""
+    """Images after a Gaussian filter of 1 pixel, or 0.6 for small images."""
     sigma, side = (0.6, 5) if images.shape[2] < 16 else (1.0, 7)
     out: Tensor = functional.gaussian_blur(images, [side, side], [sigma, sigma])
     return out
 
 
 def jpeg(quality: int) -> Dress:
-    """As JPEG of a quality."""
+    """Compress as JPEG of a quality."""
 
     def compress(images: Tensor) -> Tensor:
         out = []
@@ -212,20 +214,20 @@ def jpeg(quality: int) -> Dress:
 
 
 def halves(images: Tensor) -> Tensor:
-    """The left half of each beside the right half of the next."""
+    """The left half of each image beside the right half of the next."""
     half = images.shape[3] // 2
     return torch.cat([images[..., :half], images.roll(1, 0)[..., half:]], 3)
 
 
 def beside(images: Tensor) -> Tensor:
-    """Each and the next, both of half the width."""
+    """Each image and the next side by side, both of half the width."""
     size = [images.shape[2], images.shape[3] // 2]
     narrow: Tensor = functional.resize(images, size, antialias=True)
     return torch.cat([narrow, narrow.roll(1, 0)], 3)
 
 
 def checkered(cells: int) -> Dress:
-    """Each and the next in turn in a checkerboard."""
+    """Put each image and the next into the cells of a checkerboard in turn."""
 
     def dress(images: Tensor) -> Tensor:
         down, right = (torch.arange(side) * cells // side for side in images.shape[2:])
@@ -235,7 +237,7 @@ def checkered(cells: int) -> Dress:
 
 
 def shuffled(cells: int) -> Dress:
-    """Its cells in a random order."""
+    """Put the cells of each image into a random order."""
 
     def dress(images: Tensor) -> Tensor:
         size = (images.shape[2] // cells, images.shape[3] // cells)
@@ -251,7 +253,7 @@ def shuffled(cells: int) -> Dress:
 
 
 def hidden(images: Tensor) -> Tensor:
-    """A third behind a grey square somewhere."""
+    """Images with a grey square over a third, at a random place."""
     out = images.clone()
     size = [round(side * 3**-0.5) for side in images.shape[2:]]
     for image in out:
@@ -262,7 +264,7 @@ def hidden(images: Tensor) -> Tensor:
 
 
 def bent(alpha: float) -> Dress:
-    """Bent elastically: `alpha` is torchvision's at 28 pixels."""
+    """Bend elastically: `alpha` is torchvision's at 28 pixels."""
 
     def dress(images: Tensor) -> Tensor:
         share = images.shape[2] / 28
@@ -273,23 +275,23 @@ def bent(alpha: float) -> Dress:
 
 
 def hued(images: Tensor) -> Tensor:
-    """Its grey image as the difference of red and green; the grey of the image is constant."""
+    """Images whose grey is constant. Their red minus green is the grey of the originals."""
     grey = images.mean(1, keepdim=True) - 128
     return torch.cat([128 + grey / 2, 128 - grey / 2, torch.full_like(grey, 128)], 1)
 
 
 def coloured(images: Tensor) -> Tensor:
-    """Its colours alone; the grey of the image is constant."""
+    """The colours of images alone: the grey is constant."""
     return images - images.mean(1, keepdim=True) + 128
 
 
 def mixed(share: float) -> Dress:
-    """Each with the next image."""
+    """Mix each image with the next."""
     return lambda images: share * images + (1 - share) * images.roll(1, 0)
 
 
 def both(*names: str) -> Dress:
-    """Several dresses, one over the other."""
+    """Apply several dresses, one after the other."""
 
     def dress(images: Tensor) -> Tensor:
         for name in names:

@@ -1,4 +1,4 @@
-"""What a hospital says of its images: how good a model is, and too little to tell a patient by.
+"""The figures of a hospital: how good a model is, with too little detail to single out a patient.
 
 Whoever sends a model asks a question: a model can be made so that its accuracy depends on one pixel
 of one image. Hence, in a deployment (a simulation has one owner, and its figures are exact):
@@ -15,24 +15,25 @@ of one image. Hence, in a deployment (a simulation has one owner, and its figure
   largest standard error of a share of n patients: their number resolves no more. By the second
   term M models, however they are made, tell two cases of one patient apart by TOLD standard
   deviations in all, in each figure. A figure with a step above COARSEST does not leave.
-- The noise follows from the model, the images and a secret of the hospital: asked again, the same
-  question has the same answer.
+- The noise follows from the model, the images and a secret of the hospital. The same question
+  always has the same answer.
 - Models are counted, over restarts too, in each run and in each day (client_app.run.Tested).
 - Numbers of images are about such classes, too, and are rounded to whole groups. So that steps do
   not tell them, s is rounded up to a power of sqrt(2).
-- Where images arrive in tasks, the server chooses these. So a class counts as another one in each
-  task, wherever it is asked how many patients have it, and numbers of images are sums of rounded
+- Where images arrive in tasks, the server chooses the tasks. So a class counts as another one in
+  each task wherever a rule asks how many patients have it. Numbers of images are sums of rounded
   ones. The accuracies of all tasks together tell of a patient what the accuracy alone would.
-- A training loss is such a figure, too: the mean of what at most IMAGES training images lose, each
-  no more than WORST times what guessing loses. So are prototypes, class means of features: all that
-  a patient has of a class counts once, and is no longer than the features of random pixels are. By
-  s, in these lengths, one patient moves a mean, of all classes together.
-- Of a buffer a figure leaves if it is about so many patients: no smallest distance does. For n of
-  them s is 1/n, and M is `figures.max-detailed`; distances have noise and steps in proportion.
-- What is told after the last round, such as counts for each class, is in details.py.
+- A training loss is such a figure, too. It is the mean loss of at most IMAGES training images, each
+  cut at WORST times the loss of guessing.
+- So are prototypes, class means of features. Each patient counts once in a class, and a patient's
+  part is no longer than the features of random pixels are. In these lengths, s is the most that one
+  patient moves the means of all classes together.
+- A figure of a buffer leaves if it is about enough patients; a smallest distance is about one. For
+  n patients s is 1/n, and M is `figures.max-detailed`. Noise and steps of distances are relative.
+- Figures after the last round, such as counts for each class, are in details.py.
 
-A dither of one step's width would not do: a figure at a multiple of the step, such as 0, gets no
-noise from it, and one patient more or less shows after a few models.
+A dither of one step's width is not enough. A figure at a multiple of the step, such as 0, gets no
+noise from it, so a few models show whether a patient is there.
 """
 
 import hashlib
@@ -64,7 +65,7 @@ from strategies.protocol.settings import rng_for
 TOLD = 4.0
 COARSEST = 0.25
 IMAGES = 1000  # of the training images, about which models are asked
-WORST = 2.0  # what an image loses at the most, in times of guessing
+WORST = 2.0  # the largest loss of an image that counts, in times of guessing
 TESTED = ("accuracy", "balanced-accuracy", "auroc")  # their noise is told beside them
 
 
@@ -72,8 +73,8 @@ class Disclosure:
     """The figures of a hospital, in answer to one request.
 
     Args:
-        request: Its hospital has the images, and the policy; without one, as in a simulation,
-            figures are exact.
+        request: Its hospital has the images, and the policy. Without a policy, as in a
+            simulation, figures are exact.
     """
 
     def __init__(self, request: Inquiry) -> None:
@@ -105,10 +106,10 @@ class Disclosure:
             log_once(f"{small} test images are in no figure: too few patients have their class.")
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
-        """A hash of a model as it is here, with the layers that stay here; empty if none is used.
+        """A hash of a model with the layers that stay here; empty if nothing uses it.
 
         The server chooses which images are asked about, by tasks for instance. The same model on
-        others is another question: it is counted, and has other noise.
+        other images is another question: it is counted, and has other noise.
 
         Args:
             network: The model.
@@ -139,7 +140,7 @@ class Disclosure:
         }
 
     def weight(self, images: float) -> float:
-        """For the number of images of a visit: what the model that it leaves is weighed by."""
+        """The weight of a visit's model in an average, from the visit's number of images."""
         if self.rules is None or self.request.order.images != "own":
             return images
         # One group at the least: a model that counted nothing could not be averaged.
@@ -152,10 +153,10 @@ class Disclosure:
         return float(group * math.floor(count / group + 0.5))
 
     def number(self, strata: Indices) -> float:
-        """The number of some images, of which each is of a class within its task (strata [n]).
+        """The rounded number of some images; strata [n] are the class within the task of each.
 
-        Without tasks it is rounded as it is. With tasks those of each stratum are rounded: no
-        choice of tasks tells more of them than that.
+        Without tasks the number is rounded. With tasks the number of each stratum is rounded, so
+        that no choice of tasks tells more.
         """
         if self.tasks is None:
             return self.rounded(len(strata))
@@ -166,13 +167,13 @@ class Disclosure:
 
         Args:
             model: Its fingerprint.
-            label: Of its parcel; None if what is tested is not as it came. Without seals the
-                server can write any label.
+            label: Of its parcel; None if the model has changed since it arrived. Without seals
+                the server can write any label.
 
         Raises:
-            PolicyError: So many models were tested that this one would be too many.
-            ParcelError: Its lineage is no member's; another model with its label was tested
-                already, or a newer one of its lineage.
+            PolicyError: `figures.max-models` models were tested before.
+            ParcelError: Its lineage is no member's. Or another model with its label, or a newer
+                one of its lineage, was tested already.
         """
         place, seal = "", self.request.seal
         if seal and label:
@@ -197,8 +198,8 @@ class Disclosure:
             By name; nothing if there is no image to test on.
 
         Raises:
-            DivergedError: A score is not finite, in a simulation. Elsewhere that would tell of the
-                image that it happens for.
+            DivergedError: A score is not finite, in a simulation. In a deployment the error would
+                tell of the image with that score.
         """
         if not self.num_test:
             return {}
@@ -229,7 +230,7 @@ class Disclosure:
         return told
 
     def _of_arrived(self, scores: Tensor) -> Tensor:
-        """Scores [n, K] of the classes that have arrived; a class that has not is no answer."""
+        """Scores [n, K] in which a class that has not arrived yet cannot be the answer."""
         tasks = self.request.order.so_far
         if self.data.output_tasks is None or not tasks:
             return scores
@@ -238,9 +239,9 @@ class Disclosure:
         return scores / scores.sum(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
 
     def _of_tasks(self, scores: Tensor) -> dict[str, float]:
-        """The accuracies of each task that there is, from the scores [n, K]; none without tasks.
+        """The accuracies of each task, from the scores [n, K]; none without tasks.
 
-        Those in a task choose among its classes alone (arXiv:1904.07734: Task-IL, not Class-IL).
+        An accuracy in a task chooses among its classes alone (Task-IL, arXiv:1904.07734).
         """
         if self.tasks is None:
             return {}
@@ -272,9 +273,9 @@ class Disclosure:
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
 
     def of_loss(self, model: str, network: nn.Module) -> dict[str, float]:
-        """The loss of a trained model on training images, between hospitals.
+        """The loss of a trained model on training images, with noise.
 
-        What its learner minimised was of all images, and has no bounds.
+        The loss that its learner minimised is of all images, and has no bounds.
 
         Args:
             model: Its fingerprint.
@@ -302,8 +303,8 @@ class Disclosure:
     def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that are about enough patients, with noise.
 
-        A median is about the half on either side of it. Buffers are counted as models are whose
-        details are told: a server can order one after the other.
+        A median is about the half of the patients on either side. `figures.max-detailed` buffers
+        are told of, since a server can order one after the other.
         """
         if self.rules is None:
             return dict(figures)
@@ -313,7 +314,7 @@ class Disclosure:
         except PolicyError as error:
             log_once(f"Of further synthetic images no figure is told. {error.explain()}")
             most = 0
-        from gan.audit import HELD_OUT  # with it come imports that take seconds
+        from gan.audit import HELD_OUT  # its imports take seconds
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
@@ -340,9 +341,9 @@ class Disclosure:
     def of_embeddings(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that are about enough patients.
 
-        How many embeddings are linked is told in whole groups, the rest to two digits. What could
-        not be measured, or has no bound, is not told; nor is anything if images of small classes
-        are among them.
+        The number of linked embeddings is told in whole groups, other figures to two digits. A
+        figure that was not measured, or has no bound, stays. If images of small classes are among
+        the rows, all figures stay.
         """
         if self.rules is None:
             return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
@@ -363,10 +364,10 @@ class Disclosure:
         return told
 
     def of_prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
-        """Prototypes of the training images (strategies/protocol/prototypes.py), between hospitals.
+        """Prototypes of the training images (strategies/protocol/prototypes.py), with noise.
 
-        The spread is that of two patients of a class, of pair after pair: so one patient has a part
-        in one pair, and no mean that is not told.
+        The spread is measured in pairs of patients of a class, each patient in one pair. So it
+        needs no exact mean.
 
         Args:
             model: Its fingerprint.
@@ -425,12 +426,12 @@ class Disclosure:
         return min(max(step * round(value / step + self.noise(name, model)), 0.0), 1.0)
 
     def noise(self, name: str, model: str) -> float:
-        """From the standard normal distribution, always the same for a figure of a model here."""
+        """A standard normal number, always the same for one figure of one model here."""
         drawn = hmac.digest(self.secret, f"{name} {model}".encode(), "sha256")
         return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
 
     def noise_table(self, name: str, model: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """The same for each count of a table."""
+        """A standard normal number for each count of a table."""
         cells = [self.noise(f"{name} {cell}", model) for cell in range(math.prod(shape))]
         return np.array(cells).reshape(shape)
 
@@ -440,7 +441,7 @@ def _two_digits(figure: float) -> float:
 
 
 def fingerprint(parts: Iterable[object]) -> str:
-    """A hash of what is printed of several things."""
+    """A hash of the printed forms of several things."""
     return hashlib.sha256(repr(list(parts)).encode()).hexdigest()
 
 
@@ -480,9 +481,9 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
 def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
     """How much one patient's images can change the accuracy of each task, at the most.
 
-    A patient may have images in several tasks. So these are multiplied by the largest length of the
-    vector of one patient's effects, each as a share of the largest in its task: with noise in
-    proportion to them, all these figures together tell of a patient no more than one would.
+    A patient may have images in several tasks. So the effects are multiplied by a factor: the
+    largest length of the vector of one patient's effects, each as a share of the largest in its
+    task. With noise in proportion, all tasks together tell of a patient no more than one figure.
 
     Args:
         patients: Whose the images are, [n].

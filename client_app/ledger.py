@@ -1,14 +1,14 @@
 """The ledger: what a hospital was asked, and what left it, in the order in which it happened.
 
-In a deployment each message adds a line to `<store>/<site>/ledger.jsonl`, before its answer leaves:
-what cannot be written stays. A line is a JSON object, and its field `previous` is the SHA-256 of
-the line before. So a line that is changed, moved, added or taken out breaks the chain after it.
-Where the chain ends is in another file (ledger_index.py), with a code that only who has the
-hospital's secret can write. Who can read that, too, can write a new chain: whoever keeps the number
-of lines and the hash of the last one elsewhere sees that.
+In a deployment each message adds a line to `<store>/<site>/ledger.jsonl` before its answer leaves.
+If the line cannot be written, the answer stays. A line is a JSON object, and its field `previous`
+is the SHA-256 of the line before. So a line that is changed, moved, added or taken out breaks the
+chain after it. Another file (ledger_index.py) says where the chain ends, with a code that follows
+from the hospital's secret. Somebody who can read the secret can write a new chain. To notice that,
+keep the number of lines and the hash of the last one on another machine.
 
-A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing else
-by it: a day's first such message has a line, and stands for those that follow.
+A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing
+else. The first such message of a day has a line; further ones have none.
 """
 
 import hashlib
@@ -82,11 +82,11 @@ def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> 
 
 
 def intact(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Refuse a message that could not be written down, or whose like was forgotten (a Flower mod).
+    """Refuse a message if the hospital could not note it, or has lost notes (a Flower mod).
 
     Raises:
         LedgerError: The ledger is broken.
-        OwnError: A file was deleted by which the hospital remembers what it has told.
+        OwnError: A file is gone in which the hospital notes what it has told.
         PolicyError: The store is as large as the policy allows.
     """
     config = own_config(context)
@@ -111,7 +111,7 @@ def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
 
 
 def path_of(site: str, store: Path) -> Path:
-    """The ledger of a hospital; the name is the hospital's own word, and no server's."""
+    """The ledger of a hospital. The name comes from its node-config, never from a server."""
     return store.expanduser() / site / "ledger.jsonl"
 
 
@@ -121,14 +121,14 @@ def append(
     terms: Mapping[str, Any] | None = None,
     brought: int = 0,
 ) -> None:
-    """Write an entry behind the others, to the disk.
+    """Add an entry at the end of a ledger, on the disk.
 
     Args:
         path: The ledger.
-        entry: What was asked and what left; the same of another `query.live` of a day is left out.
-        terms: Settings, code and policy. Every line has their hash, and the first one of a run with
-            this hash, whatever was asked, has all of them in words.
-        brought: Bytes of the message, of which the store may hold a copy now.
+        entry: What was asked and what left. Of a `query.live` only the first of a day is written.
+        terms: Settings, code and policy. Each line has their hash. The first line of a run with
+            this hash has all of them in words.
+        brought: Bytes of the message. The store may hold a copy of it now.
 
     Raises:
         LedgerError: It cannot be written, or is too long.
@@ -147,7 +147,7 @@ def append(
             raise OSError(f"A line would have {len(text)} bytes.")
         if head.most and used > head.most:
             raise OSError("The store is as large as the policy allows (machine.max-disk-gb).")
-        index.file.truncate(head.size)  # what a process that was ended has begun to write
+        index.file.truncate(head.size)  # a line that a killed process left unfinished
         if index.file.write(text + b"\n") <= len(text):
             raise OSError("The disk is full.")
         os.fsync(index.file.fileno())
@@ -167,7 +167,7 @@ def append(
 
 @contextmanager
 def _written(path: Path) -> Iterator[Index]:
-    """A ledger that is open; what goes wrong with it is in the hospital's own log alone.
+    """An open ledger. The details of an error go to the hospital's own log alone.
 
     Raises:
         LedgerError: It cannot be written, or is broken.
@@ -188,7 +188,7 @@ def _text(content: object) -> str:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a ledger, the first one first, as far as what was written later confirms them.
+    """The lines of a ledger, in order. Each is confirmed by the next one, the last by the head.
 
     Raises:
         BrokenLedger: Names the first line that does not belong there.
@@ -231,7 +231,7 @@ def read(path: Path) -> Iterator[Line]:
 
 
 def _asked(message: Message) -> dict[str, Any]:
-    """When and what the server asked; of a field of the wrong type its beginning, as text."""
+    """When and what the server asked. A field of the wrong type is text, cut to its beginning."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
     order = message.content.config_records.get("order") if message.has_content() else None
@@ -251,13 +251,13 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _brought(message: Message, context: Context) -> int:
-    """Bytes of a message and of its run's settings, nearly."""
+    """About how many bytes a message and the settings of its run have."""
     words = sum(len(str(dict(each))) for each in message.content.config_records.values())
     return count_bytes(message.content) + words + len(str(dict(context.run_config)))
 
 
 def _run(message: Message) -> str:
-    """The identity of the run; empty if it has none that could name a folder."""
+    """The identity of the run; empty if it cannot be the name of a folder."""
     run = str(_asked(message).get("run", ""))
     return run if NAME.fullmatch(run) else ""
 
@@ -267,22 +267,23 @@ def _policy_file(config: Mapping[str, Any]) -> Path:
 
 
 def _machine(config: Mapping[str, Any]) -> MachineRules:
-    """What the hospital's machine may be used for; the default if its policy cannot be read."""
+    """The policy's rules about the machine; the defaults if the policy cannot be read."""
     try:
         return Policy.read(_policy_file(config)).machine
-    except OwnError:  # what leaves then is a failure that says so
+    except OwnError:  # a failure that says so leaves instead
         return Policy.read().machine
 
 
 def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Under which settings, code and policy the hospital was asked.
+    """The settings, code and policy under which the hospital was asked.
 
-    A run that is refused may have any: of long texts the beginning, of further ones the number.
+    A run that is refused may have any settings. So long texts are cut, and those beyond a number
+    are only counted.
     """
     path = _policy_file(config)
     try:
         rules = _hash(path.read_bytes()) if path.is_file() else ""
-    except OSError:  # what leaves then is a failure that says so
+    except OSError:  # a failure that says so leaves instead
         rules = ""
     given = sorted(context.run_config.items())
     settings = {

@@ -1,26 +1,25 @@
-"""The search for copies of training images "in any dress".
+"""The search for changed copies of training images.
 
-A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy, compressed,
-mixed with another image, in parts, bent, or in the colours alone. Each image is compared with all
-training images in seven steps.
+A copy may be mirrored, turned, shifted, cropped, brighter, inverted, blurred, noisy or compressed.
+It may be mixed with another image, in parts, bent, or in the colours alone. Each such change is a
+dress of the copy (dresses.py). Each image is compared with all training images in seven steps.
 
-1. Aligned: whole images in the 8 orientations of a square, by the absolute correlation of whitened
-   vectors, which neither brightness nor contrast nor inversion changes. Whitening takes away what
-   all training images have in common. A second training image is added in the way of orthogonal
-   matching pursuit (Pati et al. 1993): that finds mixes.
-2. Moved: the middle of the image among windows of the training images, at a grid of shifts,
-   scales and angles, first coarsely; the best are then registered, and the best of these again.
-3. Altered: how much of the image is a linear combination of a training image, the same blurred,
-   and its square: that finds blur and changes of gamma. Of aligned and of moved candidates.
-4. Alone: how far the best of the moved candidates stands out from the others, as the one source of
-   a noisy copy does. Images that are like many, such as blurred ones, have none that does.
-
-5. In parts: blocks of the image, each on its own, among those of a training image: near where they
-   were, which finds bent copies, and anywhere, which finds patches that were moved. The third of
-   the blocks that fits best counts, so that the rest may be hidden, or of another image.
-6. Elsewhere: halves and quarters of the image as shrunken whole ones, and its colours, as grey
-   images, among training images and their colours.
-7. Of a patient: two of the moved candidates that are of one patient are more than one.
+1. Aligned: whole images are compared in the 8 orientations of a square, by the absolute correlation
+   of whitened vectors. Brightness, contrast and inversion do not change it. Whitening takes away
+   what all training images have in common. Orthogonal matching pursuit (Pati et al. 1993) adds a
+   second training image: that finds mixes.
+2. Moved: the middle of the image is compared with windows of the training images, at a grid of
+   shifts, scales and angles. The best windows are registered, and the best of these once more.
+3. Altered: the image is fitted by a training image, the same blurred, and its square. That finds
+   blur and changes of gamma. The candidates of steps 1 and 2 are tried.
+4. Alone: the best moved candidate is compared with the others. The source of a noisy copy stands
+   out. Images that are like many, such as blurred ones, have no such source.
+5. In parts: each block of the image is compared with blocks of a training image. Blocks near its
+   place find bent copies; blocks anywhere find patches that were moved. The third of the blocks
+   that fits best counts: the rest may be hidden, or of another image.
+6. Elsewhere: halves and quarters of the image are compared with shrunken training images, and its
+   colours, as grey images, with training images and their colours.
+7. Of a patient: two moved candidates of one patient count as more than one.
 
 The time is linear in the number of training images. Steps 1 to 5 and 7 look at grey images.
 
@@ -52,7 +51,7 @@ MOVED = 10  # those that are left when all were registered
 BLOCKS, BLOCK = 4, 4  # blocks a side of an image; the least side of one in pixels
 BLOCK_FEATURES, PLACES = 24, 4  # of a block; candidates by blocks in their place, and by moved ones
 SEEN = 3  # one in so many blocks counts: the rest may be hidden
-FAINT = 0.02  # contrast (norm) of a block that counts half: noise on flat ground is alike by chance
+FAINT = 0.02  # contrast (norm) of a block that counts half: flat blocks are alike by chance
 EXACT = 0.002  # residual of a block at which it is taken for the same
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
@@ -69,11 +68,11 @@ class Found:
     """What the search found for N images.
 
     Attributes:
-        residuals: Float32 [N, scores]: the logarithm of the share of an image that is not
-            explained by training images, for each of `SCORES` (of "alone" the logarithm of a
-            ratio of two such shares); small for copies.
-        index: The training image that is most like it in one of them, int64 [N].
-        frame: In which of the 8 orientations the image is most like it, int64 [N].
+        residuals: Float32 [N, scores]: the logarithm of the share of an image that training images
+            do not explain, for each of `SCORES`. It is small for copies. For "alone" it is the
+            logarithm of a ratio of two such shares.
+        index: The most similar training image by any score, int64 [N].
+        frame: The orientation, of the 8, in which the image is most like it, int64 [N].
         pose: Where its middle lies in the training image: shifts, log scale and angle, [N, 4].
     """
 
@@ -222,9 +221,9 @@ class Search:
         return torch.stack(explained, 1)
 
     def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """How little of blocks is not explained, near their places and anywhere, [n, candidates].
+        """Logarithms [n, candidates] of what is not explained of blocks, in place and anywhere.
 
-        Of candidates [n, K] in their orientations, and of those that blocks themselves find.
+        The candidates are those given [n, K], in their orientations, and those that blocks find.
         """
         count, rows = len(framed), torch.arange(len(framed), device=framed.device)[:, None]
         blocks = self._blocks(framed.flatten(0, 1), self.block)  # [8n, B, F]
@@ -233,7 +232,7 @@ class Search:
             by_place += _evidence(own @ known.T)
         blocks = blocks.view(count, 8, *blocks.shape[1:])
         anywhere = blocks.new_zeros(count, len(self.whole))
-        for own in blocks[:, 0].movedim(1, 0):  # as the image is: blocks were moved, not the whole
+        for own in blocks[:, 0].movedim(1, 0):  # one orientation: blocks were moved, not the whole
             best = (own @ self.loose[0].T).abs_()
             for known in self.loose[1:]:
                 torch.maximum(best, (own @ known.T).abs_(), out=best)
@@ -263,7 +262,7 @@ class Search:
         return _unit(blocks @ self.fine) * (strength / (strength + FAINT**2))
 
     def _elsewhere(self, pieces: list[Tensor], known: Tensor) -> Tensor:
-        """How little of pieces [n, 1, *, *] whole training images do not explain, [n, pieces]."""
+        """Logarithms [n, pieces] of what training images do not explain of pieces [n, 1, *, *]."""
         side, explained = self.small.shape[-1], []
         for each in pieces:
             framed = _frames(interpolate(each, (side, side), mode="area"))
@@ -294,9 +293,9 @@ class Search:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best of candidates [n, L], registered: with orientations [n, K], and poses [n, K, 4].
 
-        Lucas and Kanade's method, inverse compositional (Baker and Matthews 2004), with a gain: the
-        target t and its derivatives to shift, scale and angle J are fitted to a window w = g t +
-        g J δ once, and the window is moved by -δ.
+        Lucas and Kanade's method, inverse compositional (Baker and Matthews 2004), with a gain g.
+        The target t and its derivatives J to shift, scale and angle are fitted to a window
+        w = g t + g J δ once. The window is moved by -δ.
         """
         rows = torch.arange(len(framed), device=framed.device)[:, None]
         soft = blurred(framed.flatten(0, 1), SOFT)
@@ -374,9 +373,9 @@ def squares(images: Tensor, side: int) -> Tensor:
 
 
 def _colours(images: Tensor) -> Tensor:
-    """Grey images float [N, P, H, W] of colours of images [N, C, H, W]: of their hue, and each one.
+    """Grey images float [N, P, H, W] of the hue and of each colour of images [N, C, H, W].
 
-    The first is the principal component of two differences of red, green and blue.
+    The hue is the principal component of two differences of red, green and blue.
     """
     if images.shape[1] != 3:
         return images.new_zeros(len(images), 1, *images.shape[2:], dtype=torch.float32)

@@ -21,8 +21,8 @@ from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.files import FileError, read_text
 from strategies.protocol.run_config import read_config
 
-# Folders of others may hold anything: so many runs, hospitals of a run, tests of its last
-# round, and letters of a name or a reason are read.
+# Limits of what is read, since folders of others may hold anything. MOST_TESTS are those of the
+# last round of a run, LONGEST is the letters of a name or a reason.
 MOST_RUNS, MOST_HOSPITALS, MOST_TESTS, LONGEST = 2000, 2000, 500_000, 300
 
 
@@ -41,18 +41,18 @@ class Run:
     Attributes:
         path: Its result directory.
         settings: Its config.toml, by key.
-        status: As in its summary, from which the next four are, too.
+        status: From its summary, as are the next four.
         hospitals: Those that answered.
-        figures: All that are one number.
+        figures: The figures that are a single number.
         curves: The figures after each evaluated round.
         kinds: What the images of its hospitals are.
-        tests: Means of `METRICS` at each hospital after the last evaluated round, by metric,
-            hospital, and whether over the models that it held alone; of the latest versions.
-        images: Which images each hospital trains and tests on, as far as it said so: how many, and
-            hashes, which are comparable with those of the same name.
-        constant: By metric, what a model reaches that always gives the same answer, mean over
-            hospitals; of the accuracy that of the most frequent class.
-        commit: Of the code, as benchmarks.reproduce notes it; empty without a note.
+        tests: Means of `METRICS` after the last evaluated round, over the newest version of each
+            model, by metric, hospital, and whether only models that the hospital held count.
+        images: What each hospital said of its training and test images: how many, and hashes.
+            Hashes of the same name are comparable.
+        constant: By metric, the figure of a model that always gives the same answer, mean over
+            hospitals. For the accuracy the answer is the most frequent class.
+        commit: The commit of the code, if benchmarks.reproduce has noted it; else empty.
     """
 
     path: Path
@@ -146,10 +146,10 @@ def _constant(summary: Summary) -> dict[str, float]:
 
 
 def _told(log: Path) -> tuple[dict[str, dict[str, object]], dict[tuple[str, str, bool], float]]:
-    """What hospitals said of their images, and what they measured last."""
+    """What hospitals said of their images, and their tests of the last evaluated round."""
     images: dict[str, dict[str, object]] = {}
     last = 0
-    events: list[Event] = []  # of the last round that was tested
+    events: list[Event] = []  # tests of the last evaluated round
     for event, _ in read_events(log):
         if event.outcome != "ok":
             continue

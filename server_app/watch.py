@@ -39,9 +39,9 @@ from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.text import Screen, printable
 
 LOOK = 1.0  # seconds between two looks
-START_UP = 10.0  # seconds in which a server takes hold of a new directory
-FAILURES = 3  # the last so many are shown
-# Shares from 0 to 1, with characters that every terminal has and with others.
+START_UP = 10.0  # seconds until a server has locked a new directory
+FAILURES = 3  # how many of the newest are shown
+# Characters for shares from 0 to 1. Every terminal has the second ones.
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
@@ -63,7 +63,7 @@ def _command(arguments: argparse.Namespace) -> None:
     try:
         if path.is_file():
             raise NotADirectoryError("it is a file")
-        # It has colours of its own, and moves the cursor.
+        # `watch` sets colours and moves the cursor itself, so it needs the plain stream.
         terminal = sys.stdout.stream if isinstance(sys.stdout, Screen) else sys.stdout
         sys.exit(follow(path, Console(file=terminal, highlight=False)))
     except KeyboardInterrupt:
@@ -83,9 +83,9 @@ class Followed:
         path: Its result directory.
         settings: Its config.toml, by key.
         rounds: How many rounds the run has.
-        finished: How many of them are finished,
-        done: and those of them of which there are events.
-        events: Those read so far, without the tests of rounds that are finished.
+        finished: How many rounds are finished.
+        done: The finished rounds that have events.
+        events: The events read so far, without the tests of finished rounds.
         waits: Answers that the server waits for.
         summary: Its summary.json; None until it has ended.
     """

@@ -1,8 +1,9 @@
 """The one codec of arrays: a ZIP archive of NumPy .npy files, which `numpy.load` reads too.
 
-An `Array` of Flower holds its values in the .npy format already: they go in and come out unopened.
-Archives come from other hospitals. So only what `write` writes is read: nothing is compressed, no
-size is announced that is not there, and a header is compared with NumPy's own, never evaluated.
+An `Array` of Flower holds its values in the .npy format already, so they are copied unopened.
+Archives come from other hospitals, so `read` accepts only what `write` writes. Nothing is
+compressed, and no size exceeds the bytes that are there. A header is compared with NumPy's own and
+never evaluated.
 """
 
 import errno
@@ -22,8 +23,8 @@ from numpy.typing import NDArray
 from strategies.protocol.files import opened
 
 MAX_TEXT = 2**20  # bytes of a text
-# Bytes of an archive of NumPy's: of its file, and what it may take in memory for each of them, and
-# more. Images take 2 to 10.
+# Limits of an archive of NumPy's: bytes of its file, bytes in memory for each byte of the file, and
+# bytes in memory on top. Images take 2 to 10 for each.
 MOST, UNPACKED, ROOM = 2**40, 20, 64 * 2**20
 _TYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 _NAMES = {np.dtype(name).str.encode(): name for name in _TYPES}
@@ -76,14 +77,14 @@ def _unzipped(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
         with zipfile.ZipFile(file) as archive:
             yield archive
     except Exception as error:  # zipfile and numpy fail in many ways
-        # EINVAL: a damaged archive has its arrays before its beginning.
+        # EINVAL: in a damaged archive arrays begin before the file does.
         if isinstance(error, ArchiveError) or getattr(error, "errno", errno.EINVAL) != errno.EINVAL:
             raise
         raise ArchiveError(f"Not an archive of arrays ({type(error).__name__}).") from error
 
 
 def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """What an archive lists, once it is known that it takes no more memory than its file."""
+    """The entries of an archive, if they take no more memory than its file."""
     entries = archive.infolist()
     assert archive.fp is not None
     size = archive.fp.seek(0, 2)
@@ -100,7 +101,7 @@ def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def load(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive that NumPy wrote, of whatever plain type, compressed or not.
+    """The arrays of an archive that NumPy wrote, of any plain type, compressed or not.
 
     Raises:
         ArchiveError: It is no such archive, or would take far more memory than its file.
@@ -125,7 +126,10 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
-    """Refuse an array that announces another size than its bytes have: its memory comes first."""
+    """Refuse an array whose header announces another size than its bytes have.
+
+    NumPy would allocate the announced size before it reads a value.
+    """
     major, _ = np.lib.format.read_magic(file)
     read = (
         np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
@@ -139,7 +143,7 @@ def _check_header(file: IO[bytes], size: int) -> None:
 
 
 def array_of(content: bytes) -> Array:
-    """The array of a .npy file, of which the header alone is read.
+    """The array of a .npy file. Only its header is read.
 
     Raises:
         ArchiveError: It is not what `numpy.save` writes for an array of numbers.
@@ -151,7 +155,7 @@ def array_of(content: bytes) -> Array:
     if dtype is None:
         raise ArchiveError(f"An array has the type {header[3]!r}, which is not one of numbers.")
     shape = tuple(int(side) for side in sides if side)
-    values = math.prod(side or 1 for side in shape)  # of an empty array: what NumPy multiplies
+    values = math.prod(side or 1 for side in shape)  # NumPy leaves out sides of 0
     size = np.dtype(dtype).itemsize * values if all(shape) else 0
     if len(content) != header.end() + size or values > len(content) or len(shape) > 32:
         raise ArchiveError("An array is cut short, or has no such shape.")
