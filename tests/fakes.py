@@ -25,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
 from client_app.app import app as hospital_app
+from client_app.node_config import simulate
 from client_app.run import check_newest
 from client_app.store import Store
 from deploy.demo import HOSPITALS
@@ -335,6 +336,7 @@ def run_here(places: Sequence[Context]) -> tuple[Path, FakeGrid]:
     def hospital(place: Context) -> Handler:
         return lambda message: hospital_app(message, place)
 
+    simulate()
     grid = FakeGrid({place.node_id: hospital(place) for place in places})
     server_app(grid, places[0])
     (result,) = Path(str(places[0].run_config["output-dir"])).iterdir()

@@ -15,6 +15,7 @@ from client_app.hospital import open_hospital
 from learning.evaluation import probabilities
 from learning.models import Architecture
 from learning.packing import unpack_network
+from server_app.summary import Summary
 from strategies.engine.topology import random_ring, stay
 from strategies.protocol.parcel import Manifest, check_parcel, load, unbundle
 from strategies.protocol.settings import Settings, SettingsError, rng_for
@@ -540,3 +541,12 @@ def test_the_order_of_visits_decides_on_asynchronous_models_bit_for_bit(tmp_path
         if lineage in same:
             assert others[lineage, array] == content
     assert same
+
+
+def test_whoever_runs_the_app_in_one_process_simulates(tmp_path, monkeypatch):
+    monkeypatch.setattr("client_app.node_config._simulates", False)
+    chosen = {"strategy": "standalone", "model": "mlp", "mlp__hidden": "8", "train__epochs": 1}
+    config = run_config(output_dir=str(tmp_path / "runs"), num_server_rounds=1, **chosen)
+    store = {"store-dir": str(tmp_path / "store")}
+    result, _ = run_here([context(index, 2, config, **store) for index in range(2)])
+    assert Summary.read(result).status == "completed"
