@@ -349,7 +349,9 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         numbers = [number for number in _numbers(dataset, keyword) if number]
         setattr(dataset, keyword, next(filter(math.isfinite, numbers), default))
     given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
-    table = bool(dataset.get("ModalityLUTSequence"))
+    (item,) = (dataset.get("ModalityLUTSequence") or [{}])[:1]
+    if not (table := bool(item.get("LUTDescriptor") and item.get("LUTData"))):
+        dataset.ModalityLUTSequence = None
     values = apply_modality_lut(stored, dataset) if given or table else stored
     function = str(next(iter(_said(dataset, "VOILUTFunction")), "LINEAR")).upper()
     windows = zip(_numbers(dataset, "WindowCenter"), _numbers(dataset, "WindowWidth"), strict=False)
@@ -360,6 +362,8 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     top, (item,) = 0, (dataset.get("VOILUTSequence") or [{}])[:1]
     if item.get("LUTDescriptor") and item.get("LUTData"):
         length, start, depth = item.LUTDescriptor
+        if start >= 2**15 and values.min() < 0:  # some write 65534 where -2 is meant
+            start -= 2**16
         top = 2**depth - 1
         # pydicom 3.0 looks values up in 8 bits if the entries have 8, whatever the length, and
         # those that are far above the last one in its place from the other end.

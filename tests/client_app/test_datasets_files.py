@@ -572,6 +572,23 @@ def test_padding_of_signed_values_may_be_written_unsigned(read):
     assert read(content.replace(signed, unsigned))[1].tolist() == [[[0, 0, 255]]]
 
 
+def test_the_first_value_of_a_table_may_be_written_unsigned(read):
+    pydicom = pytest.importorskip("pydicom")
+    item = pydicom.Dataset()
+    item.add_new("LUTDescriptor", "US", [4, 65534, 8])
+    item.add_new("LUTData", "US", [0, 10, 20, 255])
+    values = np.array([[-2, -1], [0, 1]], np.int16)
+
+    assert read(dicom(values, VOILUTSequence=[item]))[1].tolist() == [[[0, 10], [20, 255]]]
+
+
+@pytest.mark.parametrize("name", ["VOILUTSequence", "ModalityLUTSequence"])
+def test_a_table_without_entries_counts_as_absent(name, read):
+    item = pytest.importorskip("pydicom").Dataset()
+    values = np.array([[0, 200], [400, 1000]], np.uint16)
+    assert read(dicom(values, **{name: [item]}))[1].tolist() == read(dicom(values))[1].tolist()
+
+
 @pytest.mark.parametrize("depth", [8, 12])
 def test_tables_go_before_windows(depth, read):
     """The table of 512 values from 100 on is theirs divided by 2, in all of 8 or 12 bits."""
