@@ -137,7 +137,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
     """The data set's name, its place on this machine, and whether it can be cut as it is to be."""
     dataset, partition = settings.dataset, settings.partition
     kind, colon, rest = dataset.partition(":")
-    known = kind + colon in DATASETS
+    known = kind + colon in DATASETS and bool(rest.strip()) == bool(colon)
     names = [name + place for name, place in DATASETS.items()]
     require(known, "dataset", dataset, f"one of {', '.join(names)}")
     sources = rest.split(",") if kind in ("folder", "manifest") else [rest]

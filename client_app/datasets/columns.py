@@ -13,13 +13,16 @@ OPTIONAL = ("split", "site", "slice", "task")
 # What others call these columns, written without blanks and underscores.
 _IMAGES = re.compile("(image|img|picture|photo)?(file|path|filepath|filename|name|id)|img|picture")
 _LABELS = re.compile("(class|label|target)(name|id)?|diagnosis|dx|category|finding|y")
+_NUMBER = "(u?id|no|nr|num|number|nummer|numero|code|key|name|hash|pseudonym|identifier)s?"
 _PATIENTS = re.compile(
-    "(anon|pseudo)?(patient(en)?|pat|subj(ect)?|person|participant|proband|case|fall|lesion|study"
-    "|exam|examination|accession|series|group)s?(instance)?"
-    "(u?ids?|no|nr|num|number|nummer|code|key|name|hash|pseudonym|identifier)?|mrn|pid"
+    f"({_NUMBER}(de|del|do|du|di)?)?(anon|pseudo)?(patient(en|e)?|paciente|paziente|pat|subj(ect)?"
+    "|person|participant|individual|proband|case|fall|lesion|study|exam|examination|accession"
+    f"|series|group)s?(instance)?({_NUMBER})*|(hospital|nhs|record|visit|mrn)({_NUMBER})+|mrn|pid"
 )
 _SIDES = re.compile("(is|in|for)?(train|test|val)(ing|idation)?(set|data|split)?")
-_SIDE = re.compile("train(ing)?|trn|tr|test(ing)?|tst|te|val(id|idation)?|dev|eval|hold-?out")
+_SIDE = re.compile(
+    "train(ing)?|trn|tr|test(ing)?|tst|te|val(id|idation)?|dev(elopment)?|eval|hold-?out"
+)
 
 
 @dataclass(frozen=True)

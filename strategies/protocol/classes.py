@@ -43,14 +43,15 @@ def quoted(name: str, longest: int = 40) -> str:
     return text if len(name) <= longest else f"{text} (and {len(name) - longest} characters more)"
 
 
-_BETWEEN = r"[\s_\u2010-\u2015\u2212-]+"  # words: blanks, underscores, dashes
+_DASHES = r"[\u2010-\u2015\u2212]"
+_BETWEEN = r"[\s_-]+"  # words: blanks, underscores, dashes
 _UNSEEN = r"[\u00ad\u200b-\u200f\u2060\ufeff]"
 
 
 def _unspelt(name: str) -> str:
     """What is the same for all spellings of a name."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-    text = re.sub(_UNSEEN, "", text).strip(" \t_").replace("\u2019", "'")
+    text = re.sub(_DASHES, "-", re.sub(_UNSEEN, "", text)).replace("\u2019", "'").strip(" \t_'\"")
     with suppress(ValueError):
         if math.isfinite(number := float(text.replace(",", "."))):
             return repr(number + 0)  # 0.0 is -0.0

@@ -75,7 +75,10 @@ def _toml(text: str) -> str:
         try:
             tomllib.loads(f"{key} = {value}")
         except tomllib.TOMLDecodeError:
-            raise ValueError(f"{key}={value} (a text needs quotes: {key}='{value}').") from None
+            near = f": {key}='{value}'" if re.fullmatch(r"[A-Za-z][\w:/~.-]*", value) else ""
+            raise ValueError(
+                f"{key}={value} is no number, true or false, and a text needs quotes{near}."
+            ) from None
     if rest := _PAIR.sub("", text).strip():
         raise ValueError(f"{rest!r} is no setting; write key=value, without spaces around the =.")
     return "\n".join(f"{key} = {value}" for key, value in _PAIR.findall(text))

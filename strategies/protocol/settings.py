@@ -507,7 +507,8 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
     if get_origin(hint) is Literal:
         choices = get_args(hint)
         known = value in choices and type(value) is type(choices[0])  # False is no 0
-        require(known, key, value, f"one of {', '.join(map(str, choices))}")
+        named = ", ".join(str(each) or "''" for each in choices)
+        require(known, key, value, f"one of {named}")
         return value
     if isinstance(value, int):  # as Flower's messages hold them; larger ones are no floats
         require(-(2**63) <= value < 2**63, key, value, "a number of at most 18 digits")

@@ -69,6 +69,7 @@ def test_a_column_is_read_however_its_words_are_joined(name):
     "name",
     [
         *("subject", "Subject ID", "patients", "patient number", "PatientNo", "pateint_id", "mrn"),
+        *("id_paciente", "numero de patient", "NHS number", "record_id", "mrn_hash", "individual"),
         *("case", "CaseID", "lesions", "study_instance_uid", "Fallnummer", "patient_uid", "pid"),
     ],
 )
@@ -106,6 +107,7 @@ def test_a_patient_in_several_groups_is_a_question():
         ("fold", ["train", "test", ""]),
         ("set", ["Training", "Validation", "Test"]),
         ("x", ["tr", "te", "val"]),
+        ("use", ["development", "holdout"]),
         ("is_test", ["0", "1", "0"]),
         ("test", ["True", "False", "False"]),
     ],

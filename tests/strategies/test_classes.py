@@ -28,6 +28,9 @@ from strategies.protocol.classes import alike, quoted
         ["Paget's", "Paget\u2019s"],
         ["melanoma", "mela\u00adnoma", "\ufeffmelanoma"],
         ["nan", "NaN"],
+        ["HER2-", "HER2\u2013", "HER2\u2212"],
+        ["-1", "\u22121"],
+        ["nevus", "'nevus'", '"nevus"'],
     ],
 )
 def test_spellings_of_one_class(names):
