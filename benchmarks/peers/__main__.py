@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.many_hospitals import peak_memory
 from benchmarks.markdown import print_head, print_row, where
+from benchmarks.memory import peak_memory
 from benchmarks.peers.ours import settings_of
 from benchmarks.simulation import APP
 from client_app.datasets import open_data
