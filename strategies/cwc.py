@@ -16,7 +16,7 @@ Deviations:
     other papers give the penalty.
  2. If all hospitals miss a round, C decays at the start of the next one once more.
 
-The hospital's half: client_app/learners/cwc.py.
+The hospital's half: learning/learners/cwc.py.
 """
 
 from strategies.cwt_serial import CWTSerial

@@ -3,7 +3,7 @@
 Li et al., "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021,
 arXiv:2102.07623, Algorithm 1. Weights, biases and running statistics of all BatchNorm layers stay
 at the hospital; the average runs over what travels. The hospital's half, which decides what that
-is, is client_app/learners/fedbn.py.
+is, is learning/learners/fedbn.py.
 
 Deviations:
  1. Hospitals count with their numbers of images, unless `fedavg.weights` is "equal", as in the

@@ -5,7 +5,7 @@ At hospital j, with w_t the global weights as received:
 
     min_w  F_j(w) + µ/2 ‖w − w_t‖²
 
-µ is `fedprox.mu`; µ = 0 is FedAvg. The hospital's half is client_app/learners/fedprox.py.
+µ is `fedprox.mu`; µ = 0 is FedAvg. The hospital's half is learning/learners/fedprox.py.
 
 Deviations:
  1. No partial work: every hospital does all its epochs.

@@ -1,0 +1,97 @@
+"""What texts name is there: files, modules and what they define, settings and rules, commands.
+
+Texts are the pages in Markdown, docstrings, and comments.
+"""
+
+import ast
+import io
+import re
+import tokenize
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from client_app.node_config import KINDS
+from client_app.policy import DEFAULTS
+from strategies.protocol.may_leave import ANSWERS
+from strategies.protocol.settings import defaults
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = (
+    *("benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
+    *("strategies", "tests"),
+)
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+ANY = "|".join(PACKAGES)
+FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|md|toml|html|css|js)\b")
+MODULE = re.compile(rf"(?<![\w/.-])(?:{ANY})(?:\.[A-Za-z_]\w*)+(?![\w-])")
+DOTTED = re.compile(r"`([a-z]+(?:\.[a-z0-9-]+)+)(?:=[^`]*)?`")
+# What a reader of docs/adding-a-method.md adds, and the mistake that docs/tutorial.md shows.
+EXAMPLES = {"learning/learners/smoothed.py", "strategies/patient.py", "train.epoch"}
+SUFFIXES = (".py", ".md", ".toml", ".jsonl", ".png", ".txt")  # of files
+
+
+def texts_of(path):
+    """The words for people in a file of Python: docstrings, and runs of comments."""
+    source = path.read_text("utf-8")
+    for node in ast.walk(ast.parse(source)):
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+            yield text
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+@cache
+def is_there(name):
+    """Whether a dotted name of ours is a module, or something that a module defines or imports."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        place = ROOT.joinpath(*parts[:length])
+        for file in (place.with_suffix(".py"), place / "__init__.py"):
+            if file.is_file():
+                rest = rf"\b{parts[length]}\b" if parts[length:] else ""
+                return re.search(rest, file.read_text("utf-8")) is not None
+    return ROOT.joinpath(*parts).is_dir()
+
+
+@cache
+def keys():
+    """Settings, rules of the policy, their tables, keys of a node-config, and messages."""
+    rules = tomllib.loads(DEFAULTS.read_text("utf-8"))
+    named = {*defaults(), *KINDS, *ANSWERS, "train.rewind"}
+    named |= {f"{table}.{rule}" for table, of in rules.items() for rule in of}
+    return named | {key.rpartition(".")[0] for key in named} - {""}
+
+
+def missing_from(text):
+    """What a text names, and is not there."""
+    for match in FILE.finditer(text):
+        if not (ROOT / match[0]).is_file():
+            yield match[0]
+    tables = {key.partition(".")[0] for key in keys()}
+    dotted = {match[1] for match in DOTTED.finditer(text)}
+    of_ours = {name for name in dotted if name.partition(".")[0] in tables}
+    for name in of_ours | {match[0] for match in MODULE.finditer(text)}:
+        if not (name in keys() or name.endswith(SUFFIXES) or is_there(name)):
+            yield name
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_names_what_is_there(path):
+    text = path.read_text("utf-8")
+    assert {*missing_from(text)} <= EXAMPLES
+
+
+def test_docstrings_and_comments_name_what_is_there():
+    missing = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in CODE
+        for text in texts_of(path)
+        for name in missing_from(text)
+    }
+    assert not missing
