@@ -16,16 +16,14 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from socket import AF_UNIX, SOL_SOCKET
 from struct import unpack
-from threading import Event, Thread
 from typing import Any
 
-from flwr.app import Context, Message, Metadata, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.guard import Failed
@@ -37,7 +35,6 @@ from strategies.protocol.handover import Handed, receive, send
 from strategies.protocol.settings import SettingsError
 
 APP = Path(__file__).absolute().parents[1]
-IDLE = 900.0  # seconds without a message after which the process ends and frees its memory
 HELLO = 5.0  # seconds to wait until a message is accepted
 GRACE = 5.0  # seconds of grace after the message's deadline
 
@@ -74,11 +71,11 @@ def resident(message: Message, context: Context, call_next: ClientAppCallable) -
 
 def _connect(config: Mapping[str, Any]) -> socket.socket:
     """A connection to the process, which is started if none accepts messages."""
-    with _address(config) as address:
+    with address_of(config) as address:
         if connection := _call(address):
             return connection
         started = subprocess.run(
-            [sys.executable, "-m", "client_app.resident"],
+            [sys.executable, "-m", "client_app.resident_process"],
             cwd=APP,
             env={**os.environ, NODE_CONFIG: json.dumps({**config})},
             stdin=subprocess.DEVNULL,
@@ -91,7 +88,7 @@ def _connect(config: Mapping[str, Any]) -> socket.socket:
 
 
 @contextmanager
-def _address(config: Mapping[str, Any]) -> Iterator[str]:
+def address_of(config: Mapping[str, Any]) -> Iterator[str]:
     """The address of this hospital's process for this code.
 
     It goes by way of a descriptor of the folder. So it is short enough for a socket wherever the
@@ -140,79 +137,13 @@ def _call(address: str) -> socket.socket | None:
     connection.settimeout(HELLO)
     with suppress(OSError):
         connection.connect(address)
-        if _is_ours(connection) and connection.recv(1):
+        if is_ours(connection) and connection.recv(1):
             return connection
     connection.close()
     return None
 
 
-def _is_ours(connection: socket.socket) -> bool:
+def is_ours(connection: socket.socket) -> bool:
     """Whether the process at the other end is this user's; the kernel says so."""
     _, user, _ = unpack("iII", connection.getsockopt(SOL_SOCKET, socket.SO_PEERCRED, 12))
     return bool(user == os.geteuid())
-
-
-def main() -> None:
-    """Listen, and answer messages in a copy of this process that stays."""
-    with socket.socket(AF_UNIX) as listener:
-        with _address(json.loads(os.environ[NODE_CONFIG])) as address:
-            Path(address).unlink(missing_ok=True)  # of a process that has ended or is stuck
-            listener.bind(address)
-        listener.listen()
-        if os.fork():
-            os._exit(0)
-        serve(listener)
-
-
-def serve(listener: socket.socket) -> None:
-    """Answer one message after the other, until none has come for `IDLE` seconds."""
-    listener.settimeout(IDLE)
-    while True:
-        try:
-            caller, _ = listener.accept()
-        except TimeoutError:
-            return
-        with caller:
-            if not _is_ours(caller):
-                continue
-            try:
-                _answer(caller)
-            except (EOFError, ConnectionError):  # the caller has given this process up
-                return
-
-
-def _answer(caller: socket.socket) -> None:
-    from client_app.app import app  # which imports this file
-
-    caller.sendall(b"!")
-    with caller.makefile("rb") as messages:
-        (verb, ttl, run_config), content = receive(messages)
-    answered = Event()
-    Thread(target=_end_with, args=(caller, answered), daemon=True).start()
-    answer = app(_arrived(content, verb, ttl), Handed(0, 0, {}, RecordDict(), dict(run_config)))
-    answered.set()
-    if answer.has_error():
-        error = answer.error
-        rule = error.rule if isinstance(error, Failed) else ""
-        send(caller, [error.code, error.reason, rule], RecordDict())
-    else:
-        send(caller, [], answer.content)
-
-
-def _arrived(content: RecordDict, verb: str, ttl: float) -> Message:
-    """The message, as it came; ids that matter to Flower alone are in the process that it began."""
-    # The other constructors work only in processes that Flower begins.
-    metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)
-    return Message(content=content, metadata=metadata)  # type: ignore[call-overload, no-any-return]
-
-
-def _end_with(caller: socket.socket, answered: Event) -> None:
-    """End this process, whatever it does, when nobody waits for the answer any more."""
-    with suppress(ConnectionError):  # the other end was killed
-        caller.recv(1)  # until it closes: nothing more is sent
-    if not answered.is_set():
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,48 +6,50 @@ patients, so their errors are independent; the models at one hospital are tested
 so theirs count as one.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import hypot, isfinite, nan
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from learning.intervals import Estimate, combined
 from pages.figures import Row, largest, row_of
 from strategies.engine.events import Event
 
-if TYPE_CHECKING:
-    from server_app.measures import Round
+Pair = tuple[str, str]  # a model, and the hospital that it is tested at
 
 
-def assess(last: "Round", events: Sequence[Event], classes: Sequence[str]) -> list[Row]:
+def assess(
+    tests: Mapping[Pair, Mapping[str, float]],
+    held: Collection[Pair],
+    events: Iterable[Event],
+    handed_on: bool,
+    classes: Sequence[str],
+) -> list[Row]:
     """The rows of `Summary.assessments`.
 
     Where nothing was handed on, nothing is compared with what was before the first hand-off.
 
     Args:
-        last: The last evaluated round.
-        events: Of the run.
+        tests: What was measured of models in the last evaluated round.
+        held: The model that each hospital holds after it.
+        events: Of that round.
+        handed_on: Whether anything was, in the run.
         classes: Names of the classes, in order.
     """
-    handed_on = _handed_on(events)
     rows = []
-    for (model, hospital), metrics in sorted(last.tests.items()):
+    for (model, hospital), metrics in sorted(tests.items()):
         known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
-        held = {"held": (model, hospital) in last.held}
-        rows.append(row_of("model", model, hospital, known, classes) | held)
+        row = row_of("model", model, hospital, known, classes)
+        rows.append(row | {"held": (model, hospital) in held})
     kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
-    told = {
-        (event.verb, event.hospital): event.metrics
-        for event in events
-        if event.round == last.number and event.verb in kinds
-    }
+    told = {(event.verb, event.hospital): event.metrics for event in events if event.verb in kinds}
     for (kind, hospital), metrics in sorted(told.items()):
         model = hospital if kind == "standalone" else ""
         rows.append(row_of(kind, model, hospital, metrics, classes) | {"held": False})
     return rows
 
 
-def _handed_on(events: Iterable[Event]) -> bool:
+def was_handed_on(events: Iterable[Event]) -> bool:
     """Whether a model was trained at two hospitals, or synthetic images left one."""
     trained: dict[str, set[str]] = {}
     for event in events:
@@ -142,13 +144,19 @@ def _patients(rows: Sequence[Row]) -> float | None:
     return _sum(row["images"] if row["patients"] is None else row["patients"] for row in rows)
 
 
-def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
-    """`Summary.headline`: of what hospitals hold; without that, the federation's."""
+def headline_of(rows: Sequence[Row], figures: Mapping[str, float], round_: int) -> Row | None:
+    """`Summary.headline`: of what hospitals hold; without that, the federation's.
+
+    Args:
+        rows: `Summary.assessments`.
+        figures: Of the last evaluated round.
+        round_: Its number.
+    """
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
     if held := [row for row in tests if row["held"]]:
         figure, tests = "personalized_balanced_accuracy", held
-    if not tests or not isfinite(last.figures[figure]):
+    if not tests or not isfinite(figures[figure]):
         return None
     at = {row["hospital"]: [t for t in tests if t["hospital"] == row["hospital"]] for row in tests}
     largest = [here[0] for here in at.values()]
@@ -159,7 +167,7 @@ def headline_of(rows: Sequence[Row], last: "Round") -> Row | None:
         "models": len({row["model"] for row in tests}),
         "images": _sum(row["images"] for row in largest),
         "patients": _patients(largest),
-        "round": last.number,
+        "round": round_,
     }
 
 

@@ -5,7 +5,7 @@ from math import isfinite, log10, nan
 
 from pages.page import document, figure, heading, notice, paragraph, section, table
 from pages.plots import SERIES, Axis, Line, Row, Span, chart, spans
-from server_app.compare import (
+from server_app.compare_words import (
     ABOUT,
     APART,
     cell,

@@ -34,7 +34,7 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from server_app.assessments import assess, everywhere_of, headline_of, pool
+from server_app.assessments import assess, everywhere_of, headline_of, pool, was_handed_on
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.over_tasks import measure as measure_over_tasks
@@ -214,9 +214,10 @@ def summarise(
     by_task = {each.number: each.by_task for each in evaluated}
     over_tasks = measure_over_tasks(tasks, by_task, own_streams) if any(tasks) else {}
     status = "completed with failures" if failures else "completed"
-    rows = assess(last, events, classes)
+    of_last = [event for event in events if event.round == last.number]
+    rows = assess(last.tests, last.held, of_last, was_handed_on(events), classes)
     pooled = pool(rows)
-    headline = headline_of(rows, last)
+    headline = headline_of(rows, last.figures, last.number)
     balanced = {pair: metrics.get("balanced-accuracy", nan) for pair, metrics in last.tests.items()}
     return Summary(
         strategy=strategy,

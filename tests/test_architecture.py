@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,30 @@ def test_imports_follow_the_arrows(path):
         parts = name.split(".")
         prefixes = {".".join(parts[: k + 1]) for k in range(len(parts))}
         assert prefixes & allowed, f"{path.relative_to(ROOT)} may not import {name}"
+
+
+def test_there_are_no_circles():
+    """A file can be understood before those that import it; types alone may point back."""
+    names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
+    modules = {name.removesuffix(".__init__") for name in names.values()}
+    graph = {}
+    for path, name in names.items():
+        tree = ast.parse(path.read_text())
+        types = {
+            each
+            for node in ast.walk(tree)
+            if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+            for each in ast.walk(node)
+        }
+        found = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node not in types:
+                each_of = {f"{node.module}.{alias.name}" for alias in node.names}
+                found |= (each_of & modules) or ({node.module} & modules)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & modules
+        graph[name.removesuffix(".__init__")] = found
+    TopologicalSorter(graph).prepare()
 
 
 # Each of these reads objects that run code as they are read.

@@ -12,7 +12,8 @@ PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "strategies")
 READ = {
     # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.
     "client_app/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
-    "client_app/resident.py": {"NODE_CONFIG", "*"},
+    "client_app/resident.py": {"*"},
+    "client_app/resident_process.py": {"NODE_CONFIG"},
     # Where the folder of stores is, for who names none; `supernode` names one.
     "strategies/protocol/files.py": {"XDG_DATA_HOME"},
     # What is logged.

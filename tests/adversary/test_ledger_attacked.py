@@ -22,7 +22,7 @@ from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from tests.fakes import deployed
 
-MUTATIONS = 500
+MUTATIONS = 150  # each is a third of a second of a hospital
 ALLOWED = 1_000_000  # bytes that the store may hold
 
 

@@ -11,7 +11,7 @@ from threading import Thread
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app import resident
+from client_app import resident, resident_process
 from client_app.app import app
 from client_app.ledger import path_of, read
 from client_app.node_config import NODE_CONFIG
@@ -66,7 +66,7 @@ def test_nothing_that_comes_from_the_socket_is_unpickled(tmp_path):
     place.node_config["resident"] = True
     payload = pickle.dumps(Touch(tmp_path / "owned"))
     with (
-        resident._address(place.node_config) as address,
+        resident.address_of(place.node_config) as address,
         listening(address, b"!" + len(payload).to_bytes(4, "big") + payload),
     ):
         answer = ask(place)
@@ -76,18 +76,18 @@ def test_nothing_that_comes_from_the_socket_is_unpickled(tmp_path):
 
 def test_another_user_s_process_is_neither_heard_nor_answered(tmp_path, monkeypatch):
     config = {"store-dir": str(tmp_path)}
-    with resident._address(config) as address:
+    with resident.address_of(config) as address:
         me = os.geteuid()
         with listening(address, b"!"):
             monkeypatch.setattr(os, "geteuid", lambda: me + 1)
             assert resident._call(address) is None
         Path(address).unlink()
-        monkeypatch.setattr(resident, "IDLE", 0.2)
+        monkeypatch.setattr(resident_process, "IDLE", 0.2)
         with socket(AF_UNIX) as listener, socket(AF_UNIX) as stranger:
             listener.bind(address)
             listener.listen()
             stranger.connect(address)
-            resident.serve(listener)
+            resident_process.serve(listener)
             assert stranger.recv(1) == b""
 
 
@@ -114,7 +114,7 @@ def test_a_folder_that_others_can_open_is_not_used(what, tmp_path, monkeypatch):
 
 def test_a_store_may_lie_deeper_than_the_name_of_a_socket_is_long(tmp_path):
     config = {"store-dir": str(tmp_path / ("x" * 200) / ("y" * 200))}
-    with resident._address(config) as address, listening(address, b"!"):
+    with resident.address_of(config) as address, listening(address, b"!"):
         connection = resident._call(address)
     assert connection
     connection.close()

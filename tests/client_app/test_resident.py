@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app import resident
+from client_app import resident, resident_process
 from client_app.app import app
 from client_app.ledger import path_of, read
 from strategies.protocol.code import code_hash
@@ -65,7 +65,7 @@ def residents(store):
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has just ended
             continue
         program = path.with_name("cmdline").read_text().split("\0")
-        if "client_app.resident" in program and str(store) in environment:
+        if "client_app.resident_process" in program and str(store) in environment:
             found.append(int(path.parent.name))
     return found
 
@@ -160,16 +160,16 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, place, tmp_path):
 
 
 def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr(resident, "IDLE", 0.1)
+    monkeypatch.setattr(resident_process, "IDLE", 0.1)
     with socket(AF_UNIX) as listener:
         listener.bind(str(tmp_path / "resident"))
         listener.listen()
-        resident.serve(listener)
+        resident_process.serve(listener)
 
 
 def test_another_hospital_has_another_one(tmp_path):
     names = set()
     for site in ({}, {"site": "graz"}, {"site": "wien"}):
-        with resident._address({"store-dir": str(tmp_path), **site}) as address:
+        with resident.address_of({"store-dir": str(tmp_path), **site}) as address:
             names.add(Path(address).name)
     assert len(names) == 3

@@ -13,17 +13,9 @@ import tomli_w
 from flwr.common.config import unflatten_dict
 
 from server_app import __main__ as command
-from server_app.compare import (
-    COLUMNS,
-    WIDTH,
-    conclusions,
-    interval,
-    records,
-    several,
-    text,
-    verdict,
-)
+from server_app.compare import COLUMNS, WIDTH, records, text
 from server_app.compare_page import page
+from server_app.compare_words import conclusions, interval, several, verdict
 from server_app.comparison import COSTS, FIGURES, MORE, Difference, compared
 from server_app.runs import find
 from server_app.summary import Summary
