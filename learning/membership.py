@@ -322,7 +322,7 @@ def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: 
     network = nn.Sequential(*layers, nn.Linear(width, 1)).to(inputs.device)
     optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [max(1, 3 * epochs // 4)])
-    best, kept = float("inf"), deepcopy(network)
+    best, kept = float("inf"), deepcopy(network.state_dict())
     for _ in range(epochs):
         for batch in torch.randperm(len(inputs)).to(inputs.device).split(BATCH):
             optimizer.zero_grad()
@@ -332,8 +332,9 @@ def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: 
         with torch.no_grad():
             loss = float(_loss(network, *choose, choose[1]))
         if loss < best:
-            best, kept = loss, deepcopy(network)
-    return kept
+            best, kept = loss, deepcopy(network.state_dict())
+    network.load_state_dict(kept)
+    return network
 
 
 def _loss(network: nn.Module, inputs: Tensor, truth: Tensor, all_truth: Tensor) -> Tensor:
