@@ -24,8 +24,9 @@ from strategies.protocol.text import COLOURS
 
 APP = Path(__file__).parents[1]
 STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
-# A new or busy machine needs longer than Flower waits. The second time most is in its caches.
+# A new or busy machine needs longer than Flower waits. The next time more is in its caches.
 TOO_SLOW = "Failed to start local SuperLink within"
+TRIES = 4
 COMPLETED = "finished:completed"
 # Of a SuperLink that starts with the run, unless the user's environment says otherwise: it uses the
 # packages that are here instead of installing them anew, and Flower prints its errors alone.
@@ -57,10 +58,13 @@ def _command(arguments: argparse.Namespace) -> None:
         "PYTHONUTF8": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    code, run, text = _stream(command, environment)
-    if TOO_SLOW in text:
-        print("Flower's SuperLink has not started in time. It is started once more.", flush=True)
+    for _ in range(TRIES):
         code, run, text = _stream(command, environment)
+        if TOO_SLOW not in text:
+            break
+        print("Flower's SuperLink has not started in time.", flush=True)
+    else:
+        sys.exit("It has not started. This machine is too busy: end other programs, and try again.")
     if code or not run:
         sys.exit(code or "`flwr run` did not say that it has started a run.")
     status = status_of(run, environment)
