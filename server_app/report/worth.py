@@ -212,19 +212,17 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
     ) + noise_note(summary, "Shares have noise.")
     halves = [0.5] * len(own)
     drawn = plots.heat("Share right", summary.classes, list(own), shares, halves, "half or less")
-    yield figure(caption, drawn)
+    if any(isfinite(share) for row in shares for share in row):
+        yield figure(caption, drawn)
     for place, name in enumerate(summary.classes):
         at = [Row(hospital, [span(_class(row, place, "recall"))]) for hospital, row in own.items()]
         lines = [class_row(hospital, row["classes"][place]) for hospital, row in own.items()]
         head = ["hospital", *OF_CLASS]
-        parts = [
-            figure(
-                f"The share of the images of class {name} that the model a hospital holds gets "
-                "right, with 95 % intervals.",
-                plots.spans(f"Share of class {name} that is right, by hospital", at),
-            ),
-            table(head, lines, about=f"Class {name} by hospital"),
-        ]
+        parts = [table(head, lines, about=f"Class {name} by hospital")]
+        if any(map(isfinite, shares[place])):
+            caption = f"The share of the images of class {name} that the model a hospital holds "
+            drawn = plots.spans(f"Share of class {name} that is right, by hospital", at)
+            parts.insert(0, figure(f"{caption}gets right, with 95 % intervals.", drawn))
         many = len(summary.classes) > 3 or len(own) > FOLDED
         if many:
             yield folded(f"Class {name}", *parts)
@@ -233,7 +231,12 @@ def _classes(summary: Summary, own: Mapping[str, Told]) -> Iterator[str]:
     yield paragraph(
         "Right: the model's most probable answer is this class. Sensitivity and specificity: of "
         "this class against all others, where its probability is compared with a threshold that "
-        "was chosen on training images.",
+        "was chosen on training images."
+        + noise_note(
+            summary,
+            "Numbers of images are rounded. A share that the noise would hide is left out: each "
+            "hospital's exact page has it.",
+        ),
         soft=True,
     )
 

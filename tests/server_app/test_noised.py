@@ -39,6 +39,16 @@ def test_the_page_says_that_there_is_noise_and_where_the_exact_figures_are():
         assert cause not in page
 
 
+def test_of_shares_that_noise_hides_there_is_no_picture():
+    run = RUNS["with_noise"]()
+    assert page_of(run).count("gets right") == 3  # of all classes, and of each of two
+    for row in run.summary.assessments:
+        for each in row["classes"]:
+            each["recall"] = None
+    assert "gets right" not in page_of(run)
+    assert "A share that the noise would hide is left out" in page_of(run)
+
+
 def test_of_exact_figures_nobody_speaks_of_noise():
     run = RUNS["learnt"]()
     assert isnan(run.summary.noise)
