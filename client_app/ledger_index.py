@@ -31,8 +31,10 @@ CREATE TABLE IF NOT EXISTS said (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept (file TEXT PRIMARY KEY, size INT, time REAL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS lately ON kept (time);
 """
-# Beside those of runs: the noise of figures, the spent ε, the embeddings that have left.
-KEPT = ("figures-secret", "privacy.jsonl", "embeddings/left")
+# Beside those of runs: the noise of figures, the spent ε, the embeddings that have left, and whom
+# the hospital has trusted at first use, of whom it may remove some.
+MEMBERS = "members"
+KEPT = ("figures-secret", "privacy.jsonl", "embeddings/left", MEMBERS)
 HOUR = 3600.0  # seconds after which the store is measured again, and files are
 LONGEST = 2**20  # bytes of a line; what would need more does not leave
 SECTOR = 512  # bytes that a disk writes whole or not at all
@@ -147,7 +149,7 @@ class Index:
             path = self.path.parent / file
             known = self.rows.execute("SELECT time FROM kept WHERE file = ?", (file,)).fetchone()
             if path.is_file() and not (known and now - HOUR < known[0] <= now):
-                row = (file, path.stat().st_size, now)
+                row = (file, 0 if file == MEMBERS else path.stat().st_size, now)
                 self.rows.execute("REPLACE INTO kept VALUES (?, ?, ?)", row)
 
     def forgotten(self, run: str) -> str:

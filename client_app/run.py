@@ -22,7 +22,8 @@ from strategies.protocol.settings import MAY_CHANGE, require
 Place = tuple[int, ...]  # round and hop of a visit
 DAY = 24 * 3600.0  # seconds
 NAME = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # the identity of a run, which names a folder
-REMEMBERED = ("terms.npz", "tested", "detailed", "visits")  # what counts here; it only grows
+# What counts here; it only grows.
+REMEMBERED = ("terms.npz", "tested", "detailed", "buffers", "visits")
 
 
 def run_folder(store: Store, run: str) -> Store:

@@ -194,6 +194,7 @@ DELETED = {
     "run": "runs/1",
     "terms": "runs/1/terms.npz",
     "tested": "runs/1/tested",
+    "buffers": "runs/1/buffers",
     "account": "privacy.jsonl",
     "embeddings": "embeddings/left",
 }
@@ -207,7 +208,7 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
     place = deployed(tmp_path, strategy="rwt")
     folder = ledger_of(place).parent
     assert not asked(place, "1").has_error()
-    for name in ("runs/1/tested", "privacy.jsonl", "embeddings/left"):
+    for name in ("runs/1/tested", "runs/1/buffers", "privacy.jsonl", "embeddings/left"):
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text('{"what": "x", "noise": 1.0}\n' if "privacy" in name else "x\n")
     assert not asked(place, "1").has_error()
@@ -226,6 +227,18 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
     assert str(path) in caplog.text
     assert "Get it from a backup." in caplog.text
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_whom_a_hospital_trusted_at_first_use_is_missed_when_it_is_gone(tmp_path):
+    """Else it would trust whatever keys a server announces next. It may remove a member."""
+    place = deployed(tmp_path, strategy="rwt")
+    pins = ledger_of(place).parent / "members"
+    assert not asked(place, "1").has_error()
+    for text in ("a = 1\nb = 2\n", "a = 1\n"):
+        pins.write_text(text)
+        assert not asked(place, "1").has_error()
+    pins.unlink()
+    assert asked(place, "2").error.code == Failure.SETTINGS
 
 
 def test_a_run_of_long_ago_may_be_deleted(tmp_path, monkeypatch):
