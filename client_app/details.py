@@ -26,7 +26,7 @@ of patients that this is worth is rounded down to a power of √2, and numbers o
 disclosure.py.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import hypot, isfinite, nan, sqrt
 
@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from client_app.agreement import area_between, at_point, shared_out
-from client_app.disclosure import COARSEST, TOLD, Disclosure
+from client_app.disclosure import COARSEST, TOLD, Disclosure, fingerprint
 from client_app.policy import PolicyError
 from client_app.request import log_once
 from client_app.run import Tested
@@ -164,6 +164,8 @@ class Details:
         disclosure = self.disclosure
         if (said := said or self.alone_says()) is None:
             return {}
+        if tasks := disclosure.request.order.so_far:  # which classes are answers
+            said = replace(said, model=fingerprint([said.model, tasks]))
         try:
             disclosure.admit(said.model)
             figures = disclosure.of_test(said.model, said.test)

@@ -307,6 +307,19 @@ def test_no_choice_of_tasks_tells_how_many_show_a_rare_class(cut, tasks, classes
     assert told[0][0]["num-train"] == 160
 
 
+def test_which_classes_are_answers_is_another_question(tmp_path):
+    """Of two of the three tasks the hospital has no image: its images, and noise, were the same."""
+    config = {"strategy": "cwt", "tasks": 3, "task_order": "shuffled", "num_server_rounds": 3}
+    victim = Victim(tmp_path, (200, 200), f"{OPEN}[figures]\nmax-models = 3\n", config=config)
+    victim.classes = [*"012345"]
+    model = bundle({"m": victim.constant(0)}, ["manifest", "model"])
+    answers = [
+        victim.ask("evaluate", model, task=1, arrived=arrived).content["metrics"]
+        for arrived in ([1], [1, 2], [1, 3], [1, 2, 3])
+    ]
+    assert ["m/refused" in told for told in answers] == [False, False, False, True]
+
+
 def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
     """All multiples of a step give the step away, and it follows from the number of patients."""
     steps = set()
