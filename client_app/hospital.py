@@ -83,11 +83,6 @@ class Hospital:
         classes, shape = list(self.data.classes), list(self.data.train.shape)
         return {"hospital": self.name, "classes": classes, "shape": shape}
 
-    @property
-    def batches(self) -> tuple[int, int]:
-        """How many images it trains on at a time, and how many it has to test on."""
-        return min(self.settings.train.batch_size, len(self.data.train)), len(self.data.test)
-
     def check_first_model(self) -> None:
         """Refuse a network that is larger than the hospital allows, before it is built.
 
@@ -95,7 +90,8 @@ class Hospital:
             PolicyError: It is.
             ModelError: There is no such network.
         """
-        check_model(self.policy, self.architecture.to_json(), RecordDict(), *self.batches)
+        batch = self.settings.train.batch_size
+        check_model(self.policy, self.architecture.to_json(), RecordDict(), batch)
 
     def first_model(self, own_start: bool = False) -> nn.Module:
         """A network with random weights or, with the setting `pretrained`, with trained ones.
@@ -271,7 +267,8 @@ def _own_settings(
         without_privacy=asked.without_privacy and rules.without_privacy,
         untested=asked.untested and rules.untested,
     )
-    return replace(settings, release=allowed)
+    # A server that chose it would find out by refusals which share is unusable.
+    return replace(settings, release=allowed, max_quarantined=policy.images.max_quarantined)
 
 
 def _own_dataset(settings: Settings, node_config: Mapping[str, Any], policy: Policy | None) -> str:

@@ -24,16 +24,17 @@ COPIES = 4
 
 
 def check_model(
-    policy: Policy | None, architecture: str, content: RecordDict, trained: int = 0, tested: int = 0
+    policy: Policy | None, architecture: str, content: RecordDict, batch: int = 0
 ) -> None:
     """Refuse a network that is too large, or computes too much at a time, before it is built.
+
+    Batches are full ones: a refusal tells nobody how many images a hospital has.
 
     Args:
         policy: The hospital's.
         architecture: The network's, as JSON.
         content: The message that it came with.
-        trained: How many images it is to be trained on at a time,
-        tested: and how many there are to test it on.
+        batch: How many images it is to be trained on at a time.
 
     Raises:
         PolicyError: It is too large.
@@ -42,11 +43,11 @@ def check_model(
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
         uphold(at_most("models.max-megabytes", size / MB, policy.models.max_megabytes))
-        needed = count_bytes(content) + COPIES * size + _computed(architecture, trained, tested)
+        needed = count_bytes(content) + COPIES * size + _computed(architecture, batch)
         uphold(at_most("machine.max-memory-gb", needed / GB, policy.machine.max_memory_gb))
 
 
-def _computed(architecture: str, trained: int, tested: int) -> int:
+def _computed(architecture: str, batch: int) -> int:
     """Bytes of what a network computes of a batch of images."""
     network = Architecture.from_json(architecture)
     kept, largest = activations(network)
@@ -54,7 +55,7 @@ def _computed(architecture: str, trained: int, tested: int) -> int:
     # In training twice: a replayed batch beside it, or the gradients; an image in all its turns.
     # In testing a layer's input and output, and what goes around it.
     views = 2 * (TURNS if network.name.startswith("rotation-") else 1)
-    return max(views * trained * kept, 3 * min(at_a_time, tested) * largest)
+    return max(views * batch * kept, 3 * at_a_time * largest)
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:

@@ -51,7 +51,8 @@ def unpack(
                 f"Lineage '{label.lineage}' comes from a round that is still to come."
             )
         _check_fit(hospital, label)
-        check_model(hospital.policy, label.architecture, request.message.content, *hospital.batches)
+        batch = hospital.settings.train.batch_size
+        check_model(hospital.policy, label.architecture, request.message.content, batch)
         local = kept.after(request.visit) if tested else kept.before(request.visit)
         network = unpack_network(opened, label, {} if request.is_rewind else local, hospital.device)
         memory = opened.array_records.get("memory")

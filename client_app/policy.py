@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from client_app.node_config import OwnError, near_miss
 from client_app.presets import most_iterations
-from learning.settings import LwFSettings
+from learning.settings import LwFSettings, ReservoirSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
 from strategies.protocol.embeddings import PARTS
@@ -28,6 +28,8 @@ DEFAULTS = Path(__file__).with_name("policy.toml")
 # Learners that send more beside a model than its weights: means of features, sums of gradients.
 # None of them has noise.
 WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
+# Learners that replay images out of a reservoir.
+WITH_RESERVOIR = frozenset({"derpp", "er-ace", "mah", "ser", "twf"})
 
 
 class PolicyError(ValueError):
@@ -332,6 +334,10 @@ class Policy:
         yield at_most("images.max-test-fraction", largest, images.max_test_fraction)
         yield at_most("images.max-folds", settings.num_folds, images.max_folds)
         yield at_least("images.min-batch", settings.train.batch_size, images.min_batch)
+        if settings.learner in WITH_RESERVOIR:  # a step is about these, too
+            kept = settings.section("reservoir", ReservoirSettings)
+            yield at_least("images.min-batch", kept.batch_size, images.min_batch)
+            yield at_least("images.min-train-patients", kept.size, images.min_train_patients)
         # Either may leave fewer, by the size of the smallest class.
         other = settings.test_per_class or settings.test_balanced
         yield Ruling(

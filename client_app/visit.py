@@ -79,8 +79,16 @@ def train_here(message: Message, context: Context) -> Message:
         if train_settings.dp.noise_multiplier:
             metrics = _train_privately(request, learner, rng, keep_snapshot, pace)
         else:
+            fewest = policy.images.min_batch if policy else 2
             metrics = train(
-                learner, train_settings, order.epochs, rng, clock.deadline, keep_snapshot, pace
+                learner,
+                train_settings,
+                order.epochs,
+                rng,
+                clock.deadline,
+                keep_snapshot,
+                pace,
+                fewest,
             )
         judge.check_visit()
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))

@@ -25,6 +25,7 @@ def train(
     deadline: float,
     after_epoch: Callable[[int], None] = lambda epoch: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    fewest: int = 2,
 ) -> dict[str, float]:
     """Train a model on a hospital's images, with a new optimizer.
 
@@ -36,6 +37,7 @@ def train(
         deadline: When to give up, in the time of `time.monotonic`.
         after_epoch: Called with the number of each epoch, from 1, at its end.
         progress: Called after every step with how many images are done, and of how many.
+        fewest: Images of a step.
 
     Returns:
         `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
@@ -59,7 +61,7 @@ def train(
             learner.begin_epoch(epoch)
             total = torch.zeros((), device=device)  # read once, not at every step
             order = epoch_order(samples.labels, settings, generator)
-            for batch in batches(order, settings.batch_size):
+            for batch in batches(order, settings.batch_size, fewest):
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
                 optimizer.zero_grad()
@@ -87,12 +89,13 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
     return torch.randperm(len(labels), generator=generator)
 
 
-def batches(order: Tensor, size: int) -> list[Tensor]:
+def batches(order: Tensor, size: int, fewest: int = 2) -> list[Tensor]:
     """The numbers of images [n] cut into batches of `size`.
 
-    A single image left over joins the batch before it: BatchNorm cannot train on one.
+    Fewer than `fewest` that are left over join the batch before: BatchNorm cannot train on one
+    image, and a model can be made to learn from its last step alone.
     """
     cut = list(order.split(size))
-    if len(cut) > 1 and len(cut[-1]) == 1:
+    if len(cut) > 1 and len(cut[-1]) < fewest:
         cut[-2:] = [torch.cat(cut[-2:])]
     return cut

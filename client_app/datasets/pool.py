@@ -178,10 +178,14 @@ class LocalData:
         )
 
     def copied(self, tasks: int) -> int:
-        """Bytes of the images that `at` copies if so many tasks show them, each in its own way."""
+        """Bytes of the images that `at` copies if so many tasks show them, each in its own way.
+
+        Their number is rounded up to a power of two: a refusal tells no more of it.
+        """
         if self.tasks is None or not self.tasks.permutes:
             return 0
-        return (len(self.train) + max(tasks, 1) * len(self.test)) * math.prod(self.train.shape)
+        train, test = (1 << (len(side) - 1).bit_length() for side in (self.train, self.test))
+        return (train + max(tasks, 1) * test) * math.prod(self.train.shape)
 
     def train_so_far(self, task: int) -> Samples:
         """The training images of all tasks up to one."""

@@ -7,7 +7,7 @@ each problem (`Finding.problem`) when it asks the hospital to take part, and not
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -124,7 +124,10 @@ def examine(
         SettingsError: The policy cannot be used.
         PolicyError: The store would be larger than it allows.
     """
-    machine = Policy.read(policy).machine if policy else None
+    rules = Policy.read(policy) if policy else None
+    machine = rules.machine if rules else None
+    if rules:
+        settings = replace(settings, max_quarantined=rules.images.max_quarantined)
     kind, _, path = settings.dataset.partition(":")
     secret = secret_of(Store(own_folder(store / hospital))) if policy else b""
     names = ["image_size", "image_fit", "image_channels"]

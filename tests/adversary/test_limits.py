@@ -7,6 +7,7 @@ from client_app.app import app
 from client_app.policy import PolicyError
 from client_app.run import count_visit
 from client_app.store import Store
+from learning.learners.plain import Learner
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -46,6 +47,8 @@ def test_a_usual_run_trains_on_them(tmp_path):
         ("max-test-fraction", {"test_fraction": 0.985, "validation_fraction": 0.1}),
         ("max-folds", {"num_folds": 50}),
         ("min-batch", {"train__batch_size": 2}),
+        ("min-batch", {"reservoir__batch_size": 2, "learner": "er-ace"}),
+        ("min-train-patients", {"reservoir__size": 2, "learner": "derpp"}),
     ],
 )
 def test_a_server_does_not_choose_to_train_on_few(rule, config, tmp_path, caplog):
@@ -79,6 +82,38 @@ def test_of_a_hospital_with_few_patients_nothing_is_trained(tmp_path, caplog):
     answers = visited(tmp_path, OPEN + LAX, sizes=(16, 16, 16))
     assert {answer.error.code for answer in answers} == {Failure.POLICY}
     assert caplog.text.count("images.min-train-patients allows 40 or more") >= 2
+
+
+@pytest.mark.parametrize("left", [1, 2, 7])
+def test_no_step_learns_from_few(left, tmp_path, monkeypatch):
+    """The last one gave two images: a first step can open what the second one alone learns from."""
+    sizes, observe = [], Learner.observe
+
+    def counted(self, batch, draws):
+        sizes.append(len(batch))
+        return observe(self, batch, draws)
+
+    monkeypatch.setattr(Learner, "observe", counted)
+    _, visit = visited(tmp_path, train__batch_size=144 - left)
+    assert not visit.has_error()
+    assert sum(sizes) == 144
+    assert min(sizes) >= 8
+
+
+def test_no_refusal_tells_how_many_images_there_are(tmp_path):
+    """A server chose networks, batches, and the share of images that may be unusable."""
+    answers = set()
+    for rare in (3, 9):
+        (folder := tmp_path / str(rare)).mkdir()
+        victim = Victim(folder, (80, 80, rare), f"{OPEN}[machine]\nmax-memory-gb = 0.01\n")
+        chosen = {"strategy": "cwt", "model": "mlp", "mlp__hidden": "7250"}
+        victim.place.run_config |= run_config(**chosen, train__batch_size=10**6)
+        answers.add(victim.ask("query.enrol", {}, code=code_hash()).has_error())
+    assert len(answers) == 1
+    place = deployed(tmp_path, strategy="cwt", model="mlp")
+    (tmp_path / "images" / "a" / "x.png").write_bytes(b"damaged")
+    for run, share in enumerate((0.0, 0.03, 0.2)):
+        assert not ask(place, run=str(run), **{"max-quarantined": share}).has_error()
 
 
 def test_each_task_is_of_enough_patients(tmp_path):

@@ -124,28 +124,28 @@ def test_what_a_network_computes_is_known_before_it_is_built(name):
     assert output.shape == (4, 2)
 
 
-@pytest.mark.parametrize(("trained", "tested"), [(10**5, 0), (0, 10**9)])
-def test_the_policy_bounds_a_batch(trained, tested, monkeypatch):
-    """A model of 1 kB computes 1 GB of a large enough batch; testing has a batch of its own."""
-    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.05, max_disk_gb=1)
+@pytest.mark.parametrize(("hidden", "batch"), [((4,), 10**6), ((20_000,), 0)])
+def test_the_policy_bounds_a_batch(hidden, batch):
+    """A small model computes 1 GB of a large enough batch; testing has a batch of its own."""
+    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.5, max_disk_gb=1)
     cautious = Policy(**{**vars(policy), "machine": memory})
-    network = Architecture("cnn", 1, 28, 28, 2).to_json()
-    check_model(cautious, network, RecordDict(), 32, 100)
+    check_model(cautious, Architecture("mlp", 1, 28, 28, 2, (4,)).to_json(), RecordDict(), 32)
+    network = Architecture("mlp", 1, 28, 28, 2, hidden).to_json()
     with pytest.raises(PolicyError) as caught:
-        check_model(cautious, network, RecordDict(), trained, tested)
+        check_model(cautious, network, RecordDict(), batch)
     assert caught.value.rule == "machine.max-memory-gb"
 
 
 def test_a_batch_of_images_in_four_turns_takes_four_times_as_much():
-    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.05, max_disk_gb=1)
+    policy, memory = Policy.read(), MachineRules(max_memory_gb=0.5, max_disk_gb=1)
     cautious = Policy(**{**vars(policy), "machine": memory})
     plain, turning = (
         Architecture(name, 1, 28, 28, 2).to_json() for name in ("cnn", "rotation-cnn")
     )
-    check_model(cautious, plain, RecordDict(), 160)
-    check_model(cautious, turning, RecordDict(), 40)
+    check_model(cautious, plain, RecordDict(), 1600)
+    check_model(cautious, turning, RecordDict(), 400)
     with pytest.raises(PolicyError) as caught:
-        check_model(cautious, turning, RecordDict(), 160)
+        check_model(cautious, turning, RecordDict(), 1600)
     assert caught.value.rule == "machine.max-memory-gb"
 
 

@@ -494,8 +494,8 @@ def test_tasks_cannot_leave_out_a_class_that_takes_part(tmp_path):
 
 
 def test_tasks_that_copy_images_stay_within_the_memory(tmp_path):
-    """Of 40 images of 16 bytes to train on and as many to test on, and four times those."""
-    policy = "machine.max-memory-gb = 0.0000031"  # 5 x 40 x 16 bytes are more
+    """Of 64 images of 16 bytes to train on and as many to test on, and four times those."""
+    policy = "machine.max-memory-gb = 0.000005"  # 5 x 64 x 16 bytes are more
     permuted = {"task_cut": "permuted", "tasks": 4}
     hospital = Asked(tmp_path, [10] * 4, policy, **permuted)
     place = open_hospital(hospital.place, classes=tuple("0123"))
