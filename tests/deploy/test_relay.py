@@ -410,7 +410,9 @@ def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_pat
             assert max(map(abs, each)) <= 5
         else:
             assert any(each)
-            assert max(map(abs, each)) < (1.0 if name == "auroc" else 0.5)
-            assert abs(fmean(each)) < 0.2
+            wide = name in ("auroc", "train-loss")
+            assert max(map(abs, each)) < (1.0 if wide else 0.5)
+            # Between hospitals a training loss is that of the model after the visit.
+            assert abs(fmean(each)) < (0.5 if name == "train-loss" else 0.2)
     summary = json.loads((deployed / "summary.json").read_text())
     assert summary["hospitals"] == sorted(HOSPITALS)
