@@ -10,11 +10,12 @@ from functools import cache
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app.hospital import Hospital, open_hospital
+from client_app.hospital import Hospital
 from client_app.members import announced
 from client_app.node_config import own_config
 from client_app.run import check_same, run_folder
 from client_app.sealing import Seal, seal_for
+from client_app.session import session_for
 from client_app.store import Store
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
@@ -23,8 +24,7 @@ from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings, SettingsError
-from strategies.registry import strategy_of
+from strategies.protocol.settings import SettingsError
 
 
 @cache
@@ -119,10 +119,11 @@ class Request(Inquiry):
                 "that it has approved. In a simulation, a local SuperLink that was started in "
                 "another folder runs that folder's code: stop it and run again."
             )
-        hospital = open_hospital(context, order.hospital, tuple(order.classes))
+        session = session_for(context, order.hospital, tuple(order.classes))
+        hospital, strategy = session.hospital, session.strategy
         if hospital.policy:  # in a simulation a run of another method, the baseline, comes after
-            asked = Settings.parse(context.run_config)
-            check_order(strategy_of(asked), verb, order, hospital.name, sealed=asked.sealed)
+            asked = strategy.settings
+            check_order(strategy, verb, order, hospital.name, sealed=asked.sealed)
             clock.allow_at_most(timeout_of(asked, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from client_app import hospital as hospital_module
+from client_app import session
 from client_app.app import app as hospital_app
 from client_app.datasets import open_data
 from client_app.hospital import open_hospital
@@ -412,6 +413,7 @@ def test_no_hospital_opens_the_data_of_another_on_the_rewind_leg(tmp_path, base,
     def call(message, place):
         working.append(place.node_config["partition-id"])
         hospital_module._data_on.cache_clear()
+        session._session.cache_clear()
         return app(message, place)
 
     monkeypatch.setattr(hospital_module, "open_data", noted)

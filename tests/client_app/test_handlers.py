@@ -13,6 +13,7 @@ import torchvision
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import hospital as hospital_module
+from client_app import session
 from client_app.app import app
 from client_app.privacy_account import Account, epsilon
 from learning.learners import LEARNERS
@@ -76,6 +77,7 @@ def test_a_hospital_whose_images_change_during_a_run_takes_no_further_part(tmp_p
 
     def asked(verb, classes, run="1"):
         hospital_module._data_on.cache_clear()  # as in another process
+        session._session.cache_clear()
         order = Order(0, 0, "", classes, "plain", run, code=code_hash())
         return app(Message(RecordDict({"order": to_record(order)}), 100, verb), place)
 

@@ -1,0 +1,78 @@
+"""A session: a hospital, opened and judged for one run.
+
+It lives as long as its process, so that a message costs its own work alone. Whatever a session
+follows from is compared at every message: the run's settings, the hospital's node-config and
+policy, its name and the federation's classes.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from client_app.hospital import Hospital, open_hospital
+from client_app.node_config import is_simulated, own_config
+from strategies.engine.strategy import Strategy
+from strategies.protocol.settings import Settings
+from strategies.registry import strategy_of
+
+
+@dataclass(frozen=True)
+class Session:
+    """What a hospital works with in one run.
+
+    Attributes:
+        hospital: With all its images, and its settings.
+        strategy: The run's method, with the run's settings.
+    """
+
+    hospital: Hospital
+    strategy: Strategy
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What a session follows from, as a text that tells 1 from 1.0 and true."""
+
+    text: str
+    context: Context = field(compare=False)
+    name: str = field(compare=False)
+    classes: tuple[str, ...] = field(compare=False)
+
+
+def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Session:
+    """The session of a message; one that there is, or a new one.
+
+    Args:
+        context: Flower's: the run's settings, and the hospital's node-config.
+        name: The name that is registered at the server, for a hospital without `site`.
+        classes: The federation's; empty if they are not settled yet.
+
+    Raises:
+        SettingsError: A setting, the policy or the hospital's name cannot be used.
+        PolicyError: The run asks for more than the hospital allows.
+        DataError: The hospital's data cannot be used.
+    """
+    own = own_config(context)
+    simulated = is_simulated(own)
+    policy = Path(str(own["policy"])).expanduser() if own.get("policy") else None
+    rules = policy.read_bytes() if policy and policy.is_file() else b""
+    settings = sorted(context.run_config.items())
+    text = repr((settings, sorted(own.items()), simulated, rules, name, classes))
+    # One process may serve many simulated hospitals. Where there is one, a server that asks for
+    # many sessions must not fill the memory.
+    if not simulated and _session.cache_info().currsize > 2:
+        _session.cache_clear()
+    session = _session(_Asked(text, context, name, classes))
+    # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
+    # many as it has cores: without this line the same seed would not give the same run.
+    torch.set_num_threads(session.hospital.settings.cpu_threads)
+    return session
+
+
+@lru_cache(maxsize=64)
+def _session(asked: _Asked) -> Session:
+    hospital = open_hospital(asked.context, asked.name, asked.classes)
+    return Session(hospital, strategy_of(Settings.parse(asked.context.run_config)))
