@@ -41,7 +41,8 @@ def enrol(message: Message, context: Context) -> Message:
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
-        check_joining(request.hospital, request.order.learner, request.order.buffer_size)
+        order = request.order
+        check_joining(request.hospital, order.learner, order.buffer_size, order.images)
     card = request.hospital.card
     if request.seal:
         card["identity"] = str(request.seal.identity.member)
@@ -54,8 +55,8 @@ def prepare(message: Message, context: Context) -> Message:
     Raises:
         ModelError: The network cannot take the hospital's images, or the weights do not fit.
         PolicyError: A buffer would be made of too few patients.
-        SettingsError: Images of everyone are wanted outside of a simulation; or the learner, or the
-            generative model, cannot be used with this network or these images.
+        SettingsError: The learner, or the generative model, cannot be used with this network or
+            these images.
         ReleaseError: The buffer may not leave the hospital.
         DivergedError: The training of the generative model failed.
         DeadlineError: The deadline has passed.
@@ -64,8 +65,6 @@ def prepare(message: Message, context: Context) -> Message:
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
         order, hospital = request.order, request.hospital
-        if order.images == "everyone":
-            hospital.everyone()  # refuses here, before the first hop
         network = hospital.first_model(order.own_start)
         # Numbers and hashes are about all images, whatever task the order is for.
         disclosure = Disclosure(replace(request, hospital=hospital.at(0)))

@@ -12,21 +12,25 @@ from learning.augmentation import check_augmentation
 from learning.suited import check_suited
 
 
-def check_joining(hospital: Hospital, learner: str, buffer_size: int) -> None:
+def check_joining(hospital: Hospital, learner: str, buffer_size: int, images: str) -> None:
     """Refuse a run that would fail later at a hospital.
 
     Args:
         hospital: With its settings and its images.
         learner: What its visits are going to minimise.
         buffer_size: How many synthetic images it is to make.
+        images: Which its visits are going to train on.
 
     Raises:
-        SettingsError: The settings, or the hospital's own, do not fit one another or its images.
+        SettingsError: The settings, or the hospital's own, do not fit one another or its images; or
+            images of everyone are wanted outside of a simulation.
         PolicyError: The network is larger than the hospital allows, or too few patients would be
             learnt from.
         ModelError: There is no such network, or it cannot take the hospital's images.
     """
     settings, shape = hospital.settings, hospital.data.train.shape
+    if images == "everyone" and not hospital.partitions:
+        hospital.everyone()  # refuses
     check_enough(hospital)
     hospital.check_first_model()
     check_suited(learner, hospital.architecture, settings)

@@ -40,7 +40,7 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
     try:
         strategy = strategy_of(settings)
         hospital = open_hospital(Context(0, 0, own, RecordDict(), settings.run_config))
-        check_joining(hospital, strategy.learner, strategy.buffer_size)
+        check_joining(hospital, strategy.learner, strategy.buffer_size, strategy.images)
         check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
         if settings.class_names:  # before, it is not known how they are cut in tasks
             hospital = hospital.at(0)

@@ -55,8 +55,9 @@ def asked(verb, folder, config, deployed, classes=(), buffer_size=0):
         place = context(0, 1, config.run_config, **own)
     order = Order(
         *(0, 0, "graz", list(classes), chosen.learner, "1"),
-        code=code_hash(),
+        code=code_hash() if verb == "query.enrol" else "",
         buffer_size=buffer_size,
+        images=chosen.images,
     )
     return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
 
