@@ -7,14 +7,14 @@ import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from client_app import ledger_view
 from client_app.afterwards.commands import add_commands
-from client_app.identity import Identity
-from client_app.ledger import path_of, read
-from client_app.ledger_index import BrokenLedger
-from client_app.members import add_member, member_line, read_members, remove_member
-from client_app.node_config import OwnError
-from client_app.policy import Policy, PolicyError, explain, write_policy
+from client_app.authority import ledger_view
+from client_app.authority.identity import Identity
+from client_app.authority.ledger import path_of, read
+from client_app.authority.ledger_index import BrokenLedger
+from client_app.authority.members import add_member, member_line, read_members, remove_member
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import Policy, PolicyError, explain, write_policy
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
 from strategies.protocol.run_config import changes_of
@@ -146,8 +146,8 @@ def preflight(arguments: argparse.Namespace) -> int:
     import torch  # takes seconds
 
     from client_app.datasets.own import own_data
-    from client_app.preflight.card import examine
-    from client_app.preflight.page import page, text
+    from client_app.datasets.preflight.card import examine
+    from client_app.datasets.preflight.page import page, text
 
     path = str(Path(arguments.data_dir).expanduser().absolute())
     dataset = f"{arguments.dataset}:{path}" if arguments.dataset else own_data(path)

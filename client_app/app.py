@@ -7,8 +7,8 @@ the handlers are in another file, which is imported when a message needs one.
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.guard import guard
-from client_app.ledger import intact, ledger
+from client_app.authority.ledger import intact, ledger
+from client_app.release.guard import guard
 from client_app.resident import resident
 from strategies.protocol.console import Console
 

@@ -5,7 +5,7 @@ of these errors are written for the server. Of any other error it learns the typ
 hospital's own log has the rest.
 """
 
-from client_app.policy import PolicyError
+from client_app.authority.policy import PolicyError
 from learning.errors import DeadlineError, DivergedError, ModelError
 from strategies.protocol.may_leave import Failure, UndeclaredError
 from strategies.protocol.records import ParcelError, UselessError

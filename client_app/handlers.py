@@ -10,15 +10,15 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
 from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
+from client_app.authority.identity import secret_of
+from client_app.authority.joining import check_enough, check_joining
+from client_app.authority.judge import Judge
+from client_app.authority.policy import PolicyError
 from client_app.datasets.facts import hashes
-from client_app.details import Details, Said
-from client_app.disclosure import Disclosure, fingerprint
 from client_app.errors import DataError, failure_of
-from client_app.identity import secret_of
-from client_app.joining import check_enough, check_joining
-from client_app.judge import Judge
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
-from client_app.policy import PolicyError
+from client_app.release.details import Details, Said
+from client_app.release.disclosure import Disclosure, fingerprint
 from client_app.request import Clock, Request
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
@@ -82,8 +82,10 @@ def prepare(message: Message, context: Context) -> Message:
             card["own-settings"] = list(hospital.own_settings)
         beside = {}
         if order.buffer_size:
-            from client_app.buffer import make_buffer  # with it come imports that take seconds
-            from client_app.dossier import keep_dossier
+            from client_app.release.buffer import (
+                make_buffer,  # with it come imports that take seconds
+            )
+            from client_app.release.dossier import keep_dossier
 
             check_enough(hospital)
             told = Disclosure(request)

@@ -10,12 +10,12 @@ import torch
 from flwr.app import Context, RecordDict
 from torch import nn
 
+from client_app.authority.identity import secret_of
+from client_app.authority.limits import check_model
+from client_app.authority.node_config import check_node_config, is_simulated, own_config, with_own
+from client_app.authority.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
-from client_app.identity import secret_of
-from client_app.limits import check_model
-from client_app.node_config import check_node_config, is_simulated, own_config, with_own
-from client_app.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.store import DEFAULT, Store, own_folder
 from learning.dp_training import check_network
 from learning.models import Architecture

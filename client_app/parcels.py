@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
+from client_app.authority.limits import check_disk, check_model
+from client_app.authority.sealing import open_parcel
 from client_app.hospital import Hospital
-from client_app.limits import check_disk, check_model
 from client_app.request import Request, log_once
 from client_app.run import Kept, note_dossier
-from client_app.sealing import open_parcel
 from learning.models import Architecture
 from learning.packing import dossier_of, pack_network, unpack_buffer, unpack_memory, unpack_network
 from learning.samples import Samples

@@ -10,11 +10,11 @@ from functools import cache
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
+from client_app.authority.members import announced
+from client_app.authority.node_config import own_config
+from client_app.authority.sealing import Seal, seal_for
 from client_app.hospital import Hospital
-from client_app.members import announced
-from client_app.node_config import own_config
 from client_app.run import check_same, run_folder
-from client_app.sealing import Seal, seal_for
 from client_app.session import session_for
 from client_app.store import Store
 from learning.learners import LEARNERS

@@ -26,8 +26,8 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from client_app.guard import Failed
-from client_app.node_config import NODE_CONFIG, own_config
+from client_app.authority.node_config import NODE_CONFIG, own_config
+from client_app.release.guard import Failed
 from client_app.store import DEFAULT
 from learning.errors import DeadlineError
 from strategies.protocol.code import code_hash

@@ -15,8 +15,8 @@ from threading import Event, Thread
 from flwr.app import Message, Metadata, RecordDict
 
 from client_app.app import app
-from client_app.guard import Failed
-from client_app.node_config import NODE_CONFIG
+from client_app.authority.node_config import NODE_CONFIG
+from client_app.release.guard import Failed
 from client_app.resident import address_of, is_ours
 from strategies.protocol.handover import Handed, receive, send
 

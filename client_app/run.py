@@ -12,8 +12,8 @@ import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
 
+from client_app.authority.policy import PolicyError
 from client_app.errors import DataError
-from client_app.policy import PolicyError
 from client_app.store import Store, own_folder
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError

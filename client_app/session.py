@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from flwr.app import Context
 
+from client_app.authority.node_config import is_simulated, own_config
 from client_app.hospital import Hospital, open_hospital
-from client_app.node_config import is_simulated, own_config
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of

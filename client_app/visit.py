@@ -10,15 +10,15 @@ from flwr.app import Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
-from client_app.details import Details
-from client_app.disclosure import Disclosure
-from client_app.embeddings.sample import embeddings_of
+from client_app.authority.joining import check_enough
+from client_app.authority.judge import Judge
+from client_app.authority.policy import ModelRules, PolicyError
+from client_app.authority.privacy_account import Account, Spent
 from client_app.errors import DataError
-from client_app.joining import check_enough
-from client_app.judge import Judge
 from client_app.parcels import keep_local, pack, replayed, unpack
-from client_app.policy import ModelRules, PolicyError
-from client_app.privacy_account import Account, Spent
+from client_app.release.details import Details
+from client_app.release.disclosure import Disclosure
+from client_app.release.embeddings.sample import embeddings_of
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_training import Plan, check_network, train_privately
@@ -93,7 +93,9 @@ def train_here(message: Message, context: Context) -> Message:
         judge.check_visit()
         memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
     if rules := _attacked_by(request):
-        from client_app.model_attack import attack_model  # with it come imports that take seconds
+        from client_app.release.model_attack import (
+            attack_model,  # with it come imports that take seconds
+        )
 
         attack_model(request, network, label, rules)
     disclosure = Disclosure(request)

@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
-from client_app.node_config import OwnError
-from client_app.start import check_own, find_policy
+from client_app.authority.node_config import OwnError
+from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, check_name, end_of
 from deploy.errors import DeployError
@@ -33,7 +33,7 @@ REPLACED = (
 # Environment variables of the hospital's processes. Other users of the machine can read a command
 # line, and what Flower is told it tells whoever takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
-NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.node_config reads it
+NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.authority.node_config reads it
 OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or not any more
 
 

@@ -23,7 +23,7 @@ RESAMPLES, FEWEST = 1000, 200
 WEIGHTS = 2**21  # of images, in all resamples together if that leaves the fewest
 ROWS = 250  # resamples that are in memory at a time
 # The probabilities of a class among which its operating point is chosen: few, because what the
-# choice tells of a single training image grows with their number (client_app.details).
+# choice tells of a single training image grows with their number (client_app.release.details).
 THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
 
 

@@ -1,9 +1,9 @@
 """What models are worth, hospital by hospital, and with all test images put together.
 
-Hospitals measure, with intervals (client_app/details.py); here their figures get the form of
-`Summary.assessments`, and what follows for several hospitals is computed. Hospitals have different
-patients, so their errors are independent; the models at one hospital are tested on the same images,
-so theirs count as one.
+Hospitals measure, with intervals (client_app/release/details.py); here their figures get the form
+of `Summary.assessments`, and what follows for several hospitals is computed. Hospitals have
+different patients, so their errors are independent; the models at one hospital are tested on the
+same images, so theirs count as one.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -22,9 +22,9 @@ latest. Global balanced accuracy puts all test images together: it is the mean o
 the share that is right.
 
 Means are over what was measured; a figure without any measurement is NaN. Hospitals of a deployment
-round their figures, with noise, and may tell none (client_app/disclosure.py). `noise` is the
-standard deviation of that in the first of these means that there is, balanced; NaN if figures are
-exact.
+round their figures, with noise, and may tell none (client_app/release/disclosure.py). `noise` is
+the standard deviation of that in the first of these means that there is, balanced; NaN if figures
+are exact.
 """
 
 import re

@@ -1,8 +1,9 @@
 """What may be said of figures with noise, in words.
 
 Hospitals of a deployment put noise into what they tell, and leave out classes that few patients
-have (client_app/disclosure.py). Their own pages are exact, so nothing is said here that those would
-contradict: no cause, no count, and of two models only what holds wherever noise has the difference.
+have (client_app/release/disclosure.py). Their own pages are exact, so nothing is said here that
+those would contradict: no cause, no count, and of two models only what holds wherever noise has the
+difference.
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,7 @@ import pytest
 from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
 
-from client_app.node_config import simulate
+from client_app.authority.node_config import simulate
 
 # Before torch is imported: two test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -106,7 +106,7 @@ def _own_umask():
 def _quick_audits():
     """Decoders of embeddings that learn for ten steps alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("client_app.embeddings.decoders.STEPS", 10)
+        patch.setattr("client_app.release.embeddings.decoders.STEPS", 10)
         yield
 
 
@@ -115,8 +115,8 @@ def _quick_buffers(monkeypatch, _quick_audits):
     """Blends of two images of a class in the place of a GAN's: tests/gan has those."""
     import torch  # here, because it takes seconds, and most tests do without
 
-    from client_app import buffer
-    from client_app.buffer.job import Release
+    from client_app.release import buffer
+    from client_app.release.buffer.job import Release
     from learning.samples import Samples
 
     def blend(hospital, size, deadline, large=None):

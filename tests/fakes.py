@@ -25,7 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 
 from client_app.app import app as hospital_app
-from client_app.node_config import simulate
+from client_app.authority.node_config import simulate
 from client_app.run import check_newest
 from client_app.store import Store
 from deploy.demo import HOSPITALS
@@ -103,8 +103,8 @@ def models_of(result: Path, folder: Path | None = None) -> dict[tuple[str, str],
         result: The run's directory.
         folder: Of a consortium as in deploy/demo.py, whose parcels are sealed and are opened.
     """
-    from client_app.identity import Identity
-    from client_app.sealing import Seal
+    from client_app.authority.identity import Identity
+    from client_app.authority.sealing import Seal
 
     found: dict[tuple[str, str], bytes] = {}
     for path in (result / "parcels").iterdir():

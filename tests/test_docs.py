@@ -25,7 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 for name in ("_task_id", "_run_id", "_node_id"):
     setattr(TaskIdentity, name, 1)
 from client_app.app import app
-from client_app.node_config import simulate
+from client_app.authority.node_config import simulate
 from strategies.protocol.parcel import check_parcel
 from strategies.protocol.settings import Settings
 from tests.fakes import FakeGrid, Ledger, context, go, parcels_of, run_config

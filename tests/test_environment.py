@@ -11,7 +11,7 @@ PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "strategies")
 # All that is read, by file. "*": handed on whole, to a process that is started.
 READ = {
     # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.
-    "client_app/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
+    "client_app/authority/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
     "client_app/resident.py": {"*"},
     "client_app/resident_process.py": {"NODE_CONFIG"},
     # Where the folder of stores is, for who names none; `supernode` names one.

@@ -546,7 +546,7 @@ def test_the_order_of_visits_decides_on_asynchronous_models_bit_for_bit(tmp_path
 
 
 def test_whoever_runs_the_app_in_one_process_simulates(tmp_path, monkeypatch):
-    monkeypatch.setattr("client_app.node_config._simulates", False)
+    monkeypatch.setattr("client_app.authority.node_config._simulates", False)
     chosen = {"strategy": "standalone", "model": "mlp", "mlp__hidden": "8", "train__epochs": 1}
     config = run_config(output_dir=str(tmp_path / "runs"), num_server_rounds=1, **chosen)
     store = {"store-dir": str(tmp_path / "store")}

@@ -6,12 +6,12 @@ import re
 import pytest
 
 from benchmarks.reproduce import TableError, described_by
+from client_app.authority.identity import Identity
+from client_app.authority.members import add_member, member_line, read_members
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import Policy
 from client_app.datasets.listing import list_manifest
 from client_app.errors import DataError
-from client_app.identity import Identity
-from client_app.members import add_member, member_line, read_members
-from client_app.node_config import OwnError
-from client_app.policy import Policy
 from strategies.engine import presence
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import SettingsError

@@ -37,7 +37,7 @@ def test_a_bundle_is_what_a_run_needs_and_no_more(tracked):
         for package in PACKAGES
         for path in (ROOT / package).rglob("*.py")
     }
-    others = {".info/CONTENT", "pyproject.toml", "LICENSE", "client_app/policy.toml"}
+    others = {".info/CONTENT", "pyproject.toml", "LICENSE", "client_app/authority/policy.toml"}
     assert names == code | others
 
 

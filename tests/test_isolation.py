@@ -10,16 +10,16 @@ ROOT = Path(__file__).parents[1]
 
 # The first test replaces a name, and is the first to import a module that binds it.
 REPLACING = """
-from client_app import disclosure
+from client_app.release import disclosure
 
 def test_that_replaces_a_name(monkeypatch):
     monkeypatch.setattr(disclosure, "secret_of", None)
-    import client_app.dossier.contents
+    import client_app.release.dossier.contents
 """
 LATER = """
 def test_that_comes_later():
-    from client_app import disclosure
-    from client_app.dossier.contents import secret_of
+    from client_app.release import disclosure
+    from client_app.release.dossier.contents import secret_of
 
     assert secret_of is disclosure.secret_of is not None
 """

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from client_app import node_config
-from client_app.ledger import path_of, read
+from client_app.authority import node_config
+from client_app.authority.ledger import path_of, read
 from strategies.registry import STRATEGIES
 from tests.fakes import deployed, run_here
 

@@ -10,9 +10,9 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from client_app import parcels, visit
 from client_app.app import app as hospital_app
-from client_app.identity import Identity
-from client_app.members import member_line, read_members
-from client_app.sealing import Seal
+from client_app.authority.identity import Identity
+from client_app.authority.members import member_line, read_members
+from client_app.authority.sealing import Seal
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack, parcel_in
 from strategies.protocol.records import from_record

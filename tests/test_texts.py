@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from client_app.node_config import KINDS
-from client_app.policy import DEFAULTS
+from client_app.authority.node_config import KINDS
+from client_app.authority.policy import DEFAULTS
 from strategies.protocol.may_leave import ANSWERS
 from strategies.protocol.settings import defaults
 

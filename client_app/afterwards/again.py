@@ -7,13 +7,13 @@ import torch
 
 from client_app.afterwards.home import counted
 from client_app.afterwards.past_run import PastRun
+from client_app.authority.identity import secret_of
+from client_app.authority.policy import Policy
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.facts import hashes
 from client_app.datasets.own import own_data
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.identity import secret_of
-from client_app.policy import Policy
 from client_app.run import run_folder
 from client_app.store import Store
 from strategies.protocol.settings import Settings, defaults

@@ -17,9 +17,9 @@ from torch import nn
 from client_app.afterwards.again import hospital_again
 from client_app.afterwards.home import SUFFIX, load_file, write_mixture
 from client_app.afterwards.past_run import PastRun
+from client_app.authority.limits import check_disk
+from client_app.authority.policy import Policy
 from client_app.hospital import Hospital
-from client_app.limits import check_disk
-from client_app.policy import Policy
 from client_app.store import own_folder
 from learning.evaluation import probabilities
 from learning.export import ModelManifest, save_model

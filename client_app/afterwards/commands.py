@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from client_app.authority.identity import Identity
+from client_app.authority.ledger import path_of, read
+from client_app.authority.members import read_members
+from client_app.authority.policy import Policy, PolicyError
 from client_app.errors import DataError
-from client_app.identity import Identity
-from client_app.ledger import path_of, read
-from client_app.members import read_members
-from client_app.policy import Policy, PolicyError
 from client_app.store import Store
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.files import replacing
@@ -238,7 +238,7 @@ def report(arguments: argparse.Namespace) -> int:
 
 def dossier(arguments: argparse.Namespace) -> int:
     """Check a dossier: the hospital's own, or one that it got from another hospital."""
-    from client_app.dossier.files import check
+    from client_app.release.dossier.files import check
     from client_app.run import dossiers, run_folder
 
     store = arguments.store_dir.expanduser() / arguments.site

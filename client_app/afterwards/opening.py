@@ -6,8 +6,8 @@ import torch
 from flwr.app import RecordDict
 
 from client_app.afterwards.home import age_of, file_name
-from client_app.identity import Identity, Member
-from client_app.sealing import Seal
+from client_app.authority.identity import Identity, Member
+from client_app.authority.sealing import Seal
 from client_app.store import own_folder
 from learning.export import ModelManifest, save_model
 from learning.packing import unpack_network

@@ -19,10 +19,10 @@ from typing import Any, NotRequired, TypedDict
 import torch
 
 from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
-from client_app.ledger import Line, path_of, read
-from client_app.ledger_index import BrokenLedger
-from client_app.model_attack import FILE
-from client_app.policy import DEFAULTS
+from client_app.authority.ledger import Line, path_of, read
+from client_app.authority.ledger_index import BrokenLedger
+from client_app.authority.policy import DEFAULTS
+from client_app.release.model_attack import FILE
 from client_app.run import run_folder
 from client_app.store import Store
 from learning.errors import ModelError

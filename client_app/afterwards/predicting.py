@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from client_app.afterwards.home import load_file
+from client_app.authority.identity import known_secret
 from client_app.datasets import open_data
 from client_app.datasets.listing import Entry, Listing, Unusable
 from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
-from client_app.identity import known_secret
 from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature, tempered
 from learning.errors import ModelError

@@ -1,7 +1,7 @@
 """What the models of a past run are worth at the hospital, and what may be said of that.
 
 The figures that the hospital told have noise. Its own images are at hand, so it can have exact
-ones: those that it would tell without a policy, as in a simulation (client_app.details).
+ones: those that it would tell without a policy, as in a simulation (client_app.release.details).
 """
 
 import math
@@ -13,9 +13,9 @@ import torch
 from client_app.afterwards.again import hospital_again
 from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import Figures, PastRun
-from client_app.details import Details, Said
-from client_app.disclosure import Disclosure
-from client_app.policy import Policy
+from client_app.authority.policy import Policy
+from client_app.release.details import Details, Said
+from client_app.release.disclosure import Disclosure
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError

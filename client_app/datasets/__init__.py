@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
@@ -22,7 +23,6 @@ from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
-from client_app.policy import MachineRules, Ruling, uphold
 from client_app.store import DEFAULT
 from learning.samples import Samples
 from strategies.protocol.classes import alike, quoted

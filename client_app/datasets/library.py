@@ -31,6 +31,8 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from torch import Tensor
 
+from client_app.authority.limits import check_disk, decoding_threads
+from client_app.authority.policy import MachineRules
 from client_app.datasets.files import (
     Header,
     UnusableImage,
@@ -40,8 +42,6 @@ from client_app.datasets.files import (
 )
 from client_app.datasets.listing import Entry
 from client_app.datasets.resize import Form, formed, one_size
-from client_app.limits import check_disk, decoding_threads
-from client_app.policy import MachineRules
 from strategies.protocol.console import Pace
 
 SCHEMA = """

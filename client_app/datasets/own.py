@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client_app.authority.policy import MachineRules
 from client_app.datasets.files import NO_PICTURE
 from client_app.datasets.findings import Finding, of_classes, of_columns, of_groups
 from client_app.datasets.library import Opened, Progress, open_library
@@ -20,7 +21,6 @@ from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
-from client_app.policy import MachineRules
 from strategies.protocol.classes import ordered, quoted
 from strategies.protocol.names import some
 from strategies.protocol.settings import Settings

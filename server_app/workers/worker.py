@@ -26,7 +26,7 @@ def main(connection: socket, folder: Path) -> None:
     """Answer until the other side closes the socket."""
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     # By its name, as Flower does: the server's code does not import a hospital's.
-    importlib.import_module("client_app.node_config").simulate()
+    importlib.import_module("client_app.authority.node_config").simulate()
     app: ClientApp = importlib.import_module("client_app.app").app
     inbox, names = Inbox(folder), count()
     run_config: dict[str, Any] = {}

@@ -1,7 +1,7 @@
 """The public half of a hospital's keys, as text: one that signs, then one that others seal for.
 
-What they are used for is client_app/sealing.py. The server opens nothing with them; it must know a
-usable key from another one, because it hands every hospital the keys of all.
+What they are used for is client_app/authority/sealing.py. The server opens nothing with them; it
+must know a usable key from another one, because it hands every hospital the keys of all.
 """
 
 import base64

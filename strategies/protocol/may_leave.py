@@ -152,8 +152,8 @@ METRICS: Mapping[str, Range] = {
     # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
     "images-of-class-#": COUNT,
     "right-of-class-#": COUNT,
-    # After the last round (client_app.details), also with -low and -high, the ends of a 95 %
-    # interval, behind these names and the three above. Of class # against the others at its
+    # After the last round (client_app.release.details), also with -low and -high, the ends of a
+    # 95 % interval, behind these names and the three above. Of class # against the others at its
     # operating point, a probability chosen on training images: sensitivity, specificity.
     "calibration-error": SHARE,  # expected calibration error
     "gain-noise": SHARE,
@@ -205,9 +205,9 @@ METRICS: Mapping[str, Range] = {
     "held-out-refused": SHARE,
     "release-nearer-to-training": SHARE,
     "release-nearer-p": SHARE,
-    # The check of embeddings (client_app.embeddings.audit): shares that attackers link to their
-    # image, and restore of it; bits that one tells of its image; distances to its own and to the
-    # nearest other image's mean, as shares of the spread of all.
+    # The check of embeddings (client_app.release.embeddings.audit): shares that attackers link to
+    # their image, and restore of it; bits that one tells of its image; distances to its own and to
+    # the nearest other image's mean, as shares of the spread of all.
     "embedding-linked": SHARE,
     "embedding-inverted": SHARE,
     "embedding-bits-median": COUNT,

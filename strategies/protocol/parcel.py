@@ -228,7 +228,7 @@ def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
 
 
 def is_sealed(record: ArrayRecord) -> bool:
-    """Whether only hospitals can read a record (client_app.sealing)."""
+    """Whether only hospitals can read a record (client_app.authority.sealing)."""
     return list(record) == ["sealed"] and record["sealed"].dtype == "uint8"
 
 

@@ -24,7 +24,7 @@ from client_app.afterwards.home import MIXTURE, read_mixture
 from client_app.afterwards.past_run import PastRun
 from client_app.datasets.npz import load_npz
 from client_app.errors import DataError
-from client_app.model_attack import FILE
+from client_app.release.model_attack import FILE
 from learning.errors import ModelError
 from learning.export import ModelManifest
 from server_app import __main__ as command

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from client_app.authority.identity import Identity, Member
+from client_app.authority.members import add_member, read_members
 from client_app.hospital import open_hospital
-from client_app.identity import Identity, Member
-from client_app.members import add_member, read_members
 from strategies.protocol.order import hash_members
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from client_app.app import app as hospital_app
-from client_app.judge import Judge
+from client_app.authority.judge import Judge
 from server_app.app import app as server_app
 from strategies.engine.strategy import RunError
 from strategies.engine.undoing import SERVER

@@ -13,9 +13,9 @@ from flwr.app import Context, Message, RecordDict
 
 from client_app.__main__ import main
 from client_app.app import app
+from client_app.authority.ledger import append, path_of, read
+from client_app.authority.ledger_index import BrokenLedger, index_of, opened
 from client_app.errors import LedgerError
-from client_app.ledger import append, path_of, read
-from client_app.ledger_index import BrokenLedger, index_of, opened
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order

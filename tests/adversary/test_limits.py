@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
-from client_app.policy import PolicyError
+from client_app.authority.policy import PolicyError
 from client_app.run import count_visit
 from client_app.store import Store
 from learning.learners.plain import Learner

@@ -13,8 +13,8 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident, resident_process
 from client_app.app import app
-from client_app.ledger import path_of, read
-from client_app.node_config import NODE_CONFIG
+from client_app.authority.ledger import path_of, read
+from client_app.authority.node_config import NODE_CONFIG
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order

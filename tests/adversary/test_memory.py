@@ -16,12 +16,12 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord, RecordDict
 
+from client_app.authority.limits import check_model, decoding_threads
+from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import files
 from client_app.datasets.files import UnusableImage
 from client_app.datasets.own import survey
 from client_app.datasets.resize import Form
-from client_app.limits import check_model, decoding_threads
-from client_app.policy import MachineRules, Policy, PolicyError
 from learning import packing
 from learning.errors import ModelError
 from learning.models import Architecture, torchvision_names

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 
-from client_app import disclosure, request
+from client_app import request
 from client_app.app import app
+from client_app.authority.identity import Identity
+from client_app.authority.policy import PolicyError
+from client_app.authority.sealing import Seal
 from client_app.hospital import open_hospital
-from client_app.identity import Identity
-from client_app.policy import PolicyError
-from client_app.sealing import Seal
+from client_app.release import disclosure
 from learning.models import Architecture
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app import buffer, node_config, request
+from client_app import request
 from client_app.app import app
-from client_app.ledger import path_of, read
+from client_app.authority import node_config
+from client_app.authority.ledger import path_of, read
+from client_app.release import buffer
 from learning.models import Architecture
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure

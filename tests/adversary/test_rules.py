@@ -11,8 +11,8 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
-from client_app.node_config import OwnError
-from client_app.policy import DEFAULTS, Policy, PolicyError, explain
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import DEFAULTS, Policy, PolicyError, explain
 from learning.learners import LEARNERS
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure

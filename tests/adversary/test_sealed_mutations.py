@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from client_app.identity import Identity
-from client_app.sealing import SIGNATURE, Seal, open_parcel
+from client_app.authority.identity import Identity
+from client_app.authority.sealing import SIGNATURE, Seal, open_parcel
 from strategies.protocol import archive
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import ParcelError

@@ -25,16 +25,16 @@ from client_app import __main__ as commands
 from client_app.afterwards import home, predicting, worth_here
 from client_app.afterwards.past_run import PastRun
 from client_app.app import app as hospital_app
+from client_app.authority.identity import Identity
+from client_app.authority.members import read_members
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import Policy, PolicyError
+from client_app.authority.sealing import Seal
 from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
-from client_app.disclosure import Disclosure
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
-from client_app.identity import Identity
-from client_app.members import read_members
-from client_app.node_config import OwnError
-from client_app.policy import Policy, PolicyError
-from client_app.sealing import Seal
+from client_app.release.disclosure import Disclosure
 from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature
 from learning.evaluation import probabilities

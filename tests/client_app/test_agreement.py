@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from client_app.agreement import area_between, at_point, shared_out
+from client_app.authority.agreement import area_between, at_point, shared_out
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.buffer.attack import (
+from client_app.errors import ReleaseError
+from client_app.hospital import open_hospital
+from client_app.release.buffer.attack import (
     Attacked,
     _most,
     attack,
@@ -16,9 +18,7 @@ from client_app.buffer.attack import (
     leaky,
     shadowed,
 )
-from client_app.buffer.job import Job, frequent
-from client_app.errors import ReleaseError
-from client_app.hospital import open_hospital
+from client_app.release.buffer.job import Job, frequent
 from gan.membership import near_copies
 from gan.presets import PRESETS
 from learning.intervals import Estimate

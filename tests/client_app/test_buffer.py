@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from client_app.buffer import make_buffer, stages
-from client_app.buffer.stages import declared
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from client_app.release.buffer import make_buffer, stages
+from client_app.release.buffer.stages import declared
 from gan import schedule
 from gan.presets import PRESETS
 from gan.projection import measure_privacy
@@ -78,7 +78,9 @@ def test_a_buffer_has_the_size_asked_for_and_all_classes(hospital):
 @pytest.mark.slow
 def test_a_gan_is_trained_once_and_serves_later_runs(hospital, monkeypatch):
     first = make_buffer(hospital(), 20, soon())
-    monkeypatch.setattr("client_app.buffer.gan_sampler.train_gan", None)  # to call it would fail
+    monkeypatch.setattr(
+        "client_app.release.buffer.gan_sampler.train_gan", None
+    )  # to call it would fail
     again = make_buffer(hospital(num_server_rounds=3, strategy="centralized"), 20, soon())
     assert torch.equal(first.samples.images, again.samples.images)
     assert first.figures == again.figures
@@ -132,7 +134,7 @@ def test_another_size_is_another_buffer_of_the_same_gan(hospital, monkeypatch):
 @pytest.mark.slow
 def test_pictures_for_the_hospital_s_own_eyes_stay_in_its_store(hospital, monkeypatch):
     quick = partial(measure_privacy, steps=3)
-    monkeypatch.setattr("client_app.buffer.gan_sampler.measure_privacy", quick)
+    monkeypatch.setattr("client_app.release.buffer.gan_sampler.measure_privacy", quick)
     make_buffer(hospital(gan__projections=4), 20, soon())
     (folder,) = (hospital().store.folder / "gan").iterdir()
     assert {path.name for path in folder.glob("*.png")} >= {
@@ -153,7 +155,7 @@ def copying(hospital, monkeypatch, share=1.0):
         ]
         return images
 
-    monkeypatch.setattr("client_app.buffer.gan_sampler.render", render)
+    monkeypatch.setattr("client_app.release.buffer.gan_sampler.render", render)
     return hospital
 
 
@@ -172,7 +174,8 @@ def test_a_refusal_says_how_much_of_an_image_is_explained(hospital, monkeypatch,
     """Training images, one grey level lighter."""
     train = hospital().data.train.images.clamp(max=254) + 1
     monkeypatch.setattr(
-        "client_app.buffer.gan_sampler.render", lambda generator, labels, seed: train[: len(labels)]
+        "client_app.release.buffer.gan_sampler.render",
+        lambda generator, labels, seed: train[: len(labels)],
     )
     with pytest.raises(ReleaseError, match=r"release\.quantile"):
         make_buffer(hospital(), 20, soon())

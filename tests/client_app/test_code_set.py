@@ -7,9 +7,9 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from client_app.buffer import gan_sampler, make_buffer
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
+from client_app.release.buffer import gan_sampler, make_buffer
 from gan.code_sets import CODE_SETS
 from gan.codes import SEARCHES, Source
 from gan.presets import PRESETS
@@ -138,7 +138,7 @@ def _job(place, monkeypatch):
         raise ReleaseError
 
     with monkeypatch.context() as patch:
-        patch.setattr("client_app.buffer.make", stop)
+        patch.setattr("client_app.release.buffer.make", stop)
         with pytest.raises(ReleaseError):
             make_buffer(place, 20, soon())
     return jobs[0]

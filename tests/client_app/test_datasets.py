@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torchvision.transforms.v2.functional import resize
 
+from client_app.authority.policy import PolicyError
 from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
-from client_app.policy import PolicyError
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 SETTINGS = Settings.parse(defaults())

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.details import Details, Said
-from client_app.disclosure import TOLD, Disclosure
-from client_app.policy import Policy
+from client_app.release.details import Details, Said
+from client_app.release.disclosure import TOLD, Disclosure
 from client_app.store import Store
 from learning.samples import Samples
 from pages.figures import row_of

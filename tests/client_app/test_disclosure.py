@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from client_app.authority.identity import secret_of
+from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.disclosure import (
+from client_app.release.disclosure import (
     COARSEST,
     WORST,
     Disclosure,
@@ -17,8 +19,6 @@ from client_app.disclosure import (
     in_large_classes,
     step_of,
 )
-from client_app.identity import secret_of
-from client_app.policy import Policy
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.learners.prototypes import rotating

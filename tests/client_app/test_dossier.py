@@ -14,13 +14,13 @@ import torch
 from flwr.app import Message, RecordDict
 
 from client_app import __main__ as commands
-from client_app import buffer
 from client_app.app import app
-from client_app.buffer.job import Release
-from client_app.dossier.files import check, write
-from client_app.dossier.law import answers
-from client_app.dossier.page import ATTACKS, page
-from client_app.identity import Identity
+from client_app.authority.identity import Identity
+from client_app.release import buffer
+from client_app.release.buffer.job import Release
+from client_app.release.dossier.files import check, write
+from client_app.release.dossier.law import answers
+from client_app.release.dossier.page import ATTACKS, page
 from client_app.run import dossiers, run_folder
 from client_app.store import Store
 from gan import membership

@@ -10,7 +10,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 from client_app.app import app
-from client_app.embeddings.sample import leaving
+from client_app.release.embeddings.sample import leaving
 from learning.models import Architecture
 from learning.models.embedding import EmbeddingNetwork
 from learning.packing import pack_network

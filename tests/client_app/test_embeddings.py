@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.embeddings import decoders
-from client_app.embeddings.audit import FEWEST, SHOWN, Encoded, audit
-from client_app.node_config import OwnError
-from client_app.policy import Policy
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import Policy
+from client_app.release.embeddings import decoders
+from client_app.release.embeddings.audit import FEWEST, SHOWN, Encoded, audit
 from learning.errors import DeadlineError
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from client_app.datasets.columns import find_columns
 from client_app.datasets.findings import of_classes, of_columns, of_groups
 from client_app.datasets.listing import list_manifest
+from client_app.datasets.preflight.card import examine
+from client_app.datasets.preflight.page import text
 from client_app.errors import DataError
-from client_app.preflight.card import examine
-from client_app.preflight.page import text
 from strategies.protocol.may_leave import CARD
 from tests.fakes import settings
 

@@ -9,9 +9,9 @@ import time
 import pytest
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 
+from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, DataError
-from client_app.guard import guard
-from client_app.policy import PolicyError
+from client_app.release.guard import guard
 from strategies.protocol.may_leave import Failure
 from tests.fakes import context, deployment
 

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from client_app import hospital as hospital_module
 from client_app import session
 from client_app.app import app
-from client_app.privacy_account import Account, epsilon
+from client_app.authority.privacy_account import Account, epsilon
 from learning.learners import LEARNERS
 from learning.learners.plain import Plain
 from learning.models import Architecture

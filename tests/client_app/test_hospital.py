@@ -5,9 +5,9 @@ import PIL.Image
 import pytest
 import torch
 
+from client_app.authority.node_config import NODE_CONFIG, OwnError
+from client_app.authority.policy import PolicyError
 from client_app.hospital import open_hospital
-from client_app.node_config import NODE_CONFIG, OwnError
-from client_app.policy import PolicyError
 from learning.models import Architecture
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.settings import SettingsError

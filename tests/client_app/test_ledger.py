@@ -1,4 +1,4 @@
-"""Tests of client_app/ledger.py: what was asked and what left is written down before it leaves."""
+"""The ledger: what was asked and what left is written down before it leaves."""
 
 import json
 import resource
@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
-from client_app import ledger_view
 from client_app.__main__ import main
 from client_app.app import app
+from client_app.authority import ledger_view
+from client_app.authority.ledger import append, ledger, path_of, read
+from client_app.authority.ledger_index import LONGEST, BrokenLedger, opened
+from client_app.authority.policy import PolicyError
 from client_app.errors import LedgerError
-from client_app.guard import guard
-from client_app.ledger import append, ledger, path_of, read
-from client_app.ledger_index import LONGEST, BrokenLedger, opened
-from client_app.policy import PolicyError
+from client_app.release.guard import guard
 from strategies.protocol.code import code_hash
 from strategies.protocol.handover import Handed
 from strategies.protocol.may_leave import Failure
@@ -333,7 +333,7 @@ def test_a_line_whose_answer_never_left_is_removed(tmp_path):
 @pytest.mark.slow
 def test_processes_write_one_after_the_other(tmp_path):
     path = tmp_path / "ledger.jsonl"
-    code = "import sys; from pathlib import Path; from client_app.ledger import append\n"
+    code = "import sys; from pathlib import Path; from client_app.authority.ledger import append\n"
     code += "for line in __import__('json').loads(sys.argv[2]): append(Path(sys.argv[1]), line)"
     command = [sys.executable, "-c", code, str(path), json.dumps([*map(line, range(50))])]
     writers = [subprocess.Popen(command, cwd=Path(__file__).parents[2]) for _ in range(3)]

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from client_app.buffer import make_buffer
-from client_app.buffer.registry import AUDITS
+from client_app.authority.policy import Policy, PolicyError, PrivacyRules
+from client_app.authority.privacy_account import Account
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.policy import Policy, PolicyError, PrivacyRules
-from client_app.privacy_account import Account
+from client_app.release.buffer import make_buffer
+from client_app.release.buffer.registry import AUDITS
 from gan.audit import Verdict
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
@@ -92,7 +92,9 @@ def test_a_hospital_releases_once_and_counts_it(hospital, monkeypatch):
     first = made(place)
     account = Account(place.store.folder / "privacy.jsonl")
     assert len(account.read()) == 1
-    monkeypatch.setattr("client_app.buffer.mean_embedding.release", None)  # to call it would fail
+    monkeypatch.setattr(
+        "client_app.release.buffer.mean_embedding.release", None
+    )  # to call it would fail
     # Another seed, with the same images: other draws of the same statistic.
     again = made(replace(place, settings=replace(place.settings, seed=1)), 30)
     assert len(account.read()) == 1

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from client_app.__main__ import main
-from client_app.identity import Identity
-from client_app.members import (
+from client_app.authority.identity import Identity
+from client_app.authority.members import (
     FIRST_USE,
     add_member,
     announced,
@@ -17,7 +17,7 @@ from client_app.members import (
     read_members,
     remove_member,
 )
-from client_app.node_config import OwnError
+from client_app.authority.node_config import OwnError
 from client_app.store import Store
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import ParcelError

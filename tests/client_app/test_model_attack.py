@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from client_app.model_attack import FILE, attack_model
-from client_app.policy import Policy, PolicyError
+from client_app.authority.policy import Policy, PolicyError
+from client_app.release.model_attack import FILE, attack_model
 from client_app.request import Clock
 from client_app.store import Store
 from client_app.visit import _attacked_by

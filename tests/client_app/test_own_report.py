@@ -22,9 +22,9 @@ from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import use
 from client_app.afterwards.worth_here import AS_LONG, sentences
 from client_app.app import app
+from client_app.authority.ledger import append, path_of, read
+from client_app.authority.policy import DEFAULTS
 from client_app.datasets import open_data
-from client_app.ledger import append, path_of, read
-from client_app.policy import DEFAULTS
 from client_app.store import Store
 from learning.evaluation import probabilities
 from learning.export import load_model

@@ -1,14 +1,14 @@
-"""Tests of client_app/policy.py: what a hospital allows, whatever a run asks for."""
+"""Tests of client_app/authority/policy.py: what a hospital allows, whatever a run asks for."""
 
 import sys
 
 import pytest
 
 from client_app.__main__ import main
-from client_app.identity import Identity
-from client_app.members import add_member
-from client_app.node_config import OwnError
-from client_app.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
+from client_app.authority.identity import Identity
+from client_app.authority.members import add_member
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
 from strategies.protocol.settings import Settings, SettingsError, defaults

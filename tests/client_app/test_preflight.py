@@ -10,19 +10,19 @@ import PIL.Image
 import pytest
 
 from client_app.__main__ import main
+from client_app.authority.policy import at_least
 from client_app.datasets import library
 from client_app.datasets.files import UnusableImage
+from client_app.datasets.preflight.card import examine
+from client_app.datasets.preflight.page import NAMED, page, text
 from client_app.datasets.unread import REPORTS, SYSTEM
-from client_app.policy import at_least
-from client_app.preflight.card import examine
-from client_app.preflight.page import NAMED, page, text
 from tests.fakes import settings
 
 
 @pytest.fixture(autouse=True)
 def _few_patients_are_enough(monkeypatch):
     """tests/adversary/test_limits.py is about how many a hospital needs."""
-    for module in ("client_app.preflight.rehearsal", "client_app.joining"):
+    for module in ("client_app.datasets.preflight.rehearsal", "client_app.authority.joining"):
         monkeypatch.setattr(f"{module}.enough", lambda *_: at_least("enough", 1, 1))
 
 

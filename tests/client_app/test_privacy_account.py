@@ -3,8 +3,8 @@ import math
 import pytest
 from scipy.stats import norm
 
-from client_app.policy import PolicyError, PrivacyRules
-from client_app.privacy_account import Account, Spent, epsilon, noise_for
+from client_app.authority.policy import PolicyError, PrivacyRules
+from client_app.authority.privacy_account import Account, Spent, epsilon, noise_for
 
 RULES = PrivacyRules(require=[], max_epsilon=1.0, max_delta=1e-5)
 

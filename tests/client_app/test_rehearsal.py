@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from client_app.__main__ import main
 from client_app.app import app
-from client_app.preflight.card import examine
+from client_app.datasets.preflight.card import examine
 from strategies.protocol.code import code_hash
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record

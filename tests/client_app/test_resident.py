@@ -13,7 +13,7 @@ from flwr.app import Message, RecordDict
 
 from client_app import resident, resident_process
 from client_app.app import app
-from client_app.ledger import path_of, read
+from client_app.authority.ledger import path_of, read
 from strategies.protocol.code import code_hash
 from strategies.protocol.handover import send
 from strategies.protocol.may_leave import Failure

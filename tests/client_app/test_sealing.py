@@ -10,9 +10,9 @@ from flwr.app import Array, ArrayRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_app.identity import Identity, Member
-from client_app.node_config import OwnError
-from client_app.sealing import Seal
+from client_app.authority.identity import Identity, Member
+from client_app.authority.node_config import OwnError
+from client_app.authority.sealing import Seal
 from strategies.protocol.parcel import Manifest, check_parcel, is_sealed, pack
 from strategies.protocol.records import ParcelError
 

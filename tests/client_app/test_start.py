@@ -8,13 +8,13 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from client_app.app import app
+from client_app.authority.identity import Identity, secret_of
+from client_app.authority.ledger import append, path_of
+from client_app.authority.members import member_line
+from client_app.authority.node_config import OwnError, check_node_config
+from client_app.authority.policy import DEFAULTS
+from client_app.authority.start import check_own, find_policy
 from client_app.hospital import open_hospital
-from client_app.identity import Identity, secret_of
-from client_app.ledger import append, path_of
-from client_app.members import member_line
-from client_app.node_config import OwnError, check_node_config
-from client_app.policy import DEFAULTS
-from client_app.start import check_own, find_policy
 from client_app.store import Store
 from deploy.errors import DeployError
 from deploy.hospital import Hospital, node_config
@@ -261,7 +261,7 @@ def test_a_key_that_nobody_reads_and_a_value_of_the_wrong_kind_are_refused(place
 
 @pytest.mark.parametrize("key", ["partition-id", "num-partitions"])
 def test_no_supernode_is_started_as_a_simulation(place, key, monkeypatch):
-    monkeypatch.setattr("client_app.node_config._simulates", False)
+    monkeypatch.setattr("client_app.authority.node_config._simulates", False)
     assert f"'{key}' is for simulations" in refusal({**place.node_config, key: 1})
 
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from client_app import disclosure
 from client_app import hospital as hospital_module
 from client_app.app import app
+from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets import LocalData, open_data
 from client_app.datasets.tasks import Tasks
-from client_app.disclosure import Disclosure, effects_of_tasks, step_of
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
-from client_app.policy import Policy, PolicyError
+from client_app.release import disclosure
+from client_app.release.disclosure import Disclosure, effects_of_tasks, step_of
 from client_app.store import Store
 from learning.evaluation import score
 from learning.samples import Samples

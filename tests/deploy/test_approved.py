@@ -8,7 +8,12 @@ from deploy.approved import approve, approved_code
 from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
 
-CODE = ("client_app/__init__.py", "client_app/policy.toml", "gan/a/b.py", "strategies/c.py")
+CODE = (
+    "client_app/__init__.py",
+    "client_app/authority/policy.toml",
+    "gan/a/b.py",
+    "strategies/c.py",
+)
 
 
 def write(root, content="", *names):

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from requests.utils import should_bypass_proxies
 
-from client_app import node_config as app
+from client_app.authority import node_config as app
 from deploy import hospital, server, supervisor, transport, watch
 from deploy.approved import approve, approved_code
 from deploy.credentials import make_authority, make_key

@@ -27,7 +27,7 @@ from PIL import Image
 
 from benchmarks.simulation import run as simulate
 from benchmarks.simulation import superlink
-from client_app.ledger import path_of, read
+from client_app.authority.ledger import path_of, read
 from deploy import demo
 from deploy import server as server_commands
 from deploy.demo import HOSPITALS, hospitals, run, server, write_images
@@ -380,9 +380,9 @@ def test_the_same_search_finds_all_models_and_no_image_where_parcels_are_open(tm
 def test_a_deployment_measures_what_a_simulation_measures(demonstration, tmp_path):
     """The demo, then the same folders and settings on the simulation engine.
 
-    The models are the same. Figures are rounded, with noise of a step (client_app/disclosure.py):
-    that of a share of 110 images or more is below 0.1, and of an AUROC below 0.2. Numbers of images
-    are rounded to tens.
+    The models are the same. Figures are rounded, with noise of a step (release/disclosure.py): that
+    of a share of 110 images or more is below 0.1, and of an AUROC below 0.2. Numbers of images are
+    rounded to tens.
     """
     _, deployed = demonstration
     folders = ",".join(str(deployed.parents[1] / "images" / name) for name in HOSPITALS)

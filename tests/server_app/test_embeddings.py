@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from client_app.policy import DEFAULTS, Policy
+from client_app.authority.policy import DEFAULTS, Policy
 from server_app.embeddings import embeddings_of
 from server_app.report.embeddings import LIMITS, OPEN, TITLE
 from strategies.engine.events import Event

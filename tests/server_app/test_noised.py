@@ -13,7 +13,7 @@ import pytest
 
 from client_app.afterwards import worth_here
 from client_app.afterwards.past_run import PastRun
-from client_app.policy import Policy
+from client_app.authority.policy import Policy
 from pages.figures import compared, number, row_of
 from server_app import noised, wording
 from server_app.measures import measure_round

@@ -10,12 +10,12 @@ from playwright.sync_api import sync_playwright
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page as own_page
 from client_app.afterwards.worth_here import told
+from client_app.authority.ledger import Line, append, path_of
+from client_app.authority.ledger_view import page as ledger_page
 from client_app.datasets.findings import Finding
 from client_app.datasets.listing import Unusable
-from client_app.ledger import Line, append, path_of
-from client_app.ledger_view import page as ledger_page
-from client_app.preflight.card import Card, Examined
-from client_app.preflight.page import page as card_page
+from client_app.datasets.preflight.card import Card, Examined
+from client_app.datasets.preflight.page import page as card_page
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import compared
 from strategies.protocol.settings import defaults

@@ -6,7 +6,7 @@ from pathlib import Path
 from flwr.common.config import unflatten_dict
 
 from client_app.afterwards.past_run import PastRun
-from client_app.policy import Policy
+from client_app.authority.policy import Policy
 from learning.intervals import Estimate
 from pages.page import folded, heading, listing, paragraph, table, verbatim
 from pages.release_view import CHECKS, PASSING, checks_of, remarks_of

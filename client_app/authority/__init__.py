@@ -1,0 +1,1 @@
+"""What a hospital decides and remembers: policy, ledger, identity, members, seals, accounts."""

@@ -1,0 +1,140 @@
+"""A hospital's own keys.
+
+An identity is two key pairs: one signs (Ed25519), for the other one others encrypt (X25519). Its
+public half is one line of text, which hospitals give one another outside of any run:
+
+    graz = "3q2+7w...=="
+"""
+
+import base64
+import os
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from filelock import FileLock
+
+from client_app.authority.node_config import OwnError
+from client_app.store import Store, own_draft
+from strategies.protocol.files import replacing
+from strategies.protocol.keys import read_key
+
+
+@dataclass(frozen=True)
+class Member:
+    """The public half of an identity."""
+
+    signing: Ed25519PublicKey
+    writing: X25519PublicKey
+
+    @classmethod
+    def parse(cls, text: str) -> "Member":
+        """Read the text that `str` gives.
+
+        Raises:
+            ValueError: The text is not two public keys, or one of them keeps no secret.
+        """
+        return cls(*read_key(text))
+
+    def __str__(self) -> str:
+        raw = self.signing.public_bytes_raw() + self.writing.public_bytes_raw()
+        return base64.b64encode(raw).decode()
+
+    def has_signed(self, text: bytes, signature: bytes) -> bool:
+        """Whether a signature under a text is this member's."""
+        try:
+            self.signing.verify(signature, text)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A hospital's keys.
+
+    Attributes:
+        name: The hospital's name.
+        signing: The private key that signs.
+        reading: The private key that opens what others have encrypted for the hospital.
+    """
+
+    name: str
+    signing: Ed25519PrivateKey
+    reading: X25519PrivateKey
+
+    @classmethod
+    def of(cls, name: str, path: Path) -> "Identity":
+        """The identity in a file, which is made if it does not exist.
+
+        Raises:
+            OwnError: The file is not an identity file, or others may read it.
+        """
+        if not os.path.lexists(path):
+            keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
+            with own_draft(path) as draft:
+                draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
+                # A link fails if another process was faster, whose keys then hold.
+                with suppress(FileExistsError):
+                    os.link(draft, path)
+        try:
+            raw, status = path.read_bytes(), path.stat()
+        except OSError as error:
+            raise OwnError("identity file", f"{path} cannot be read: {error}") from error
+        if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
+            raise OwnError(
+                "identity file",
+                f"others can read or write {path}: make it its user's own, with mode 0600. If "
+                "others may have read it, make a new one.",
+            )
+        if len(raw) != 64:
+            raise OwnError("identity file", f"{path} has {len(raw)} bytes; 64 are expected.")
+        return cls(
+            name,
+            Ed25519PrivateKey.from_private_bytes(raw[:32]),
+            X25519PrivateKey.from_private_bytes(raw[32:]),
+        )
+
+    @property
+    def member(self) -> Member:
+        """The public half."""
+        return Member(self.signing.public_key(), self.reading.public_key())
+
+
+def secret_of(store: Store) -> bytes:
+    """The hospital's own, from which noise follows; it never leaves the store.
+
+    Raises:
+        OwnError: Its file was damaged: noise from a secret that can be guessed hides nothing.
+    """
+    path = store.folder / "figures-secret"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(".figures-secret.lock")):
+        if not os.path.lexists(path):
+            with replacing(path) as draft:
+                draft.touch(mode=0o600)
+                draft.write_bytes(secrets.token_bytes(32))
+        try:
+            secret = path.read_bytes()
+        except OSError as error:
+            raise OwnError("secret", f"{path} cannot be read: {error}") from error
+    if len(secret) != 32:
+        raise OwnError(
+            "secret",
+            f"{path} has {len(secret)} bytes; 32 are expected. Get it from a backup: with a new "
+            "one a server can ask again, and average the noise away.",
+        )
+    return secret
+
+
+def known_secret(store: Store) -> bytes:
+    """The same if the hospital has taken part between real ones; empty if it is simulated.
+
+    Raises:
+        OwnError: Its file was damaged.
+    """
+    return secret_of(store) if (store.folder / "figures-secret").exists() else b""

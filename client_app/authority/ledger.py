@@ -1,0 +1,325 @@
+"""The ledger: what a hospital was asked, and what left it, in the order in which it happened.
+
+In a deployment each message adds a line to `<store>/<site>/ledger.jsonl` before its answer leaves.
+If the line cannot be written, the answer stays. A line is a JSON object, and its field `previous`
+is the SHA-256 of the line before. So a line that is changed, moved, added or taken out breaks the
+chain after it. Another file (ledger_index.py) says where the chain ends, with a code that follows
+from the hospital's secret. Somebody who can read the secret can write a new chain. To notice that,
+keep the number of lines and the hash of the last one on another machine.
+
+A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing
+else. The first such message of a day has a line; further ones have none.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from client_app.authority.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
+from client_app.authority.ledger_shape import entry_of
+from client_app.authority.node_config import OwnError, is_simulated, own_config
+from client_app.authority.policy import DEFAULTS, MachineRules, Policy
+from client_app.errors import LedgerError
+from client_app.release.guard import Failed
+from client_app.run import NAME
+from client_app.store import DEFAULT
+from strategies.protocol.code import code_hash
+from strategies.protocol.handover import Handed
+from strategies.protocol.may_leave import Failure
+from strategies.protocol.order import Order
+from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
+from strategies.protocol.records import from_record
+from strategies.protocol.redaction import redacted
+
+ORDER = (
+    *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),
+    *("buffer_size", "replay", "embeddings"),
+)
+TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
+LONG = 2000  # characters of a setting that are written; a run's own are shorter
+MOST, LONG_KEY = 300, 100  # settings that are written, and characters of a key; a run has fewer
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a ledger.
+
+    Attributes:
+        number: From 1.
+        hash: SHA-256 of the line.
+        entry: What it says.
+    """
+
+    number: int
+    hash: str
+    entry: dict[str, Any]
+
+
+def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Write down what a message asked for and what its answer holds (a Flower mod).
+
+    Raises:
+        LedgerError: It cannot be written.
+    """
+    answer = call_next(message, context)
+    config = own_config(context)
+    if path := _path_here(context, config):
+        entry = {**_asked(message), **_left(answer)}
+        terms = {} if entry["verb"] == "query.live" else _terms(context, config)
+        append(path, entry, terms, _brought(message, context))
+    return answer
+
+
+def intact(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Refuse a message if the hospital could not note it, or has lost notes (a Flower mod).
+
+    Raises:
+        LedgerError: The ledger is broken.
+        OwnError: A file is gone in which the hospital notes what it has told.
+        PolicyError: The store is as large as the policy allows.
+    """
+    config = own_config(context)
+    path = _path_here(context, config)
+    if path and message.metadata.message_type != "query.live":
+        machine = _machine(config)
+        with _written(path) as index:
+            if gone := index.forgotten(_run(message)):
+                raise OwnError("files", gone)
+            refusal = index.make_room(machine, _brought(message, context))
+        if refusal:
+            raise refusal
+    return call_next(message, context)
+
+
+def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
+    """The ledger of this process; None in a simulation, and where another process writes it."""
+    if is_simulated(config) or isinstance(context, Handed):
+        return None
+    store = Path(str(config.get("store-dir", DEFAULT)))
+    return path_of(str(config.get("site", "hospital")), store)
+
+
+def path_of(site: str, store: Path) -> Path:
+    """The ledger of a hospital. The name comes from its node-config, never from a server."""
+    return store.expanduser() / site / "ledger.jsonl"
+
+
+def append(
+    path: Path,
+    entry: Mapping[str, Any],
+    terms: Mapping[str, Any] | None = None,
+    brought: int = 0,
+) -> None:
+    """Add an entry at the end of a ledger, on the disk.
+
+    Args:
+        path: The ledger.
+        entry: What was asked and what left. Of a `query.live` only the first of a day is written.
+        terms: Settings, code and policy. Each line has their hash. The first line of a run with
+            this hash has all of them in words.
+        brought: Bytes of the message. The store may hold a copy of it now.
+
+    Raises:
+        LedgerError: It cannot be written, or is too long.
+    """
+    with _written(path) as index:
+        head = index.head()
+        line: dict[str, Any] = {"previous": head.hash, **entry}
+        if entry.get("verb") == "query.live" and not index.is_new(_hash(_text(entry).encode())):
+            return
+        if terms:
+            digest = _hash(_text([entry.get("run"), terms]).encode())
+            line |= {"terms": digest, **(terms if index.is_new(digest) else {})}
+        text = _text(line).encode()
+        used = head.used + brought + len(text)
+        if len(text) >= LONGEST:
+            raise OSError(f"A line would have {len(text)} bytes.")
+        if head.most and used > head.most:
+            raise OSError("The store is as large as the policy allows (machine.max-disk-gb).")
+        index.file.truncate(head.size)  # a line that a killed process left unfinished
+        if index.file.write(text + b"\n") <= len(text):
+            raise OSError("The disk is full.")
+        os.fsync(index.file.fileno())
+        run = str(entry.get("run", ""))
+        index.remember(run if NAME.fullmatch(run) else "")
+        index.move(
+            replace(
+                head,
+                lines=head.lines + 1,
+                start=head.size,
+                size=head.size + len(text) + 1,
+                hash=_hash(text),
+                used=used,
+            )
+        )
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[Index]:
+    """An open ledger. The details of an error go to the hospital's own log alone.
+
+    Raises:
+        LedgerError: It cannot be written, or is broken.
+    """
+    try:
+        with opened(path) as index:
+            yield index
+    except (OSError, BrokenLedger, sqlite3.Error) as error:
+        logging.getLogger("flwr").error("The ledger %s cannot be written: %s", path, error)
+        raise LedgerError(
+            "The hospital cannot write into its ledger, so nothing leaves; its own log has the "
+            "details."
+        ) from error
+
+
+def _text(content: object) -> str:
+    return json.dumps(content, default=bytes.hex)
+
+
+def read(path: Path) -> Iterator[Line]:
+    """The lines of a ledger, in order. Each is confirmed by the next one, the last by the head.
+
+    Raises:
+        BrokenLedger: Names the first line that does not belong there.
+        OSError: The file cannot be read.
+    """
+    *lines, rest = path.read_bytes().split(b"\n")
+    broken, end = "", Head()
+    try:
+        with opened(path) as index:
+            *lines, rest = path.read_bytes().split(b"\n")
+            end = index.head()
+    except BrokenLedger as error:
+        broken = str(error)
+    except sqlite3.Error as error:
+        broken = f"{index_of(path).name} cannot be read ({error}). Get it from a backup."
+    written = lines if broken else lines[: end.lines]
+    confirmed = None
+    for number, line in enumerate(written, 1):
+        try:
+            entry: dict[str, Any] = {**entry_of(line.decode())}
+        except (ValueError, OverflowError) as error:
+            raise BrokenLedger(f"Line {number} is not one of a ledger.") from error
+        if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
+            raise BrokenLedger(
+                f"Line {number} was not written after the line that is before it now: one of the "
+                "two was changed or moved, or lines between them are missing."
+            )
+        if confirmed:
+            yield confirmed
+        confirmed = Line(number, _hash(line), entry)
+    if broken:
+        raise BrokenLedger(broken)
+    if confirmed:
+        yield confirmed
+    if rest or len(lines) > end.lines:
+        raise BrokenLedger(
+            f"Line {end.lines + 1} was never confirmed: somebody added it, or the process that "
+            "wrote it was ended, and its answer with it. The next message removes it."
+        )
+
+
+def _asked(message: Message) -> dict[str, Any]:
+    """When and what the server asked. A field of the wrong type is text, cut to its beginning."""
+    verb, now = message.metadata.message_type, datetime.now(UTC)
+    time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
+    order = message.content.config_records.get("order") if message.has_content() else None
+    given = {key: order[key] for key in TYPES if key in order} if order else {}
+    unfit = {key: f"{value!r:.200}" for key, value in given.items() if not _fits(key, value)}
+    fit = {key: value for key, value in given.items() if key not in unfit}
+    return {"time": time, "verb": verb, **fit, **({"unfit": unfit} if unfit else {})}
+
+
+def _fits(key: str, value: object) -> bool:
+    """Whether a field of the order has its type."""
+    each = value if isinstance(value, list) else ()
+    kind = TYPES[key]
+    return type(value) is (get_origin(kind) or kind) and all(
+        type(one) in get_args(kind) for one in each
+    )
+
+
+def _brought(message: Message, context: Context) -> int:
+    """About how many bytes a message and the settings of its run have."""
+    words = sum(len(str(dict(each))) for each in message.content.config_records.values())
+    return count_bytes(message.content) + words + len(str(dict(context.run_config)))
+
+
+def _run(message: Message) -> str:
+    """The identity of the run; empty if it cannot be the name of a folder."""
+    run = str(_asked(message).get("run", ""))
+    return run if NAME.fullmatch(run) else ""
+
+
+def _policy_file(config: Mapping[str, Any]) -> Path:
+    return Path(str(config["policy"])).expanduser() if config.get("policy") else DEFAULTS
+
+
+def _machine(config: Mapping[str, Any]) -> MachineRules:
+    """The policy's rules about the machine; the defaults if the policy cannot be read."""
+    try:
+        return Policy.read(_policy_file(config)).machine
+    except OwnError:  # a failure that says so leaves instead
+        return Policy.read().machine
+
+
+def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, code and policy under which the hospital was asked.
+
+    A run that is refused may have any settings. So long texts are cut, and those beyond a number
+    are only counted.
+    """
+    path = _policy_file(config)
+    try:
+        rules = _hash(path.read_bytes()) if path.is_file() else ""
+    except OSError:  # a failure that says so leaves instead
+        rules = ""
+    given = sorted(context.run_config.items())
+    settings = {
+        key: redacted(value[:LONG]) if isinstance(value, str) else value
+        for key, value in given[:MOST]
+        if len(key) <= LONG_KEY
+    }
+    unknown = len(given) - len(settings)
+    extra = {"unknown": unknown} if unknown else {}
+    return {"settings": settings, **extra, "code": code_hash(), "policy": rules}
+
+
+def _left(answer: Message) -> dict[str, Any]:
+    """What leaves: the records of an answer, or a failure."""
+    if answer.has_error():
+        error = answer.error
+        rule = {"rule": error.rule} if isinstance(error, Failed) and error.rule else {}
+        kind = Failure(error.code).name.lower()
+        return {"failure": {"class": kind, "reason": error.reason, **rule}}
+    records: list[dict[str, Any]] = []
+    for name, record in answer.content.items():
+        if isinstance(record, ArrayRecord):
+            size = sum(len(array.data) for array in record.values())
+            known = _label_of(name, answer.content).get(name.rpartition("/")[2])
+            records.append({"name": name, "bytes": size, "sha256": known or hash_arrays(record)})
+        else:
+            records.append({"name": name, "values": {**record}})
+    return {"left": records}
+
+
+def _label_of(name: str, content: RecordDict) -> dict[str, str]:
+    """The hashes on the label of a record's parcel: to hash 45 MB again takes 40 ms."""
+    prefix = name.removesuffix(name.rpartition("/")[2])
+    label = content.config_records.get(f"{prefix}manifest")
+    return from_record(Manifest, label).hash_of if label else {}
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()

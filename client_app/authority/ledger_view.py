@@ -1,0 +1,114 @@
+"""The ledger for people: as text for a terminal, and as an HTML page.
+
+A server chooses much of what it says, such as a run's settings. Nothing of it reaches a terminal
+but characters that can be printed, or the page but through `pages.page`.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from client_app.authority.ledger import Line
+from pages.page import (
+    document,
+    folded,
+    heading,
+    notice,
+    paragraph,
+    section,
+    shown,
+    table,
+    verbatim,
+)
+from strategies.protocol.settings import defaults
+from strategies.protocol.text import printable
+
+MOST = 12  # figures of a record in a terminal; the page has all
+FIELDS = {
+    "round": "round",
+    "hop": "hop",
+    "learner": "learner",
+    "epochs": "epochs",
+    "snapshots": "with every epoch's model:",
+    "buffer_size": "buffer",
+    "embeddings": "embeddings",
+}
+
+
+def text(lines: Sequence[Line], verdict: str) -> str:
+    """The ledger as text; of a run's settings those that are not the defaults."""
+    parts = []
+    for run, of_run in _runs(lines):
+        parts.append(f"{run}\n")
+        for line in of_run:
+            number, digest, time, asked, answer = _row(line, MOST)
+            parts.append(f"{number:>6} {digest} {time} {asked}\n       {answer}")
+            parts += [f"       {setting}" for setting in _settings(line, changed=True)]
+        parts.append("")
+    return "\n".join([*parts, verdict])
+
+
+def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
+    """The ledger as a page that needs no other file."""
+    title, runs = f"Ledger of {printable(site)}", list(_runs(lines))
+    parts = [heading(title, 1), notice("green" if whole else "red", paragraph(verdict))]
+    for run, of_run in runs:
+        titles = ["line", "SHA-256", "UTC", "asked", "left"]
+        told = [table(titles, map(_row, of_run), about=run)]
+        for line in of_run:
+            if settings := _settings(line, changed=False):
+                about = f"What the run was to be like, by line {line.number}"
+                told.append(folded(about, verbatim("\n".join(settings))))
+        parts.append(section(run, *told))
+    return document(title, *parts, contents=[run for run, _ in runs])
+
+
+def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
+    """The lines of each run, in the order in which the runs began."""
+    runs: dict[str, list[Line]] = {}
+    for line in lines:
+        run = line.entry.get("run")
+        title = "Outside of a run" if run is None else f"Run {printable(run)}"
+        runs.setdefault(title, []).append(line)
+    yield from runs.items()
+
+
+def _row(line: Line, most: int = 10**9) -> tuple[str, ...]:
+    """Number, hash, time, what was asked and what left, each record with the first figures."""
+    entry = line.entry
+    asked = [f"{title} {entry[key]}" for key, title in FIELDS.items() if entry.get(key)]
+    cells = (line.number, line.hash[:12], entry.get("time"), " ".join([entry["verb"], *asked]))
+    return (*map(printable, cells), printable(_answer(entry, most)))
+
+
+def _answer(entry: dict[str, Any], most: int) -> str:
+    """What left, in words."""
+    if failure := entry.get("failure"):
+        rule = f" {failure['rule']}" if "rule" in failure else ""
+        return f"failed ({failure['class']}): {failure['reason']}{rule}"
+    return "; ".join(_record(each, most) for each in entry["left"]) or "nothing"
+
+
+def _record(record: dict[str, Any], most: int) -> str:
+    name = record["name"]
+    if "sha256" in record:
+        return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
+    values = [f"{key} {shown(value)}" for key, value in record["values"].items()]
+    more = f" and {len(values) - most} more (in the page)" if len(values) > most else ""
+    return f"{name}: {', '.join(values[:most])}{more}"
+
+
+def _settings(line: Line, *, changed: bool) -> list[str]:
+    """What the run was to be like, of a line before the first hop."""
+    entry = line.entry
+    if "settings" not in entry:
+        return []
+    usual = defaults() if changed else {}
+    settings = [
+        f"{key} = {value!r}"
+        for key, value in entry["settings"].items()
+        if key not in usual or usual[key] != value
+    ]
+    facts = [f"code {entry['code']}", f"policy {entry['policy']}"]
+    if others := entry.get("unknown"):
+        facts.append(f"{others} more settings, which are not written here")
+    return [printable(each) for each in (*facts, *settings)]

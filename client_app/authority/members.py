@@ -1,0 +1,213 @@
+"""The members: the hospitals whose parcels a hospital opens, and that it seals for.
+
+They are in a file in TOML, with a line for each hospital, as `python -m client_app identity` prints
+it there, and comments:
+
+    graz = "3q2+7w...=="
+
+A consortium writes it by hand. With `members='first-use'` in its node-config a hospital writes it
+itself, once: when the server first announces the hospitals that have enrolled with it. Either way
+only the hospital's own word changes it afterwards (`python -m client_app members`).
+"""
+
+import json
+import logging
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from client_app.authority.identity import Identity, Member
+from client_app.authority.node_config import OwnError
+from client_app.store import Store, own_draft
+from strategies.protocol.files import read_by_hand
+from strategies.protocol.names import check_name
+from strategies.protocol.order import Order, hash_members
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import SettingsError
+
+FIRST_USE = "first-use"
+WHAT = "file of members"
+EARLIER_FORMAT = re.compile(r"\S+ +[A-Za-z0-9+/]{86}==\s*")
+
+
+def member_line(name: str, member: Member) -> str:
+    """The line of a hospital."""
+    key = json.dumps(name) if "." in name else name  # TOML reads a dot as a table's
+    return f'{key} = "{member}"\n'
+
+
+def read_members(path: Path) -> dict[str, Member]:
+    """The members in a file.
+
+    Raises:
+        OwnError: The file cannot be read, or a line is not a name and a key.
+    """
+    return _parse(_text(path), path)
+
+
+def add_member(path: Path, name: str, key: str) -> None:
+    """Add a hospital to a file, which is made if it does not exist.
+
+    Raises:
+        SettingsError: The file, the name or the key cannot be used, or the name has another key.
+    """
+    before = _text(path) if os.path.lexists(path) else ""
+    members, member = _parse(before, path), _member(name, key)
+    if name in members:
+        raise SettingsError(f"'{name}' is a member: remove it before you add it with another key.")
+    line_break = "\n" if before and not before.endswith("\n") else ""
+    _write(path, before + line_break + member_line(name, member), members | {name: member})
+
+
+def remove_member(path: Path, name: str) -> None:
+    """Take a hospital out of a file.
+
+    Raises:
+        SettingsError: The file cannot be used, or it does not name the hospital.
+    """
+    before = _text(path)
+    members = _parse(before, path)
+    if members.pop(name, None) is None:
+        raise SettingsError(f"'{name}' is no member.")
+    lines = before.splitlines(keepends=True)
+    _write(path, "".join(line for line in lines if not _names(line, name)), members)
+
+
+def members_of(
+    trusted: str, pins: Path, own: Identity, keys: Mapping[str, str]
+) -> dict[str, Member]:
+    """The members for whom a hospital seals in a run, itself included.
+
+    A hospital that is announced and is no member, or with another key, is named in the log; a run
+    goes on without it here.
+
+    Args:
+        trusted: The file of members, or "first-use".
+        pins: The file of members of a hospital with "first-use".
+        own: The hospital's identity.
+        keys: The keys that the server announces, by hospital.
+
+    Raises:
+        SettingsError: The file cannot be used, or names another key for the hospital than its own.
+        ParcelError: The server announces another key for the hospital than its own.
+    """
+    announced = _usable(keys)
+    if trusted != FIRST_USE:
+        members = read_members(Path(trusted).expanduser())
+    else:
+        if own.name in keys and keys[own.name] != str(own.member):
+            raise ParcelError(f"The server announces another key of '{own.name}' than its own.")
+        # Once the server names the hospital itself, it names all that have enrolled with it.
+        if own.name in announced and len(announced) > 1 and not os.path.lexists(pins):
+            head = "# Trusted at first use. To change it: python -m client_app members list\n"
+            lines = (member_line(name, announced[name]) for name in sorted(announced))
+            _write(pins, head + "".join(lines), announced)
+        members = read_members(pins) if os.path.lexists(pins) else {}
+    if str(members.setdefault(own.name, own.member)) != str(own.member):
+        raise SettingsError(
+            f"The members name another key for '{own.name}' than this hospital's own."
+        )
+    for name, member in announced.items():
+        if str(members.get(name)) != str(member):
+            logging.getLogger("flwr").warning(
+                "The server announces '%s' with a key that is not among this hospital's members: "
+                "nothing is sealed for it, and its parcels are refused. Ask that hospital. If the "
+                "key is right: python -m client_app members add %s %s",
+                *(name, name, member),
+            )
+    return members
+
+
+def announced(run: Store, order: Order) -> list[str]:
+    """The members that an order announces, which come once in a run, and again when they change.
+
+    Args:
+        run: The run's folder, which keeps the list that came last.
+        order: Has the list, or its hash.
+
+    Raises:
+        ParcelError: The list is not here.
+    """
+    if order.members:
+        text = "\n".join(order.members).encode()
+        run.save("members", {"announced": np.frombuffer(text, np.uint8)})
+        return order.members
+    kept = run.load("members").get("announced") if order.members_hash else None
+    members = [] if kept is None else kept.tobytes().decode().split("\n")
+    if order.members_hash and hash_members(members) != order.members_hash:
+        raise ParcelError("The order names a list of members that has not come to this hospital.")
+    return members
+
+
+def _usable(keys: Mapping[str, str]) -> dict[str, Member]:
+    """The announced members; one bad key must not keep the others from one another."""
+    members = {}
+    for name, key in keys.items():
+        try:
+            members[name] = _member(name, key)
+        except SettingsError as error:
+            logging.getLogger("flwr").warning("The server announces a member: %s", error)
+    return members
+
+
+def _member(name: str, key: object) -> Member:
+    try:
+        check_name(name)
+        return Member.parse(key if isinstance(key, str) else "")
+    except ValueError as error:
+        raise SettingsError(f"{name[:80]!r} is no name, or has no usable key: {error}") from error
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_by_hand(path)
+    except (OSError, ValueError) as error:
+        raise OwnError(WHAT, f"{path} cannot be read: {error}") from error
+
+
+def _parse(text: str, path: Path) -> dict[str, Member]:
+    """The members in the text of a file."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if EARLIER_FORMAT.fullmatch(line):
+            raise OwnError(
+                WHAT,
+                f"{path}, line {number}, is in the format of earlier versions: write each as name "
+                '= "key", with the quotes.',
+            )
+    try:
+        found = tomllib.loads(text)
+    except ValueError as error:
+        raise OwnError(WHAT, f'{path}: {error}. A line is name = "key".') from error
+    members = {}
+    for name, key in found.items():
+        try:
+            members[name] = _member(name, key)
+        except SettingsError as error:
+            lines = enumerate(text.splitlines(), 1)
+            place = next((number for number, line in lines if _names(line, name)), 0)
+            hint = " A name with a dot in it has quotes, too." if isinstance(key, dict) else ""
+            raise OwnError(WHAT, f"{path}, line {place}: {error}{hint}") from error
+    return members
+
+
+def _names(line: str, name: str) -> bool:
+    """Whether a line of a file is that of a hospital."""
+    try:
+        return name in tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return False
+
+
+def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
+    """Put a text in the place of a file, if it says what it should."""
+    if {name: str(each) for name, each in _parse(text, path).items()} != {
+        name: str(each) for name, each in members.items()
+    }:
+        raise SettingsError("The hospital's file of members must be changed by hand.")
+    with own_draft(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)

@@ -1,0 +1,457 @@
+"""The policy: what a hospital allows, whatever a run asks for.
+
+It is a file of the hospital's own, which `python -m client_app policy` writes; its defaults are in
+policy.toml beside this file. A simulation has one owner and no policy.
+"""
+
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+from client_app.authority.node_config import OwnError, near_miss
+from client_app.presets import most_iterations
+from learning.settings import LwFSettings, ReservoirSettings
+from strategies.engine.strategy import Strategy
+from strategies.protocol.code import code_hash
+from strategies.protocol.embeddings import PARTS
+from strategies.protocol.files import read_by_hand
+from strategies.protocol.may_leave import METRICS
+from strategies.protocol.settings import Settings, SettingsError, read_section
+from strategies.registry import STRATEGIES, strategy_of
+
+DEFAULTS = Path(__file__).with_name("policy.toml")
+# Learners that send more beside a model than its weights: means of features, sums of gradients.
+# None of them has noise.
+WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
+# Learners that replay images out of a reservoir.
+WITH_RESERVOIR = frozenset({"derpp", "er-ace", "mah", "ser", "twf"})
+
+
+class PolicyError(ValueError):
+    """A run asks for what a hospital's policy does not allow.
+
+    Its text goes to the server, and names no more than the table of the rule.
+
+    Args:
+        rule: The rule, as "table.name"; the hospital's own log names it.
+        asked: What the run asks for.
+        allowed: What the rule allows.
+    """
+
+    def __init__(self, rule: str, asked: object, allowed: str) -> None:
+        super().__init__(f"The hospital's policy ([{rule.partition('.')[0]}]) does not allow it.")
+        self.rule, self.asked, self.allowed = rule, asked, allowed
+
+    def explain(self) -> str:
+        """The rule, for the hospital's own log."""
+        return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a rule may have; more than 10^9 of anything is a slip."""
+
+    least: float = 0
+    most: float = 10**9
+
+    def refuses(self, value: float) -> str:
+        """What is allowed in the place of a number; empty if that is."""
+        inside = self.least <= value <= self.most
+        return "" if inside else f"{self.least:g} to {self.most:.10g}"
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The names of which a rule may have some."""
+
+    names: tuple[str, ...]
+
+    def refuses(self, value: str) -> str:
+        """What is allowed in the place of a name; empty if that is."""
+        known = dict.fromkeys(self.names)
+        return "" if value in known else f"known names{near_miss(value, known).rstrip('.')}"
+
+
+@dataclass(frozen=True)
+class Like:
+    """The texts of which a rule may have some: those that are like a pattern."""
+
+    pattern: str
+    words: str
+
+    def refuses(self, value: str) -> str:
+        """What is allowed in the place of a text; empty if that is."""
+        return "" if re.fullmatch(self.pattern, value) else self.words
+
+
+Count = Annotated[int, Range()]
+OneOrMore = Annotated[int, Range(1)]
+Amount = Annotated[float, Range()]
+Share = Annotated[float, Range(0, 1)]
+LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
+# Models are weighed by `num-examples` where they are averaged, `refused` is no figure, and what
+# says how sure a figure is goes with it.
+FIGURES = tuple(
+    name
+    for name in METRICS
+    if name not in ("num-examples", "refused") and not re.search("-(low|high|noise)$", name)
+)
+
+
+@dataclass(frozen=True)
+class CodeRules:
+    """The table `code`."""
+
+    approved: Annotated[list[str], Like("[0-9a-f]{64}", "hashes of 64 digits, from 0 to f")]
+
+
+@dataclass(frozen=True)
+class RunRules:
+    """The table `runs`."""
+
+    strategies: Annotated[list[str], OneOf((*STRATEGIES, *LEARNERS))]
+    sealed_only: bool
+    max_rounds: OneOrMore
+    max_epochs: OneOrMore
+    max_hours: Amount
+    max_visits: Count
+
+
+@dataclass(frozen=True)
+class ImageRules:
+    """The table `images`."""
+
+    classes: Annotated[list[str], Like(r"\S(.*\S)?", "names without blanks around them")]
+    max_size: OneOrMore
+    max_quarantined: Share
+    min_test_fraction: Share
+    max_test_fraction: Share
+    max_folds: Count
+    min_train_patients: Annotated[int, Range(2)]
+    min_batch: Annotated[int, Range(2)]
+
+
+@dataclass(frozen=True)
+class ModelRules:
+    """The table `models`."""
+
+    max_megabytes: Amount
+    max_membership: Share
+
+
+@dataclass(frozen=True)
+class ReleaseRules:
+    """The table `release`."""
+
+    buffers: bool
+    max_images: Count
+    min_quantile: Share
+    max_discarded: Share
+    min_class_images: OneOrMore
+    min_averaged: Count
+    min_privacy_weight: Amount
+    without_privacy: bool
+    max_gan_iterations: Count
+    max_membership: Share
+    untested: bool
+
+
+@dataclass(frozen=True)
+class Ruling:
+    """What one rule says of a run.
+
+    Attributes:
+        rule: Its name, as "table.name".
+        allowed: What it allows, in words.
+        asked: What the run asks for.
+        holds: Whether the rule allows it.
+    """
+
+    rule: str
+    allowed: str
+    asked: object
+    holds: bool
+
+
+@dataclass(frozen=True)
+class EmbeddingRules:
+    """The table `embeddings`."""
+
+    kinds: Annotated[list[str], OneOf(tuple(PARTS))]
+    max_bits: Amount
+    max_linked: Share
+    max_inverted: Share
+    max_samples: Count
+
+    def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
+        """What each rule says of embeddings of a kind, and of the figures of their audit."""
+        yield Ruling("embeddings.kinds", ", ".join(self.kinds) or "none", kind, kind in self.kinds)
+        limits = {"linked": self.max_linked, "inverted": self.max_inverted}
+        if kind == "sampled":  # only noise bounds what an embedding tells
+            limits["bits"] = self.max_bits
+        for name, limit in limits.items():
+            figure = f"embedding-{name}" + ("-most" if name == "bits" else "")
+            # What was not measured is NaN, which is not below a limit.
+            yield at_most(f"embeddings.max-{name}", figures.get(figure, math.nan), limit)
+
+
+@dataclass(frozen=True)
+class PrivacyRules:
+    """The table `privacy`."""
+
+    require: Annotated[list[str], OneOf(("training", "buffers", "sums"))]
+    max_epsilon: Amount
+    max_delta: Share
+
+    def judge(self, strategy: Strategy) -> Iterator[Ruling]:
+        """What each rule says of what a run asks for; what was spent before is in the account."""
+        settings, gan = strategy.settings, strategy.settings.gan
+        guaranteed = gan.method == "dp-mean-embedding"
+        trained = settings.train.dp.noise_multiplier > 0
+        if "training" in self.require:
+            asked = "with noise" if trained else "without noise"
+            yield Ruling("privacy.require", "training with train.dp", asked, trained)
+        if "buffers" in self.require:
+            fits = guaranteed or not strategy.buffer_size
+            yield Ruling("privacy.require", "buffers of dp-mean-embedding", gan.method, fits)
+        if "sums" in self.require:
+            learners = {kind.learner for kind in strategy.kinds()}
+            allowed, asked = f"none of {', '.join(sorted(WITH_SUMS))}", ", ".join(sorted(learners))
+            yield Ruling("privacy.require", allowed, asked, not learners & WITH_SUMS)
+        deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
+        if not deltas:  # an ε of 0 would read as perfect privacy
+            for name, limit in (("max-epsilon", self.max_epsilon), ("max-delta", self.max_delta)):
+                asked = "no differential privacy, no guarantee"
+                yield Ruling(f"privacy.{name}", f"{limit:g} or less", asked, True)
+            return
+        if guaranteed:
+            yield at_most("privacy.max-epsilon", gan.epsilon, self.max_epsilon)
+        else:
+            asked = "noise at every visit: the account adds up ε"
+            yield Ruling("privacy.max-epsilon", f"{self.max_epsilon:g} or less", asked, True)
+        yield at_most("privacy.max-delta", max(deltas), self.max_delta)
+
+
+@dataclass(frozen=True)
+class FigureRules:
+    """The table `figures`."""
+
+    withheld: Annotated[list[str], OneOf(FIGURES)]
+    smallest_group: OneOrMore
+    max_models: OneOrMore
+    max_detailed: Count
+
+
+@dataclass(frozen=True)
+class MachineRules:
+    """The table `machine`."""
+
+    max_memory_gb: Amount
+    max_disk_gb: Amount
+
+
+@dataclass(frozen=True)
+class Policy:
+    """All rules of a hospital; a rule's name is its field's with dashes."""
+
+    code: CodeRules
+    runs: RunRules
+    images: ImageRules
+    models: ModelRules
+    release: ReleaseRules
+    embeddings: EmbeddingRules
+    privacy: PrivacyRules
+    figures: FigureRules
+    machine: MachineRules
+
+    @classmethod
+    def read(cls, path: Path | None = None) -> "Policy":
+        """The policy in a file; rules that it leaves out, or all without a file, are the defaults.
+
+        Raises:
+            OwnError: The file cannot be read, or has a table, rule or value that is unknown.
+        """
+        rules = _rules(DEFAULTS.read_text("utf-8"))
+        if path is None:
+            return read_section(rules, cls)
+        try:
+            text = read_by_hand(path)
+            own = _rules(text)
+        except (OSError, ValueError, RecursionError) as error:
+            raise OwnError("policy", f"{path} cannot be read: {error}") from error
+        for rule in own.keys() - rules.keys():
+            where = f"{path}, line {_line_of(text, rule)}"
+            raise OwnError("policy", f"{where}: there is no rule '{rule}'{near_miss(rule, rules)}")
+        try:
+            return read_section(rules | own, cls)
+        except SettingsError as error:
+            rule = next((each for each in own if f"'{each}'" in str(error)), "")
+            where = f"{path}, line {_line_of(text, rule)}" if rule else str(path)
+            raise OwnError("policy", f"{where}: {error}") from error
+
+    def judge(self, settings: Settings) -> Iterator[Ruling]:
+        """What each rule about a run as a whole says of its settings.
+
+        Raises:
+            SettingsError: The settings of its method cannot be used.
+        """
+        runs, images, release = self.runs, self.images, self.release
+        gan, check = settings.gan, settings.release
+        tested = settings.validation_fraction or settings.test_fraction
+        if settings.num_folds:
+            tested = 1 / settings.num_folds
+        largest = max(tested, settings.test_fraction)
+        strategy = strategy_of(settings)
+        epochs = max(kind.epochs for kind in strategy.kinds())
+        if any(kind.learner == "lwf" for kind in strategy.kinds()):
+            epochs += settings.section("lwf", LwFSettings).warm_up
+        longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
+
+        named = ", ".join(runs.strategies)
+        method = settings.strategy
+        yield Ruling(
+            "runs.strategies", named or "all", method, not named or method in runs.strategies
+        )
+        if learner := settings.learner:
+            fits = not named or learner in runs.strategies
+            yield Ruling("runs.strategies", named or "all", learner, fits)
+        asked = "a sealed run" if settings.sealed else "an open run"
+        fits = settings.sealed or not runs.sealed_only
+        yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
+        yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
+        yield at_most("runs.max-epochs", epochs, runs.max_epochs)
+        yield at_most("runs.max-hours", longest, runs.max_hours)
+        tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
+        yield at_most("figures.max-models", tests, self.figures.max_models)
+        yield at_most("images.max-size", settings.image_size, images.max_size)
+        yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
+        yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
+        yield at_most("images.max-test-fraction", largest, images.max_test_fraction)
+        yield at_most("images.max-folds", settings.num_folds, images.max_folds)
+        yield at_least("images.min-batch", settings.train.batch_size, images.min_batch)
+        if settings.learner in WITH_RESERVOIR:  # a step is about these, too
+            kept = settings.section("reservoir", ReservoirSettings)
+            yield at_least("images.min-batch", kept.batch_size, images.min_batch)
+            yield at_least("images.min-train-patients", kept.size, images.min_train_patients)
+        # Either may leave fewer, by the size of the smallest class.
+        other = settings.test_per_class or settings.test_balanced
+        yield Ruling(
+            "images.min-test-fraction",
+            "neither test-per-class nor test-balanced",
+            "one of them" if other else "neither",
+            not other or images.min_test_fraction == 0,
+        )
+        most = release.max_images if release.buffers else 0
+        yield at_most("release.max-images", strategy.buffer_size, most)
+        yield at_least("release.min-quantile", check.quantile, release.min_quantile)
+        yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
+        yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
+        yield at_most("release.max-membership", check.max_membership, release.max_membership)
+        yield from self.privacy.judge(strategy)
+        if gan.method != "stylegan2-ada":
+            return
+        if (averaged := gan.least_averaged) is not None:
+            fewest = min(averaged, check.min_class_images)
+            yield at_least("release.min-averaged", fewest, release.min_averaged)
+        yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
+        yield Ruling(
+            "release.without-privacy",
+            "a buffer without it" if release.without_privacy else "a privacy-weight above 0",
+            gan.privacy_weight,
+            gan.privacy_weight > 0 or release.without_privacy,
+        )
+        trained = most_iterations(gan)
+        yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)
+
+    def of_embeddings(self, settings: Settings) -> str:
+        """Whether embeddings that a run asks for may leave, as a sentence; empty if it does not.
+
+        A hospital takes part in such a run all the same, and keeps them.
+        """
+        asked = [each.embeddings for each in strategy_of(settings).kinds()]
+        kind, kinds = max(asked), self.embeddings.kinds
+        if not kind:
+            return ""
+        if kind in kinds:
+            return f"Embeddings ({kind}) leave if their audit stays within the rules 'embeddings'."
+        return f"Embeddings ({kind}) stay here: embeddings.kinds is {', '.join(kinds) or 'empty'}."
+
+    def check(self, settings: Settings) -> None:
+        """Refuse a run whose settings are laxer than the hospital allows.
+
+        Raises:
+            PolicyError: The first rule that is broken.
+        """
+        code, approved = code_hash(), self.code.approved
+        uphold(Ruling("code.approved", ", ".join(approved), code, not approved or code in approved))
+        for ruling in self.judge(settings):
+            uphold(ruling)
+
+
+def at_most(rule: str, asked: float, limit: float) -> Ruling:
+    """The ruling of a rule that is an upper limit."""
+    return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
+
+
+def at_least(rule: str, asked: float, limit: float) -> Ruling:
+    """The ruling of a rule that is a lower limit."""
+    return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
+
+
+def explain(rulings: Sequence[Ruling]) -> str:
+    """A table of what the rules say of a run, and whether the hospital takes part."""
+    rows = [("rule", "allows", "the run asks for", "")]
+    rows += [(r.rule, r.allowed, str(r.asked), "" if r.holds else "REFUSED") for r in rulings]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+    broken = sum(not ruling.holds for ruling in rulings)
+    verdict = (
+        f"refuses this run ({broken} of {len(rulings)} rules)" if broken else "allows this run"
+    )
+    return "\n".join([*lines, f"The policy {verdict}."])
+
+
+def write_policy(path: Path) -> None:
+    """Write a policy with the defaults and their comments to a new file, for its owner alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(DEFAULTS.read_bytes())
+
+
+def uphold(ruling: Ruling) -> None:
+    """Raise a `PolicyError` if the rule does not allow it."""
+    if not ruling.holds:
+        raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
+
+
+def _rules(text: str) -> dict[str, Any]:
+    """The rules in the text of a file, as "table.name"."""
+    rules: dict[str, Any] = {}
+    known = get_type_hints(Policy)
+    for table, entries in tomllib.loads(text).items():
+        if isinstance(entries, dict) and (entries or table in known):
+            rules |= {f"{table}.{name}": value for name, value in entries.items()}
+        else:
+            rules[table] = entries  # outside of a table, or an empty one: no rule is called so
+    return rules
+
+
+def _line_of(text: str, rule: str) -> int:
+    """The line of a rule, from 1; 0 if it is not written as a line of its own."""
+    table, named = "", re.compile(r"\s*[\"']?([\w.-]+?)[\"']?\s*=")
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):
+            table = found[1]
+            if table == rule:
+                return number
+        elif (found := named.match(line)) and rule in (f"{table}.{found[1]}", found[1]):
+            return number
+    return 0

@@ -1,0 +1,130 @@
+"""The privacy account: every noised release of a hospital's images, and the ε that they sum up to.
+
+A line of the file is one release: a Gaussian mechanism, or the noised steps of a visit. It is
+written, to the disk, before noise is drawn: a process that is killed in between has spent all the
+same. All releases of a hospital count together, whatever the run or the images: two versions of a
+data set share most patients. ε of all of them is composed by Google's dp-accounting, for the
+neighbourhood of gan/noised_moments.py: one patient, or image, more or less.
+"""
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from client_app.authority.node_config import OwnError
+from client_app.authority.policy import PrivacyRules, at_most, uphold
+from client_app.store import own_folder
+from strategies.protocol.files import read_text
+from strategies.protocol.shapes import from_json
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Releases of one kind.
+
+    Attributes:
+        what: In words, for the hospital.
+        noise: Standard deviation of the noise, in sensitivities.
+        rate: The chance of a unit to be in a step; 1 = all are.
+        steps: How many releases, each with noise of its own.
+    """
+
+    what: str
+    noise: float
+    rate: float = 1.0
+    steps: int = 1
+
+
+class Account:
+    """The account in a file.
+
+    Args:
+        path: The file; made at the first release.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def spend(self, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
+        """Write a release down, before it is made.
+
+        Args:
+            spent: The release.
+            delta: δ for which ε is asked.
+            rules: Of the policy; None in a simulation.
+
+        Returns:
+            ε of all releases so far and this one.
+
+        Raises:
+            PolicyError: The policy allows no such ε or δ; nothing is written.
+        """
+        own_folder(self.path.parent)
+        with FileLock(self.path.with_suffix(".lock")):
+            total = epsilon([*self.read(), spent], delta)
+            if rules:
+                uphold(at_most("privacy.max-delta", delta, rules.max_delta))
+                # The bound of dp-accounting is the last digits' worth above the exact value.
+                uphold(at_most("privacy.max-epsilon", round(total, 3), rules.max_epsilon))
+            with open(self.path, "a", encoding="utf-8", opener=_for_owner) as file:
+                file.write("\n" + json.dumps(asdict(spent)))  # not on a line that was cut off
+                file.flush()
+                os.fsync(file.fileno())
+        return total
+
+    def read(self) -> list[Spent]:
+        """All releases so far; a line that was cut off was of none that was made.
+
+        Raises:
+            OwnError: The file cannot be read, or a line is no release.
+        """
+        if not os.path.lexists(self.path):
+            return []
+        try:
+            lines = read_text(self.path).splitlines()
+            return [from_json(line, Spent) for line in lines if line.endswith("}")]
+        except (OSError, ValueError) as error:
+            raise OwnError("privacy account", f"{self.path} is damaged: {error}") from error
+
+
+def noise_for(epsilon: float, delta: float) -> float:
+    """The noise of one Gaussian release, in sensitivities (Balle and Wang, ICML 2018)."""
+    from dp_accounting import get_sigma_gaussian  # takes a second
+
+    return float(get_sigma_gaussian(epsilon, delta))
+
+
+def epsilon(releases: Sequence[Spent], delta: float) -> float:
+    """ε at this δ of all releases together.
+
+    Those without sampling are one Gaussian release of noise (Σ steps / noise²)^(-1/2), whose ε is
+    exact; with sampled ones privacy loss distributions are composed (an upper bound).
+    """
+    import dp_accounting  # takes a second
+
+    if any(each.noise <= 0 for each in releases):
+        return math.inf
+    whole = sum(each.steps / each.noise**2 for each in releases if each.rate >= 1)
+    sampled = Counter[tuple[float, float]]()
+    for each in releases:
+        if each.rate < 1:
+            sampled[each.noise, each.rate] += each.steps
+    if not sampled:
+        return float(dp_accounting.get_epsilon_gaussian(whole**-0.5, delta)) if whole else 0.0
+    accountant = dp_accounting.pld.PLDAccountant()
+    for (noise, rate), steps in sampled.items():
+        step = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(step, steps)
+    if whole:
+        accountant.compose(dp_accounting.GaussianDpEvent(whole**-0.5))
+    return float(accountant.get_epsilon(delta))
+
+
+def _for_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, mode=0o600)

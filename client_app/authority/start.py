@@ -1,0 +1,124 @@
+"""What a hospital's people have written, read when the hospital starts and before it connects."""
+
+import hashlib
+import os
+import sqlite3
+import unicodedata
+from collections import deque
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from client_app.authority.identity import Identity, secret_of
+from client_app.authority.ledger import path_of, read
+from client_app.authority.ledger_index import BrokenLedger, index_of, opened
+from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
+from client_app.authority.node_config import OwnError, check_node_config, with_own
+from client_app.authority.policy import DEFAULTS, Policy
+from client_app.authority.privacy_account import Account
+from client_app.store import DEFAULT, Store
+from strategies.protocol.may_leave import OWN_FILES
+from strategies.protocol.settings import PUBLIC, defaults
+
+POLICY = "policy.toml"
+
+
+def check_own(config: Mapping[str, Any]) -> list[str]:
+    """Refuse a hospital whose own files, or whose node-config, it could not use in a run.
+
+    Returns:
+        What is in force, in sentences: each file with its SHA-256.
+
+    Raises:
+        OwnError: Names the file and line, or the key, the value and what is allowed.
+    """
+    check_node_config(config)
+    with_own(defaults(), config)
+    for key in OWN_FILES:
+        file = Path(str(config.get(key, "")).removeprefix(PUBLIC))
+        if file.is_absolute() and not file.is_file():
+            raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is no file.")
+    if "model" in config:
+        _check_model(config["model"])
+    rules = Path(config["policy"]).expanduser() if "policy" in config else None
+    Policy.read(rules)
+    said = [
+        f"Policy: {_hashed(rules)}"
+        if rules
+        else f"Policy: none, so the defaults hold ({_hashed(DEFAULTS)})."
+    ]
+    members, site = config.get("members", ""), str(config["site"])
+    store = Path(config.get("store-dir", DEFAULT)).expanduser() / site
+    Account(store / "privacy.jsonl").read()
+    if os.path.lexists(store / "figures-secret"):
+        secret_of(Store(store))
+    said.append(_check_ledger(path_of(site, store.parent)))
+    if not members:
+        return [*said, "Members: none, so it takes part in open runs only."]
+    identity = Identity.of(site, Path(config.get("identity", store / "identity")).expanduser())
+    if members == FIRST_USE:
+        if not os.path.lexists(pins := store / "members"):
+            return [*said, "Members: none yet; those of the first run are trusted."]
+        read_members(pins)
+        return [*said, f"Members: {_hashed(pins)}"]
+    path = Path(members).expanduser()
+    if str(read_members(path).get(site)) != str(identity.member):
+        line = member_line(site, identity.member).strip()
+        raise OwnError(WHAT, f"{path} has no line with this hospital's key. It must have: {line}")
+    return [*said, f"Members: {_hashed(path)}"]
+
+
+def find_policy(folder: Path) -> Path | None:
+    """The policy in a hospital's folder; None if there is none, and nothing that looks like one.
+
+    Raises:
+        OwnError: Something looks like a policy and is not called `policy.toml`.
+    """
+    names = os.listdir(folder)
+    if POLICY in names:
+        return folder / POLICY
+    for name in sorted(names):
+        plain = unicodedata.normalize("NFKC", name).casefold()
+        if "polic" in plain or get_close_matches(plain, [POLICY, "policy"], cutoff=0.75):
+            raise OwnError(
+                "policy",
+                f"{str(folder / name)!a} looks like one and is none: rename it to {POLICY}, or "
+                "move it to another folder if the defaults shall hold.",
+            )
+    return None
+
+
+def _hashed(path: Path) -> str:
+    return f"{path}, SHA-256 {hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _check_ledger(path: Path) -> str:
+    """The end of a hospital's ledger, in a sentence.
+
+    Raises:
+        OwnError: The ledger is broken, or a file by which the hospital remembers is gone.
+    """
+    if not (os.path.lexists(path) or index_of(path).exists()):
+        return "Ledger: none yet."
+    try:
+        with opened(path) as index:
+            gone = index.forgotten("")
+        newest = deque(read(path), maxlen=1)
+    except (BrokenLedger, sqlite3.Error) as error:
+        cure = f"Without a backup move {path.stem}.* to another folder, and keep them there."
+        raise OwnError("ledger", f"{path}: {error} {cure}") from error
+    if gone:
+        raise OwnError("files", gone)
+    number, digest = (newest[0].number, newest[0].hash) if newest else (0, "-")
+    return f"Ledger: {path}, {number} lines that hold, SHA-256 of the last {digest}."
+
+
+def _check_model(name: str) -> None:
+    from learning.errors import ModelError
+    from learning.models import Architecture  # imports torch, which takes seconds
+
+    try:
+        Architecture(name, 3, 224, 224, 2)
+    except ModelError as error:
+        raise OwnError("node-config", f"'model' is {name!r}. {error}") from error

@@ -1,0 +1,375 @@
+"""The data card: what a hospital's images are like, what is wrong with them, and what to do.
+
+Everything here stays in the hospital's store. If the card is red, the server learns the class of
+each problem (`Finding.problem`) when it asks the hospital to take part, and nothing else.
+"""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from client_app.authority.identity import secret_of
+from client_app.authority.policy import Policy
+from client_app.datasets.findings import Finding
+from client_app.datasets.library import Progress
+from client_app.datasets.listing import Unusable
+from client_app.datasets.own import Survey, survey
+from client_app.datasets.pool import Indices, too_few, too_many
+from client_app.datasets.preflight.rehearsal import rehearse
+from client_app.datasets.resize import Form, formed
+from client_app.datasets.split import split
+from client_app.datasets.unread import FORMATS
+from client_app.errors import DataError
+from client_app.store import Store, own_folder
+from strategies.protocol.settings import Settings, SettingsError
+
+SKETCH = 32  # pixels of the grey sketches that are compared
+# Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different
+# lesions came above 0.990, and four pairs that are one photograph came above 0.997.
+NEARLY_THE_SAME = 0.995
+# An image is inverted if its sketch correlates less than INVERTED with the mean of all. This says
+# something only if the images are alike: half of them correlate more than ALIKE.
+INVERTED, ALIKE = -0.6, 0.5
+UNEVEN = 10  # times as many images of the most frequent class as of the rarest
+BLOCK = 4096  # sketches compared at a time
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a hospital's images; counts are of images.
+
+    Attributes:
+        hospital: Its name.
+        source: Its manifest or folder.
+        settings: Those that decide on the form of images and on the split.
+        findings: What is wrong, the worst first.
+        images: How many can be used.
+        unusable: Which cannot, and why.
+        ignored: How many files are no images, by what they are; see `Listing`.
+        classes: How many of each class are trained on, and tested on.
+        groups: How many groups there are, of one image or more: the patients, as far as the folder,
+            the manifest or DICOM names them.
+        patients: How many of these there are in each class, on both sides; empty if none is named.
+        kinds: How many there are of each format, with channels and bits.
+        sizes: How many there are of each width and height, in pixels, before they are resized.
+        copies: Files that are the same, byte for byte.
+        near_copies: Pairs on both sides of the split that show the same.
+        contradictions: Copies that have different labels.
+        constant: Images of one colour.
+        inverted: Images that are the opposite of most others.
+        bytes_on_disk: Size of the decoded images in the store, in one form.
+        bytes_free: Free space there.
+    """
+
+    hospital: str
+    source: str
+    settings: dict[str, object]
+    findings: list[Finding]
+    images: int = 0
+    unusable: list[Unusable] = field(default_factory=list)
+    ignored: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, dict[str, int]] = field(default_factory=dict)
+    groups: int = 0
+    patients: dict[str, dict[str, int]] = field(default_factory=dict)
+    kinds: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    copies: list[list[str]] = field(default_factory=list)
+    near_copies: list[list[str]] = field(default_factory=list)
+    contradictions: list[list[str]] = field(default_factory=list)
+    constant: list[str] = field(default_factory=list)
+    inverted: list[str] = field(default_factory=list)
+    bytes_on_disk: int = 0
+    bytes_free: int = 0
+
+    @property
+    def verdict(self) -> str:
+        """Red: the hospital cannot take part; amber: somebody should look; green."""
+        levels = {finding.level for finding in self.findings}
+        return next((level for level in ("red", "amber") if level in levels), "green")
+
+
+@dataclass(frozen=True, eq=False)
+class Examined:
+    """A card, and for its page the images; None if none can be used."""
+
+    card: Card
+    survey: Survey | None = None
+
+
+def examine(
+    hospital: str,
+    settings: Settings,
+    store: Path,
+    progress: Progress | None,
+    policy: Path | None = None,
+) -> Examined:
+    """Check all images of a hospital, and try again those that could not be used before.
+
+    Args:
+        hospital: Its name.
+        settings: Of the run, with the hospital's own `dataset`.
+        store: Its store, for the decoded images.
+        progress: Called while images are imported; None = it is logged now and then.
+        policy: Its policy; None = it is simulated, or has the default one.
+
+    Raises:
+        SettingsError: The policy cannot be used.
+        PolicyError: The store would be larger than it allows.
+    """
+    rules = Policy.read(policy) if policy else None
+    machine = rules.machine if rules else None
+    if rules:
+        settings = replace(settings, max_quarantined=rules.images.max_quarantined)
+    kind, _, path = settings.dataset.partition(":")
+    secret = secret_of(Store(own_folder(store / hospital))) if policy else b""
+    names = ["image_size", "image_fit", "image_channels"]
+    names += [] if policy else ["test_fraction", "seed"]
+    chosen = {name: getattr(settings, name) for name in names}
+    try:
+        found = survey(kind, path, Form.of(settings), store, progress, retry=True, machine=machine)
+    except DataError as error:
+        finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
+        return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
+    findings = [
+        *found.findings(settings.max_quarantined, settings.class_names),
+        *_unknown_classes(found, settings),
+        *_unknown_tasks(found, settings),
+    ]
+    if not found.entries:
+        ignored = dict(found.ignored)
+        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, ignored)
+        return Examined(nothing)
+    pool = found.pool()
+    everything = np.arange(len(pool.labels))
+    train = test = everything[:0]
+    try:
+        train, test = split(pool, pool.labels, everything, settings, hospital=0, secret=secret)
+        if too_few(train, test):
+            text = f"There are {len(train)} images to train on and {len(test)} to test on"
+            text += f", of {len(set(found.groups))} patients or groups, each on one side."
+            advice = "A hospital needs at least 2 and 1; see also 'test-fraction'."
+            findings.append(Finding("too-few-images", text, advice))
+    except (DataError, SettingsError) as error:
+        findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
+    sides, groups = {"train": train, "test": test}, np.array(found.groups)
+    of_class = {
+        name: {side: some[pool.labels[some] == number] for side, some in sides.items()}
+        for number, name in enumerate(pool.classes)
+    }
+    named = any(found.named_groups)
+    where = [entry.where for entry in found.entries]
+    sketches, varied = _sketches(found)
+    near = [[where[a], where[b]] for a, b in _near_copies(sketches, train, test)]
+    copies = _copies(found)
+    labels = {entry.where: entry.label for entry in found.entries}
+    headers = [header for header in found.opened.headers if header]
+    card = Card(
+        hospital,
+        str(found.listing.source),
+        chosen,
+        findings,
+        images=len(where),
+        unusable=found.unusable,
+        ignored=dict(found.ignored),
+        classes=_each(of_class, len),
+        groups=len(np.unique(groups)),
+        patients=_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
+        kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
+        sizes=_counts(f"{h.width} x {h.height}" for h in headers),
+        copies=copies,
+        near_copies=near,
+        contradictions=[each for each in copies if len({labels[name] for name in each}) > 1],
+        constant=_chosen(where, ~varied),
+        inverted=_chosen(where, _inverted(sketches)),
+        bytes_on_disk=found.opened.pixels.nbytes,
+        bytes_free=shutil.disk_usage(store).free,
+    )
+    if not named:
+        text = "Nothing says which images belong together."
+        advice = "If a patient has several, say so (column 'patient', or a subfolder for each)."
+        findings.append(Finding("no-groups", text, advice, "note"))
+    order = ("red", "amber", "note")
+    findings.extend(_doubts(card, settings))
+    if card.verdict != "red":
+        findings.extend(rehearse(hospital, settings, store, policy))
+    findings.sort(key=lambda finding: order.index(finding.level))
+    return Examined(card, found)
+
+
+def _unreadable(error: DataError) -> list[Unusable]:
+    """The file or folder behind an error. Its own text names none, since the server may read it."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.filename:
+        return [Unusable(str(cause.filename), f"cannot be read ({type(cause).__name__})")]
+    return []
+
+
+def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
+    """Images of other classes than the federation's, if the settings name these."""
+    known, total = settings.class_names, len(found.entries)
+    strange = sum(entry.label not in known for entry in found.entries) if known else 0
+    if strange:
+        yield Finding(
+            "unknown-classes",
+            f"{strange} of {total} images show none of the federation's classes (classes).",
+            "Give them one of these labels, or leave them out.",
+            "red" if too_many(strange, total, settings.max_quarantined) else "amber",
+        )
+
+
+def _unknown_tasks(found: Survey, settings: Settings) -> Iterator[Finding]:
+    """Images of which nothing says when they arrive, if the settings leave that to the data."""
+    last, total = settings.tasks, len(found.entries)
+    unknown = sum(not 1 <= entry.task <= last for entry in found.entries)
+    if unknown and last > 1 and settings.task_cut == "given":
+        yield Finding(
+            "unknown-tasks",
+            f"{unknown} of {total} images have no task from 1 to {last} (task-cut).",
+            "Write its number into the column 'task' of the manifest.",
+        )
+
+
+def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
+    """What somebody should look at, though the hospital can take part."""
+    sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
+    fewest = settings.release.min_class_images
+    rare = sum(parts["train"] < fewest for parts in card.classes.values())
+    untested = sum(not parts["test"] for parts in card.classes.values())
+    doubts = [
+        (
+            len(card.unusable),
+            "unusable-images",
+            "Images that cannot be used, and are left out: {}.",
+            "Repair or remove them; each is listed with the reason.",
+        ),
+        (
+            len(card.contradictions),
+            "contradictions",
+            "Files that have copies with another label: {}.",
+            "Find out which is right.",
+        ),
+        (
+            len(card.near_copies),
+            "near-copies",
+            "Pairs of a training and a test image that show the same: {}.",
+            "Put both into one group (in a folder: one subfolder), so that the split keeps them "
+            "together; otherwise test results are too good.",
+        ),
+        (
+            len(card.constant),
+            "constant-images",
+            "Images of one colour throughout: {}.",
+            "Remove them.",
+        ),
+        (
+            len(card.inverted),
+            "inverted-images",
+            "Images that are nearly the opposite of most others: {}.",
+            "Invert them if they are negatives.",
+        ),
+        (
+            len(sizes) == 1,
+            "one-class",
+            "All images have one label.",
+            "A model learns nothing here unless other hospitals have other classes.",
+        ),
+        (
+            rare,
+            "rare-classes",
+            f"Classes of fewer than {fewest} images to train on: {{}}.",
+            "They are left out of the synthetic images that other hospitals get.",
+        ),
+        (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
+        (
+            max(sizes.values()) > UNEVEN * min(sizes.values()),
+            "uneven-classes",
+            f"The most frequent class has more than {UNEVEN} times the images of the rarest.",
+            "Judge by balanced accuracy, not by accuracy.",
+        ),
+        (
+            2 * card.bytes_on_disk > card.bytes_free,
+            "little-disk",
+            "The store's disk has less free space than twice the size of the decoded images.",
+            "Set 'store-dir' in the node-config to a folder on a larger disk.",
+        ),
+    ]
+    for count, problem, text, advice in doubts:
+        if count and problem not in {finding.problem for finding in card.findings}:
+            yield Finding(problem, text.format(count), advice, "amber")
+    for what, count in card.ignored.items():
+        yield Finding("ignored-files", *_about_ignored(what, count))
+
+
+def _about_ignored(what: str, count: int) -> tuple[str, str, Literal["amber", "note"]]:
+    """Text, advice and level of a finding about files that are no images."""
+    if format_ := next((each for each in FORMATS if each.name == what), None):
+        text = f"Files in a format that is not read here ({what}): {count}."
+        return text, f"{format_.cure[0].upper()}{format_.cure[1:]}.", format_.level
+    if what:
+        return f"Passed over: {count} {what}.", "Nothing has to be done.", "note"
+    text = f"Files that are ignored, since their names do not end like images: {count}."
+    return text, "Rename those that are images.", "note"
+
+
+def _each(
+    of_class: dict[str, dict[str, Indices]], count: Callable[[Indices], int]
+) -> dict[str, dict[str, int]]:
+    return {
+        name: {side: count(some) for side, some in sides.items()}
+        for name, sides in of_class.items()
+    }
+
+
+def _chosen(where: list[str], mask: Tensor) -> list[str]:
+    return [where[index] for index in mask.nonzero().flatten().tolist()]
+
+
+def _counts(names: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(names).most_common())
+
+
+def _copies(found: Survey) -> list[list[str]]:
+    same: dict[str, list[str]] = {}
+    for entry, content in zip(found.entries, found.contents, strict=True):
+        same.setdefault(content, []).append(entry.where)
+    return [names for names in same.values() if len(names) > 1]
+
+
+def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
+    """All images small and grey, of mean 0 and norm 1 [n, S·S]; whether not of one colour [n]."""
+    pixels = torch.from_numpy(found.opened.pixels)
+    rows = torch.from_numpy(found.opened.rows[found.usable])
+    parts, varied = [], []
+    for block in rows.split(BLOCK):
+        images = pixels[block]
+        flat = images.flatten(1)
+        varied.append(flat.amin(dim=1) < flat.amax(dim=1))
+        grey = formed(images, Form(SKETCH)).float().mean(dim=1).flatten(1)
+        parts.append(functional.normalize(grey - grey.mean(dim=1, keepdim=True), dim=1))
+    return torch.cat(parts), torch.cat(varied)
+
+
+def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[int, int]]:
+    """Pairs of a training and a test image whose sketches are nearly the same."""
+    pairs = []
+    for start in range(0, len(test), BLOCK):
+        tested = test[start : start + BLOCK]
+        for begin in range(0, len(train), BLOCK):
+            trained = train[begin : begin + BLOCK]
+            near = (sketches[tested] @ sketches[trained].T > NEARLY_THE_SAME).nonzero().tolist()
+            pairs += [(int(trained[b]), int(tested[a])) for a, b in near]
+    return pairs
+
+
+def _inverted(sketches: Tensor) -> Tensor:
+    """Which images are the opposite of the mean of all, [n]; none where images are not alike."""
+    agreement = sketches @ functional.normalize(sketches.mean(dim=0), dim=0)
+    return (agreement < INVERTED) & (agreement.median() > ALIKE)

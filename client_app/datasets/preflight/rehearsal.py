@@ -1,0 +1,89 @@
+"""A rehearsal of enrolment: whatever would refuse a hospital in a run refuses it here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Context, RecordDict
+
+from client_app.authority.joining import check_joining, enough
+from client_app.authority.node_config import simulate
+from client_app.authority.policy import Policy, PolicyError, at_most
+from client_app.datasets.findings import Finding
+from client_app.errors import LEAVES
+from client_app.hospital import Hospital, open_hospital
+from strategies.protocol.may_leave import check_answer
+from strategies.protocol.settings import Settings
+from strategies.registry import strategy_of
+
+ADVICE = "A run with these settings would refuse the hospital, or the hospital the run."
+
+
+def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) -> Iterator[Finding]:
+    """What enrolment and the preparation of the first model say of a hospital.
+
+    Args:
+        site: The hospital's name.
+        settings: Of the run, with the hospital's own `dataset`.
+        store: Its store.
+        policy: Its policy; None = it is simulated, or has the default one, which is asked too.
+    """
+    own: dict[str, bool | float | int | str] = {
+        "site": site,
+        "store-dir": str(store),
+        "dataset": settings.dataset,
+    }
+    if policy:
+        own["policy"] = str(policy)
+    else:
+        own |= {"partition-id": 0, "num-partitions": 1}
+        simulate()
+    try:
+        strategy = strategy_of(settings)
+        hospital = open_hospital(Context(0, 0, own, RecordDict(), settings.run_config))
+        check_joining(hospital, strategy.learner, strategy.buffer_size, strategy.images)
+        check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
+        if settings.class_names:  # before, it is not known how they are cut in tasks
+            hospital = hospital.at(0)
+        hospital.first_model()
+    except tuple(LEAVES) as error:
+        said = error.explain() if isinstance(error, PolicyError) else str(error)
+        yield Finding("refused", said, ADVICE)
+        return
+    if strategy.buffer_size:
+        yield from _without_buffer(hospital, needed=strategy.needs_own_buffer)
+    if not policy:
+        yield from _by_default(settings, hospital)
+
+
+def _without_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
+    settings, labels = hospital.settings, hospital.data.train.labels
+    fewest = settings.release.min_class_images
+    if len(labels) == 0 or int(labels.bincount().max()) < fewest:
+        yield Finding(
+            "no-buffer",
+            f"No class has {fewest} images to train on (release.min-class-images): no synthetic "
+            "images of this hospital can leave it.",
+            "Methods that need none take it all the same.",
+            "red" if needed else "amber",
+        )
+
+
+def _by_default(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
+    """What the rules say that a hospital has if it has written none; a simulation has none."""
+    rules = Policy.read()
+    pixels = max(hospital.data.train.shape[1:])
+    rulings = [
+        *rules.judge(settings),
+        at_most("images.max-size", pixels, rules.images.max_size),
+        enough(rules, hospital.data),
+    ]
+    if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
+        said = [
+            f"{each.rule} allows {each.allowed}, asked is {each.asked}" for each in broken.values()
+        ]
+        yield Finding(
+            "default-policy",
+            f"A hospital without a policy of its own refuses such a run: {'; '.join(said)}.",
+            "A simulation has no policy. Otherwise change the settings, or the policy (--policy).",
+            "amber",
+        )

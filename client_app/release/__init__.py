@@ -1,0 +1,1 @@
+"""What may leave a hospital, and what is checked before it does."""

@@ -1,0 +1,68 @@
+"""The set of codes that a hospital's images are rendered from, if `gan.sampler` names one.
+
+Shapes: `N` images, `C` channels, `R` pixels of the GAN's images.
+"""
+
+import torch
+
+from client_app.release.buffer.job import Job
+from gan.code_sets import CODE_SETS, Choice
+from gan.codes import SEARCHES, Codes, Source, at_most, render_codes
+from gan.nearest import nearest
+from gan.networks import Generator
+from gan.pixel_range import from_bytes, to_bytes
+from gan.projection import PIXELS, SHOWN, histogram
+from gan.synthesis import save_grid
+from learning.samples import Samples
+
+
+def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
+    """The codes of each class; None if latents are to be random.
+
+    If it has projected training images it writes `set-distances.png` and `set-nearest.png` (LCI's
+    figures 3.3 and 3.4 in the thesis) beside the other pictures. The second shows real images: it
+    stays here.
+
+    Args:
+        job: What they are for.
+        square: The training images uint8 [N, C, R, R] that the generator has learnt from.
+        generator: The trained one.
+
+    Raises:
+        TimeoutError: The deadline has passed; it goes on next time.
+    """
+    gan = job.hospital.settings.gan
+    if gan.sampler == "random":
+        return None
+    search = SEARCHES[gan.preset]
+    chosen = square[at_most(square.labels, search.images, job.seed)]
+    source = Source(
+        generator=generator.requires_grad_(False),
+        images=from_bytes(chosen.images),
+        labels=chosen.labels,
+        distance=job.distance,
+        search=search,
+        mirror=job.preset.mirror,
+        folder=job.folder / "codes" / search.fingerprint,
+        seed=job.seed,
+        deadline=job.deadline,
+    )
+    clusters = gan.at(0).clusters  # a real hospital takes the first
+    choice = Choice(int(clusters or 0), gan.k, gan.kl)
+    codes = CODE_SETS[gan.sampler](source, choice)
+    if gan.sampler != "linear":  # which needs no projection
+        _draw(job, source, codes)
+    return codes
+
+
+def _draw(job: Job, source: Source, codes: Codes) -> None:
+    """Real images beside their projections, and beside the nearest that the set gives."""
+    found, real = source.projected(), to_bytes(source.images)
+    made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
+    far, which = nearest(real, made, job.distance)
+    distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}
+    folder = job.pictures()
+    histogram(job.distance.name, distances).savefig(folder / "set-distances.png", dpi=150)
+    shown = torch.linspace(0, len(real) - 1, min(SHOWN, len(real))).long()
+    rows = torch.cat([real[shown], to_bytes(found.images[shown]), made[which[shown]]])
+    save_grid(folder / "set-nearest.png", rows, len(shown), PIXELS)

@@ -1,0 +1,174 @@
+"""The sampler `stylegan2-ada`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
+
+FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. It renders random latents,
+or a set of codes that `gan.sampler` names (client_app/release/buffer/code_set.py).
+
+Shapes: `N` images, `C` channels, `H, W` pixels of the hospital's images, `R` of the GAN's.
+"""
+
+import logging
+
+from torch import Tensor
+
+from client_app.datasets.resize import resized
+from client_app.release.buffer.code_set import code_set
+from client_app.release.buffer.job import Job, some
+from gan.adversaries import Examples, Privacy
+from gan.codes import Deck, render_codes
+from gan.pixel_range import from_bytes
+from gan.projection import mean_w, measure_privacy
+from gan.quality import Frechet, frechet
+from gan.schedule import ENOUGH, Standing
+from gan.synthesis import render
+from gan.training import Trained, train_gan
+from learning.samples import Samples
+from strategies.protocol.console import Pace
+from strategies.protocol.settings import SettingsError
+
+
+class GANSampler:
+    """A hospital's GAN, trained or restored.
+
+    Args:
+        job: What it is for.
+
+    Attributes:
+        figures: How its training ended, and how near it can come to training images.
+        classes: Those of the images that it has learnt.
+
+    Raises:
+        SettingsError: `gan.inception-weights` cannot be used.
+        ReleaseError: No class has enough images, or the privacy term has had no part in the GAN,
+            though it should have.
+        FloatingPointError: The training diverged.
+        TimeoutError: The deadline has passed; the GAN goes on from its checkpoint next time.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.size = job.train.shape[1:]
+        preset, learnt = job.preset, job.learnt
+        if not len(learnt):
+            raise job.refusal("No class has release.min-class-images images.")
+        self.classes = learnt.labels.unique()
+        images = _resized(learnt.images, (preset.resolution, preset.resolution))
+        square = Samples(images, learnt.labels)  # [N, C, R, R]
+        distance_to_real = _frechet(job, square)
+        trained = _train(job, square, distance_to_real)
+        if trained.private is None and job.hospital.settings.gan.privacy_weight > 0:
+            _unprotected(job, trained)
+        self.generator = trained.private or trained.plain
+        codes = code_set(job, square, self.generator)
+        self.deck = Deck(codes, job.seed) if codes else None
+        judged = self._square(some(learnt, preset.fid_images).labels, job.seed)
+        self.deck = Deck(codes, job.seed) if codes else None  # what was judged can be drawn
+        last_of_phase = {each.phase: each for each in trained.progress}.values()
+        self.figures = {
+            "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
+            "ada-p": trained.progress[-1].ada_p,
+            "gan-private": float(trained.private is not None),
+            distance_to_real.name: distance_to_real(judged),
+            **_projections(job, square, trained),
+        }
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, H, W] of classes int64 [N].
+
+        Codes of a set are drawn without replacement as far as it goes, over all calls, so that what
+        an audit refuses is not drawn again. Then they are drawn again, with other noise.
+        """
+        return _resized(self._square(labels, seed), self.size)
+
+    def _square(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, R, R]."""
+        if self.deck is None:
+            return render(self.generator, labels, seed)
+        return render_codes(self.generator, self.deck.draw(labels), seed)
+
+
+def _frechet(job: Job, square: Samples) -> Frechet:
+    """The Fréchet distance from the real images."""
+    weights = job.hospital.settings.gan.inception_weights
+    try:
+        return frechet(
+            square.images,
+            square.labels,
+            len(job.hospital.data.classes),
+            pretrained=job.preset.pretrained,
+            otherwise=job.preset.otherwise,
+            inception_weights=weights,
+            seed=job.seed,
+        )
+    except (FileNotFoundError, ValueError) as error:
+        raise SettingsError(
+            f"The setting 'gan.inception-weights' cannot be used: {error}"
+        ) from error
+
+
+def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
+    """Train the GAN, or restore it from the job's folder."""
+    hospital, preset = job.hospital, job.preset
+
+    # A phase mostly ends long before its last iteration, when it gets no better.
+    paces = {
+        k: Pace(f"{hospital.name} trains its GAN, step {k} of 2", bound="at most") for k in (1, 2)
+    }
+
+    def report(standing: Standing, limit: int) -> None:
+        last = standing.progress[-1] if standing.progress else None
+        figure = f"distance to real images {last.frechet:.1f}" if last else ""
+        paces[standing.phase](standing.iteration, limit, figure)
+
+    gan = hospital.settings.gan
+    weight = gan.privacy_weight * preset.privacy_scale
+    return train_gan(
+        Examples(square.images, square.labels, len(hospital.data.classes), job.fingerprint),
+        preset,
+        Privacy(weight, gan.privacy_reduction, job.distance),
+        distance_to_real,
+        job.folder,
+        seed=job.seed,
+        deadline=job.deadline,
+        report=report,
+        judged_by=f"{distance_to_real.name} {gan.inception_weights}",
+    )
+
+
+def _unprotected(job: Job, trained: Trained) -> None:
+    """Refuse, or say aloud, that the generator is the one of before the privacy term."""
+    last = trained.progress[-1]
+    why = (
+        f"The privacy loss had no part in its GAN: at the first check, after {last.iteration} "
+        f"iterations, its images were already too far from the real ones ({last.frechet:.3g}, more "
+        f"than {ENOUGH} times the best of before)."
+    )
+    if not job.hospital.settings.release.without_privacy:
+        raise job.refusal(
+            why,
+            "Lower gan.privacy-weight (phase 1 is not trained again), or allow it with "
+            "release.without-privacy (and the policy).",
+        )
+    logging.getLogger("flwr").warning("%s: %s", job.hospital.name, why)
+
+
+def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
+    """How near both generators can come to training images, if the settings ask for it."""
+    count = job.hospital.settings.gan.projections
+    if not count:
+        return {}
+    measured = measure_privacy(
+        trained.plain,
+        trained.private or trained.plain,
+        from_bytes(some(square, count).images),
+        mean_w(trained.plain, square.labels, seed=job.seed),
+        metric=job.distance,
+        folder=job.folder,
+        seed=job.seed,
+        deadline=job.deadline,
+    )
+    return {f"{key}-perceptual": value for key, value in measured.items()}
+
+
+def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Images uint8 [N, C, *, *] in another size, on the same device."""
+    # On the CPU: on CUDA torch does not resize bytes with antialiasing.
+    return resized(images.cpu(), size).to(images.device)

@@ -1,0 +1,77 @@
+"""The sampler `dp-mean-embedding`: one noised release, and a generator made of it.
+
+gan/noised_moments.py sees the images, gan/moment_generator.py what it releases. In a deployment the
+statistic is released once for the same images and settings, with noise that nobody can draw again,
+kept in the hospital's store, and counted in its privacy account. In a simulation, which has one
+owner, noise follows from the seed: with the server's own seed anybody could subtract it.
+"""
+
+import numpy as np
+from torch import Tensor
+
+from client_app.authority.privacy_account import Account, Spent, noise_for
+from client_app.release.buffer.job import Job
+from client_app.store import Store
+from gan.moment_generator import MomentGenerator
+from gan.noised_moments import Moments, Normal, release, secure_normal
+from strategies.protocol.settings import require, rng_for
+
+
+class MeanEmbeddingSampler:
+    """A generator with a guarantee.
+
+    Args:
+        job: What it is for.
+
+    Attributes:
+        figures: ε and δ.
+        classes: Those of which the statistic tells that there are enough images.
+
+    Raises:
+        PolicyError: The hospital allows no such ε, alone or with what it has released before.
+        SettingsError: δ is not below one over the number of patients or images.
+        ReleaseError: No class has enough images.
+    """
+
+    def __init__(self, job: Job) -> None:
+        settings = job.hospital.settings
+        self.figures = {"gan-epsilon": settings.gan.epsilon, "gan-delta": settings.gan.delta}
+        store = Store(job.folder)
+        if not (kept := store.load("statistic")):
+            kept = _released(job).arrays()
+            store.save("statistic", kept)
+        self.generator = MomentGenerator(
+            Moments.from_arrays(kept), settings.release.min_class_images
+        )
+        self.classes = self.generator.classes.to(job.train.labels.device)
+        if not len(self.classes):
+            raise job.refusal(
+                "No class has so many images that its noised number is surely above "
+                "release.min-class-images: a larger gan.epsilon, or more images, would do."
+            )
+
+    def render(self, labels: Tensor, seed: int) -> Tensor:
+        """Images uint8 [N, C, H, W] of classes int64 [N]."""
+        return self.generator.render(labels, seed)
+
+
+def _released(job: Job) -> Moments:
+    hospital, gan = job.hospital, job.hospital.settings.gan
+    data = hospital.data
+    units = len(np.unique(data.train_patients))
+    allowed = "below one over the number of patients (or images) that a hospital trains on"
+    require(gan.delta * units < 1, "gan.delta", gan.delta, allowed)
+    noise = noise_for(gan.epsilon, gan.delta)
+    normal: Normal = rng_for(hospital.settings.seed, "dp", hospital=hospital.name).standard_normal
+    if policy := hospital.policy:
+        account = Account(hospital.store.folder / "privacy.jsonl")
+        account.spend(Spent(f"statistic {job.folder.name}", noise), gan.delta, policy.privacy)
+        normal = secure_normal
+    return release(
+        job.train.images,
+        job.train.labels,
+        len(data.classes),
+        noise,
+        normal,
+        patients=data.train_patients,
+    )

@@ -1,0 +1,129 @@
+"""The stages of making a buffer: train, render, audit, attack, measure, draw."""
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from client_app.errors import ReleaseError
+from client_app.release.buffer.attack import attack
+from client_app.release.buffer.job import Job, Release, some
+from client_app.release.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
+from gan.audit import Verdict, save_found
+from gan.copies import Search
+from gan.quality import mean_of_minimal_distances, within_class_diversity
+from gan.synthesis import balanced_labels, save_grid
+from learning.samples import Samples
+from strategies.protocol.may_leave import METRICS, UndeclaredError
+
+SHOWN = 200  # training images of which the nearest synthetic one is looked for
+AUDIT = "copies"
+CHECKED = 2  # to be raised with what is checked: a buffer that passed another check is made again
+
+
+def make(job: Job) -> Release:
+    """Train a sampler, render, audit, attack, measure, draw.
+
+    Raises:
+        ReleaseError: The images may not leave; says which and why.
+    """
+    train = SAMPLERS[job.hospital.settings.gan.method]
+    sampler = train(job)
+    shown = torch.isin(job.train.labels, sampler.classes)
+    job = replace(job, learnt=job.train[shown])
+    audit = AUDITS[AUDIT](job)
+    samples, discarded = render(job, sampler, audit)
+    verdict = audit.check(samples.images, samples.labels)
+    if not verdict.passed:
+        raise refusal(job, verdict)
+    found = attack(job, samples, sampler.figures, train)
+    checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
+    real = job.learnt if job.hospital.policy else job.train  # small classes are in no figure
+    mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
+    measured = {"mml-perceptual": mml, **diversity(job, samples)}
+    figures = declared({**sampler.figures, **checked, **measured}, job)
+    draw(job, samples, audit)
+    return Release(samples, figures, found.as_json())
+
+
+def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
+    """Render until the audit refuses no image: what it refuses is discarded and drawn anew.
+
+    Returns:
+        The buffer, and the share of all rendered images that was discarded.
+
+    Raises:
+        ReleaseError: That share is above `release.max-discarded`.
+        TimeoutError: The deadline has passed.
+    """
+    labels = balanced_labels(job.size, sampler.classes)
+    images = torch.empty(0)
+    wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
+    rendered = discarded = 0
+    while len(wanted):
+        if time.monotonic() > job.deadline:
+            raise TimeoutError("Rendering took longer than allowed.")
+        drawn = sampler.render(labels[wanted], job.seed + rendered)
+        images = images.index_copy(0, wanted, drawn) if rendered else drawn
+        refused = audit.refuses(drawn, labels[wanted])
+        rendered += len(drawn)
+        discarded += int(refused.sum())
+        if discarded > job.hospital.settings.release.max_discarded * rendered:
+            raise refusal(job, audit.check(images, labels))
+        wanted = wanted[refused]
+    return Samples(images, labels), discarded / rendered
+
+
+def refusal(job: Job, verdict: Verdict) -> ReleaseError:
+    """What the server learns of a buffer that may not leave; the hospital's own log has the rest.
+
+    How near an image comes is about the one patient whose image is nearest.
+    """
+    logging.getLogger("flwr").error(str(job.refusal(*verdict.reasons)))
+    if verdict.refused:
+        return job.refusal("Too many of them are too near to a training image (release.quantile).")
+    if verdict.figures:
+        return job.refusal("As a whole they are nearer to its training images than to others.")
+    return job.refusal("They are not what a buffer must be.")
+
+
+def diversity(job: Job, samples: Samples) -> dict[str, float]:
+    """Mean distance of two images of a class: of the buffer, and of as many real images."""
+    kinds = {"real": some(job.learnt, len(samples)), "synthetic": samples}
+    return {
+        f"diversity-{kind}-perceptual": within_class_diversity(
+            each.images, each.labels, job.distance
+        )
+        for kind, each in kinds.items()
+    }
+
+
+def declared(figures: Mapping[str, float], job: Job) -> dict[str, float]:
+    """The figures under the names that leave: "perceptual" becomes the name of the distance.
+
+    Raises:
+        UndeclaredError: A name is not in METRICS.
+    """
+    named = {key.replace("perceptual", job.distance.name): each for key, each in figures.items()}
+    if undeclared := sorted(named.keys() - METRICS):
+        raise UndeclaredError(
+            f"The figure '{undeclared[0]}' is not declared: add it to METRICS in "
+            "strategies/protocol/may_leave.py, or do not measure it."
+        )
+    return named
+
+
+def draw(job: Job, samples: Samples, audit: Audit) -> None:
+    """Pictures for the hospital's own eyes.
+
+    They are the buffer (buffer.png), which training image each synthetic one is most like, in the
+    dress that was found (nearest-to-synthetic.png), and the other way round (nearest-to-real.png).
+    """
+    folder = job.pictures()
+    by_class = samples.labels.argsort(stable=True)
+    save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
+    audit.draw(folder / "nearest-to-synthetic.png", samples.images)
+    shown, search = some(job.train, SHOWN).images, Search(samples.images)
+    save_found(folder / "nearest-to-real.png", shown, search, search(shown))

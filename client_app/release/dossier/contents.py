@@ -1,0 +1,86 @@
+"""What is in a dossier, as JSON has it."""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from client_app.authority.identity import secret_of
+from client_app.datasets.facts import hashes
+from client_app.release.buffer.job import Release
+from client_app.request import Request
+from strategies.protocol.code import code_hash
+
+FORMAT = 1
+GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
+
+
+def contents(request: Request, release: Release) -> dict[str, Any]:
+    """The dossier of a release.
+
+    Args:
+        request: That asks for the buffer.
+        release: The buffer, with the figures of its generator, its check and the attacks on it.
+    """
+    hospital, samples = request.hospital, release.samples
+    classes = hospital.data.classes
+    shown = {
+        name: int((samples.labels == k).sum())
+        for k, name in enumerate(classes)
+        if (samples.labels == k).any()
+    }
+    settings, policy = hospital.settings, hospital.policy
+    secret = secret_of(hospital.store) if policy else b""
+    return {
+        "format": FORMAT,
+        "hospital": hospital.name,
+        "run": request.order.run,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "simulated": policy is None,
+        # Else somebody could try out contents until one has the hash that travels. It is the same
+        # whenever a run asks; a simulation has no secret.
+        "salt": hmac.digest(secret, request.order.run.encode(), "sha256").hex() if secret else "",
+        "leaves": {
+            "images": len(samples),
+            "shape": list(samples.shape),
+            "classes": shown,
+            "left-out": [name for name in classes if name not in shown],
+        },
+        "learnt-from": {
+            "training-images": len(hospital.data.train),
+            "test-images": len(hospital.data.test),
+            "patients-known": hospital.data.train_groups is not None,
+        },
+        "generator": {k: v for k, v in release.figures.items() if k.startswith(GENERATOR)},
+        "checked": {k: v for k, v in release.figures.items() if not k.startswith(GENERATOR)},
+        "attacked": release.attacked,
+        "settings": {
+            "strategy": settings.strategy,
+            "release": _dashed(asdict(settings.release)),
+            "gan": _dashed(asdict(settings.gan)),
+        },
+        "policy": _dashed(asdict(policy)) if policy else None,
+        "fingerprints": {
+            "code": code_hash(),
+            **{f"{part}-images": each for part, each in hashes(hospital.data, secret).items()},
+            "buffer": _fingerprint(release),
+        },
+    }
+
+
+def _fingerprint(release: Release) -> str:
+    """SHA-256 of the images and labels of the buffer."""
+    digest = hashlib.sha256()
+    for tensor in (release.samples.images, release.samples.labels):
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _dashed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """A table as files of settings have it: with dashes in its names."""
+    return {
+        key.replace("_", "-"): _dashed(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+    }

@@ -1,0 +1,111 @@
+"""Writing, signing and checking a dossier."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from client_app.authority.identity import Identity, Member
+from client_app.release.dossier.page import page
+from client_app.store import own_draft
+from strategies.protocol.settings import SettingsError
+
+LONGEST = 2**22  # bytes of a dossier that is read
+
+
+def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
+    """Write a dossier, unless the folder has one that says the same; its SHA-256.
+
+    Args:
+        folder: Where.
+        dossier: What it says; `written` is when.
+        identity: That signs; None = nobody does.
+    """
+    path = folder / "dossier.json"
+    with suppress(OSError, ValueError):
+        known = json.loads(path.read_bytes())
+        dossier = dossier | {"written": known["written"]} if _same(known, dossier) else dossier
+    text = json.dumps(dossier, indent=1).encode()
+    digest = hashlib.sha256(text).hexdigest()
+    files = {path.name: text}
+    if identity:
+        files["dossier.sig"] = identity.signing.sign(text)
+    signer = str(identity.member) if identity else ""
+    files["dossier.html"] = page(json.loads(text), digest, signer).encode()
+    for name, content in files.items():
+        with own_draft(folder / name) as draft:
+            draft.write_bytes(content)
+            draft.replace(folder / name)
+    return digest
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a check of a dossier came to.
+
+    Attributes:
+        hash: SHA-256 of dossier.json, which travels with the buffer.
+        hospital: Whose it says that it is.
+        run: Of which run.
+        signed: Whether the hospital has signed it.
+        page: Whether dossier.html shows what dossier.json says.
+    """
+
+    hash: str
+    hospital: str
+    run: str
+    signed: bool
+    page: bool
+
+    @property
+    def holds(self) -> bool:
+        """Whether the hospital has signed it, and its page shows what it says."""
+        return self.signed and self.page
+
+
+def check(path: Path, keys: Mapping[str, Member]) -> Checked:
+    """Check a dossier.
+
+    Args:
+        path: dossier.json, with dossier.sig and dossier.html beside it.
+        keys: Public keys of hospitals, by name.
+
+    Raises:
+        SettingsError: There is no dossier, or the file is none.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(LONGEST)
+        dossier = json.loads(text)
+        hospital, run = dossier["hospital"], dossier["run"]
+    except OSError as error:
+        raise SettingsError(f"There is no dossier {path} to read ({error.strerror}).") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise SettingsError(f"{path} is no dossier.") from error
+    digest = hashlib.sha256(text).hexdigest()
+    signature, html = (_bytes(path.with_name(f"dossier.{each}")) for each in ("sig", "html"))
+    member = keys.get(str(hospital))
+    signed = member is not None and member.has_signed(text, signature)
+    signer = str(member) if member and signed else ""
+    try:
+        shown = html == page(dossier, digest, signer).encode()
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise SettingsError(f"{path} is no dossier of this version.") from error
+    return Checked(digest, str(hospital), str(run), signed, shown)
+
+
+def _same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
+    # As JSON: it has no tuples.
+    return json.dumps(known | {"written": ""}, sort_keys=True) == json.dumps(
+        dossier | {"written": ""}, sort_keys=True
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,204 @@
+"""The release check of embeddings: they are attacked at the hospital before they leave it.
+
+The encoder comes from elsewhere, and can have been made so that embeddings give images away. Three
+attackers know it, and the class of each image:
+
+- One has the hospital's training images, and asks of which an embedding is. The answer is the image
+  for which it is the most likely (`embedding-linked`).
+- One has embeddings of other images of the hospital, and these images, and trains decoders
+  (`embedding-inverted`, client_app.release.embeddings.decoders).
+- One can do anything. What N(µ, σ²) tells of its image is at most, on the average over images, its
+  Kullback-Leibler divergence from any distribution that all have in common; here the normal one
+  with the mean and the variance of all embeddings (`embedding-bits`; Alemi et al. 2017, Deep
+  variational information bottleneck, arXiv:1612.00410). T draws for one image tell up to T times
+  as much: an image's embedding may leave once.
+
+The first two say what attackers of that strength achieve, and guarantee nothing. Without noise
+(`ebr`, and `stats`, which has σ² besides) there is no such bound, and each embedding is linked.
+
+n images, m of which embeddings leave, d coordinates of µ, k numbers that leave of an image.
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, one_hot
+
+from client_app.release.embeddings.decoders import Known, guesses
+from client_app.store import own_folder
+from learning.errors import DeadlineError
+from learning.randomness import seeded
+from learning.samples import Samples
+
+ATTACKED, CANDIDATES = 1000, 20_000  # most embeddings that are attacked, images they may be of
+LEARNT, FEWEST = 2000, 50  # most and fewest other images that decoders are trained on
+SIDE = 32  # pixels: decoders restore images of so many in height and width at the most
+FINEST = 1e-4  # share of a coordinate's spread that noise has at the least
+TIE = 1e-3  # difference of log-likelihoods that tells nothing
+BLOCK = 100  # embeddings that are compared at once
+SHOWN = 16  # images in a picture
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """What an encoder makes of all training images of a hospital.
+
+    Attributes:
+        kind: What leaves of an image, a key of `strategies.protocol.embeddings.PARTS`: `sampled`
+            µ + σε, `stats` µ and σ², `ebr` f(x).
+        samples: The images and their classes, n.
+        means: µ or f(x), [n, d].
+        variances: σ², [n, d]; 0 for `ebr`.
+    """
+
+    kind: str
+    samples: Samples
+    means: Tensor
+    variances: Tensor
+
+    def leaving(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the numbers that would leave of each image, float64 [n, k]."""
+        means, variances = self.means.double().cpu(), self.variances.double().cpu()
+        if self.kind == "stats":
+            means = torch.cat([means, variances], dim=1)
+        return means, variances if self.kind == "sampled" else torch.zeros_like(means)
+
+
+@dataclass(frozen=True, eq=False)
+class Audit:
+    """What the attackers achieve.
+
+    Attributes:
+        figures: By their names in METRICS; NaN where nothing can be measured.
+        pictures: uint8 [3 s, C, H, W]: s <= `SHOWN` images that embeddings leave of, from the best
+            restored to the worst; what is restored of them; and what their class alone tells. None
+            where nothing can be measured.
+    """
+
+    figures: dict[str, float]
+    pictures: Tensor
+
+    def draw(self, path: Path) -> None:
+        """Write the pictures, which stay here, as a PNG file of three rows."""
+        from gan.synthesis import save_grid  # with it come imports that take seconds
+
+        if not len(self.pictures):
+            return
+        own_folder(path.parent)
+        save_grid(path, self.pictures, len(self.pictures) // 3, 64)
+
+
+def audit(
+    encoded: Encoded, rows: Tensor, values: Tensor, rng: np.random.Generator, deadline: float
+) -> Audit:
+    """Attack embeddings that are about to leave.
+
+    Nothing can be measured of what is not finite, or if fewer than `FEWEST` images stay.
+
+    Args:
+        encoded: All training images.
+        rows: Of which images embeddings leave, int64 [m], each once.
+        values: These embeddings, [m, k].
+        rng: Decides who is attacked, on what decoders are trained, and how they begin.
+        deadline: When to give up, in the time of `time.monotonic`.
+
+    Raises:
+        DeadlineError: The deadline has passed.
+    """
+    rows, values = rows.cpu(), values.double().cpu()
+    means, variances = encoded.leaving()
+    stays = torch.ones(len(means), dtype=torch.bool)
+    stays[rows] = False
+    finite = all(bool(each.isfinite().all()) for each in (values, means, variances))
+    if not finite or not len(rows) or int(stays.sum()) < FEWEST:
+        names = ("embedding-linked", "embedding-inverted")
+        return Audit(dict.fromkeys(names, math.nan), encoded.samples.pixels[:0].cpu())
+    # In units of each coordinate's spread, so that nothing hides in a small one.
+    centre, spread = means.mean(0), (means.var(0) + variances.mean(0)).sqrt()
+    spread[spread == 0] = 1.0
+    means, values = (means - centre) / spread, (values - centre) / spread
+    variances = (variances / spread.square()).clamp(min=FINEST**2)
+    figures = _bits(means[rows], variances[rows]) if encoded.kind == "sampled" else {}
+    with seeded(rng):
+        chosen = torch.randperm(len(rows))[:ATTACKED]
+        rows, values, rest = rows[chosen], values[chosen], stays.nonzero().flatten()
+        rest = rest[torch.randperm(len(rest))]
+        candidates = torch.cat([rows, rest])[:CANDIDATES]
+        figures |= _linked(values, means[candidates], variances[candidates], deadline)
+        learnt = rest[:LEARNT]
+        known, attacked = (_in_memory(encoded.samples, each) for each in (learnt, rows))
+        classes = one_hot(torch.cat([known.labels, attacked.labels]))  # [., K]
+        pixels = _reduced(known.images).flatten(1)
+        attacker = Known(means[learnt], variances[learnt], pixels, classes[: len(learnt)])
+        every = guesses(attacker, values, classes[len(learnt) :], deadline)
+        inverted, pictures = _inverted(every, _reduced(attacked.images))
+    return Audit(figures | {"embedding-inverted": inverted}, pictures)
+
+
+def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
+    """How much embeddings tell of their images, in bits; in units of the spread, [m, d]."""
+    # KL(N(µ, σ²) ‖ N(0, 1)), as the mean of all is 0 and their variance 1.
+    nats = 0.5 * (means.square() + variances - 1 - variances.log()).sum(dim=1)
+    bits = nats / math.log(2)
+    return {"embedding-bits-most": bits.max().item(), "embedding-bits-median": bits.median().item()}
+
+
+def _linked(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> dict[str, float]:
+    """Which of the images [n, k] embeddings [m, k] are of; image i is that of embedding i."""
+    precision = 1 / variances
+    shares, own, nearest = [], [], []
+    for begin in range(0, len(values), BLOCK):
+        if time.monotonic() > deadline:
+            raise DeadlineError("The check of embeddings took longer than allowed.")
+        some = values[begin : begin + BLOCK]
+        images = torch.arange(begin, begin + len(some))[:, None]
+        # -2 log N(z; µ, σ²), but for a constant.
+        surprise = some.square() @ precision.T - 2 * some @ (means * precision).T
+        surprise += (means.square() * precision + variances.log()).sum(dim=1)
+        best = surprise.min(dim=1, keepdim=True).values
+        fits = surprise <= best + 2 * TIE
+        # Of several images that fit as well, one is named at random.
+        shares.append(fits.gather(1, images)[:, 0] / fits.sum(dim=1))
+        distance = torch.cdist(some, means) / math.sqrt(means.shape[1])
+        own.append(distance.gather(1, images)[:, 0])
+        nearest.append(distance.scatter(1, images, math.inf).amin(dim=1))
+    return {
+        "embedding-linked": torch.cat(shares).mean().item(),
+        "embedding-own-median": torch.cat(own).median().item(),
+        "embedding-other-median": torch.cat(nearest).median().item(),
+    }
+
+
+def _inverted(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
+    """How much of images [m, C, H, W] the best guess has beyond the first, in [0, 1]; pictures."""
+    base = best = next(every)
+    base_errors = errors = _errors(base, truth)  # [m]
+    for guess in every:
+        if (found := _errors(guess, truth)).mean() < errors.mean():
+            best, errors = guess, found
+    share = 1 - (errors.mean() / base_errors.mean()).item() if base_errors.any() else 0.0
+    order = (base_errors - errors).argsort(descending=True)
+    shown = order[torch.linspace(0, len(order) - 1, min(SHOWN, len(order))).long()]
+    rows = [each.reshape(truth.shape)[shown] for each in (truth, best, base)]
+    return share, (255 * torch.cat(rows)).round().clamp(0, 255).to(torch.uint8)
+
+
+def _errors(guess: Tensor, truth: Tensor) -> Tensor:
+    """The mean squared error of each image, [m]."""
+    return (guess - truth.flatten(1)).square().mean(dim=1)
+
+
+def _in_memory(samples: Samples, rows: Tensor) -> Samples:
+    return samples[rows.to(samples.labels.device)].to(torch.device("cpu"))
+
+
+def _reduced(images: Tensor) -> Tensor:
+    """Images uint8 [n, C, H, W] with at most `SIDE` pixels a side, float in [0, 1]."""
+    height, width = images.shape[2:]
+    return adaptive_avg_pool2d(images.float() / 255, (min(height, SIDE), min(width, SIDE)))

@@ -1,0 +1,141 @@
+"""What a hospital sends of a task: embeddings of a share of its images (strategies/fil_ver.py).
+
+They are audited before, and the policy decides whether they leave. The noise of `sampled`
+embeddings is drawn once for each image, from a secret of the hospital: a server that could draw it
+too would take it off. With other noise for the same images it could average; so a hospital counts
+the samples that have left it, over all runs (`embeddings.max-samples`).
+"""
+
+import hashlib
+import hmac
+import logging
+
+import numpy as np
+import torch
+from filelock import FileLock
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from client_app.authority.identity import secret_of
+from client_app.authority.policy import EmbeddingRules, PolicyError, uphold
+from client_app.release.disclosure import Disclosure
+from client_app.release.embeddings.audit import Encoded, audit
+from client_app.request import Request
+from client_app.store import Store, own_folder
+from learning.learners.fil_ver import FilVer
+from learning.learners.plain import Learner
+from strategies.protocol.embeddings import MOST
+from strategies.protocol.records import ParcelError
+from strategies.protocol.settings import rng_for
+
+
+def embeddings_of(
+    request: Request, learner: Learner, disclosure: Disclosure
+) -> tuple[dict[str, ArrayRecord], dict[str, float]]:
+    """The record `embeddings` of a visit's answer, if it may leave, and the figures of its audit.
+
+    Raises:
+        ParcelError: The learner has no embeddings, or not of the kind that was ordered.
+        DeadlineError: The deadline has passed.
+    """
+    kind, hospital = request.order.embeddings, request.hospital
+    if not isinstance(learner, FilVer):
+        raise ParcelError("The order asks for embeddings, which its learner does not make.")
+    rows, name = learner.chosen[:MOST], _name(learner, kind)
+    values = leaving(learner.samples.images, kind, _noise(request, name))[rows]
+    try:
+        if hospital.policy:  # an audit takes seconds
+            uphold(next(hospital.policy.embeddings.judge(kind, {})))
+        figures = _audited(request, learner, rows, values, name)
+        if hospital.policy:
+            _check(hospital.policy.embeddings, kind, figures, hospital.store, name)
+    except PolicyError as error:
+        logging.getLogger("flwr").error("No embeddings leave. %s", error.explain())
+        return {}, {}
+    arrays = {"values": values, "labels": learner.samples.labels[rows]}
+    record = ArrayRecord({key: Array(each.cpu().numpy()) for key, each in arrays.items()})
+    return {"embeddings": record}, disclosure.of_embeddings(figures, rows.numpy())
+
+
+def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
+    """What would leave of images: float32 [n, P, d].
+
+    Args:
+        embeddings: As the encoder gives them: µ and log σ [n, 2, d], or f(x) [n, 1, d].
+        kind: A key of `strategies.protocol.embeddings.PARTS`.
+        rng: Draws the noise of `sampled`.
+
+    Raises:
+        ParcelError: The encoder is not one for this kind.
+    """
+    if embeddings.shape[1] != (1 if kind == "ebr" else 2):
+        raise ParcelError(f"The encoder that came is not one for embeddings of kind '{kind}'.")
+    if kind == "ebr":
+        return embeddings
+    means, sigmas = embeddings[:, 0], embeddings[:, 1].exp()
+    if kind == "stats":
+        return torch.stack([means, sigmas**2], dim=1)
+    noise = torch.from_numpy(rng.standard_normal(means.shape, np.float32)).to(means.device)
+    return (means + sigmas * noise)[:, None]
+
+
+def _audited(
+    request: Request, learner: FilVer, rows: Tensor, values: Tensor, name: str
+) -> dict[str, float]:
+    """The figures of an audit, which is made once for a sample; its pictures stay in the store."""
+    hospital, kind = request.hospital, request.order.embeddings
+    if kept := request.run.load(name):
+        return {key: float(value) for key, value in kept.items()}
+    embeddings = learner.samples.images
+    variances = (2 * embeddings[:, 1]).exp() if embeddings.shape[1] == 2 else embeddings[:, 0] * 0
+    encoded = Encoded(kind, hospital.data.train, embeddings[:, 0], variances)
+    rng = rng_for(hospital.settings.seed, "audit", hospital=hospital.name)
+    with request.clock.measure("evaluate"):
+        result = audit(encoded, rows, values.flatten(1), rng, request.clock.deadline)
+    result.draw(hospital.store.folder / f"{name}.png")
+    request.run.save(name, {key: np.array(value) for key, value in result.figures.items()})
+    return result.figures
+
+
+def _check(
+    rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, name: str
+) -> None:
+    """Refuse what the policy does not allow, and count what it does.
+
+    Raises:
+        PolicyError: Names the rule and the value.
+    """
+    for ruling in rules.judge(kind, figures):
+        uphold(ruling)
+    path = own_folder(store.folder / "embeddings") / "left"
+    with FileLock(path.with_name(".left.lock")):
+        known = path.read_text("utf-8").split() if path.exists() else []
+        if name in known:
+            return
+        if len(known) >= rules.max_samples:
+            count, allowed = len(known) + 1, f"{rules.max_samples} or fewer"
+            raise PolicyError("embeddings.max-samples", count, allowed)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{name}\n")
+
+
+def _name(learner: FilVer, kind: str) -> str:
+    """Of a sample: by what the encoder that came makes of the images, and which of them leave.
+
+    Whatever the order says: two samples with one name would have the same noise, and one audit.
+    """
+    digest = hashlib.sha256(kind.encode())
+    for tensor in (learner.samples.images, learner.samples.labels, learner.chosen):
+        digest.update(f"{tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().numpy().tobytes())
+    return f"embeddings/{digest.hexdigest()[:32]}"
+
+
+def _noise(request: Request, name: str) -> np.random.Generator:
+    """For a sample: from the seed in a simulation, else from the hospital's secret."""
+    hospital = request.hospital
+    if hospital.policy is None:
+        seed, task = hospital.settings.seed, request.order.task
+        return rng_for(seed, "embeddings", task, hospital=hospital.name)
+    key = hmac.digest(secret_of(hospital.store), name.encode(), hashlib.sha256)
+    return np.random.default_rng(int.from_bytes(key))
