@@ -12,7 +12,7 @@ from pathlib import Path
 
 from learning.export import FORM, ModelManifest
 from strategies.protocol.files import replacing
-from strategies.protocol.text import printable
+from strategies.protocol.text import counted, printable
 
 NOT_OWN = {
     "everyone": "the images of all hospitals together, as only a simulation can",
@@ -78,7 +78,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         route = [_plain(name) for name in manifest.visited]
         shown = route if len(route) <= 12 else ["...", *route[-11:]]
         counts = ", ".join(f"{_plain(name)} {count}" for name, count in visited.items())
-        passes = f"{manifest.epochs} time{'s' * (manifest.epochs != 1)}"
+        passes = counted(manifest.epochs, "time")
         yield (
             f"Visits: {counts}. Route: {' → '.join(shown)}. In its last visit it saw each image "
             f"{passes}."
@@ -98,7 +98,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         trainers = set(manifest.images)
     if lent := Counter(each.partition("=")[2] for each in manifest.replayed):
         visits_of = ", ".join(
-            f"{_plain(name)} in {n} visit{'s' * (n > 1)}" for name, n in lent.items()
+            f"{_plain(name)} in {counted(n, 'visit')}" for name, n in lent.items()
         )
         yield f"Synthetic images that it was trained on: of {visits_of}."
     elif manifest.visited:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, nan, sqrt
 from typing import Any
 
+from strategies.protocol.text import counted
+
 Row = dict[str, Any]
 Z = 1.959964  # of 95 %
 BINS = 10
@@ -142,10 +144,6 @@ def size(row: Row) -> str:
     """How many images, and patients if they are known: "128 images of 64 patients"."""
     if row["images"] is None:
         return "an unknown number of images"
-    images = f"{row['images']:.0f} image{'s' * (row['images'] != 1)}"
+    images = counted(row["images"], "image")
     known = row["patients"] is not None
-    return (
-        f"{images} of {row['patients']:.0f} patient{'s' * (row['patients'] != 1)}"
-        if known
-        else images
-    )
+    return f"{images} of {counted(row['patients'], 'patient')}" if known else images

@@ -84,7 +84,7 @@ def chart(
         width = widths[min(place, 3)] if len(drawn) > 1 else 1.8
         parts.append(area.line(line, place, width))
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
-    marked = f"chance: {chance:.2f}" * isfinite(chance)
+    marked = f"chance: {chance:.2f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
     about = "; ".join([*map(_in_words, drawn), *tasks, *([marked] if marked else [])])
     picture = image(f'viewBox="0 0 {WIDTH} {HEIGHT}"', title, about, *parts)
@@ -165,7 +165,7 @@ def spans(
         y += step
     about = "; ".join(map(_row_in_words, rows))
     drawn = image(f'height="{height}" style="height:{height}px"', title, about, *parts)
-    return drawn + key(names, marked, dots=True) * bool(names or marked)
+    return drawn + key(names, marked, dots=True) if names or marked else drawn
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
@@ -224,7 +224,8 @@ def heat(
         levels: Of each column: a cell that is not above it has a dashed frame.
         below: What that frame says.
     """
-    look = " dense" * (len(columns) > NUMBERED) + " upright" * (len(columns) > LEVEL)
+    look = " dense" if len(columns) > NUMBERED else ""
+    look += " upright" if len(columns) > LEVEL else ""
     head = "".join(f'<th scope="col">{escaped(_short(name))}</th>' for name in columns)
     body = "".join(
         f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_heat, row, levels))}</tr>\n'
@@ -402,8 +403,9 @@ def _heat(value: float, level: float) -> str:
     if not isfinite(value):
         return '<td class="none">–</td>'
     # From where on letters are black, or white: the middle is read best in other colours if dark.
-    kinds = ["mid"] * (0.56 < value <= 0.72) + ["deep"] * (value > 0.72)
-    kinds += ["poor"] * (value <= level)
+    kinds = ["deep"] if value > 0.72 else ["mid"] if value > 0.56 else []
+    if value <= level:
+        kinds.append("poor")
     kind = f' class="{" ".join(kinds)}"' if kinds else ""
     return f'<td{kind} style="--v:{100 * value:.0f}">{value:.2f}</td>'
 

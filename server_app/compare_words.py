@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from server_app.comparison import FIGURES, SEEDS, Comparison, Difference, Figure, Method, listed
 from server_app.measures import mean, spread
+from strategies.protocol.text import counted
 
 AT_HOME, EVERYWHERE = FIGURES[2], FIGURES[0]  # what the conclusion is about
 ABOUT = (
@@ -60,9 +61,13 @@ def _conclusion(comparison: Comparison, figure: Figure, where: str) -> Iterator[
     above = by_verdict.pop(f"{best.name} is higher", [])
     few = by_verdict.pop("few", [])
     rest = [name for names in by_verdict.values() for name in names]
-    parts = [f"shown to be above {listed(above)}"] * bool(above)
-    parts += [f"not shown to differ from {listed(rest)}"] * bool(rest)
-    parts += [f"not to be compared with {listed(few)} ({SEEDS} seeds are needed)"] * bool(few)
+    parts = []
+    if above:
+        parts.append(f"shown to be above {listed(above)}")
+    if rest:
+        parts.append(f"not shown to differ from {listed(rest)}")
+    if few:
+        parts.append(f"not to be compared with {listed(few)} ({SEEDS} seeds are needed)")
     yield f"{text}; {'; '.join(parts)}."
 
 
@@ -81,8 +86,8 @@ def made_of(method: Method) -> str:
     """What a method is, and of how many runs."""
     runs = method.runs.values()
     seeds, folds = ({key[place] for key in method.runs} for place in (0, 1))
-    seed = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, sorted(seeds)))}"
-    parts = [f"{len(runs)} run{'s' * (len(runs) > 1)}, {seed}"]
+    seed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
+    parts = [f"{counted(len(runs), 'run')}, {seed}"]
     if len(folds) > 1:
         parts.append(f"{len(folds)} folds")
     if broken := sum(run.status != "completed" for run in runs):
@@ -92,9 +97,8 @@ def made_of(method: Method) -> str:
 
 def names(difference: Difference) -> list[str]:
     """Which methods, and over how many seeds."""
-    seeds = len(difference.by_seed)
     pair = f"{difference.first.name} − {difference.second.name}"
-    return [pair, f"{seeds} seed{'s' * (seeds != 1)}"]
+    return [pair, counted(len(difference.by_seed), "seed")]
 
 
 def verdict(difference: Difference) -> str:
@@ -103,7 +107,7 @@ def verdict(difference: Difference) -> str:
     if not difference.by_seed:
         return "not measured, or no seed in common"
     if (count := len(difference.by_seed)) < SEEDS:
-        return f"{count} seed{'s' * (count > 1)}: too few to say"
+        return f"{counted(count, 'seed')}: too few to say"
     if low <= 0 <= high:
         return "no difference shown"
     return f"{(difference.first if low > 0 else difference.second).name} is higher"

@@ -28,8 +28,9 @@ def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
     if any(own.values()):
         lines.append("Hospitals that had settings of their own:")
         for hospital, settings in own.items():
-            replaced = ", ".join(f"{key} = {value}" for key, value in settings.items())
-            lines += [f"  {hospital}: {replaced}"] * bool(settings)
+            if settings:
+                replaced = ", ".join(f"{key} = {value}" for key, value in settings.items())
+                lines.append(f"  {hospital}: {replaced}")
     return "".join(f"# {line}\n" for line in lines)
 
 

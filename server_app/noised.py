@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from pages.figures import RARELY, Row, compared, number, size
 from server_app.assessments import mean_over_hospitals
+from strategies.protocol.text import counted
 
 COMMAND = (
     "uv run python -m client_app report --site NAME --store-dir FOLDER --data-dir IMAGES "
@@ -72,7 +73,7 @@ def _gain(rows: Sequence[Row], round_: int) -> Said:
     gain = mean_over_hospitals(rows, "gain")
     shown = (
         f"{number(gain, signed=True)} in balanced accuracy after round {round_}, mean over "
-        f"{len(rows)} hospital{'s' * (len(rows) != 1)}"
+        f"{counted(len(rows), 'hospital')}"
     )
     fewest, _, count = classes_told(rows)
     verdict = compared(gain) if fewest == count else ""

@@ -17,6 +17,7 @@ from server_app.measures import Round, Z, finished
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import some
+from strategies.protocol.text import counted
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # rounds by which the time left is estimated
@@ -90,7 +91,7 @@ def _lowest(measured: Round, label: str) -> str:
     if len(known) < 2:
         return ""
     model, hospital = min(known, key=lambda pair: (known[pair], pair))
-    which = f", '{model}'" * (kind == "federation")
+    which = f", '{model}'" if kind == "federation" else ""
     return f" (lowest {known[model, hospital]:.3f}{which} at {hospital})"
 
 
@@ -125,7 +126,8 @@ def of_event(event: Event) -> tuple[int, str] | None:
     took = duration(event.seconds)
     if event.verb == "query.prepare":
         train, test = (event.metrics.get(name, nan) for name in ("num-train", "num-test"))
-        known = f": {train:.0f} images to train on, {test:.0f} to test on" * isfinite(train)
+        counts = f": {train:.0f} images to train on, {test:.0f} to test on"
+        known = counts if isfinite(train) else ""
         return INFO, f"{event.hospital} is ready{known} ({took})"
     if event.seconds >= LONG_ANSWER:
         return INFO, f"{when}{event.hospital} took {took} to {what}"
@@ -140,7 +142,7 @@ def of_wait(waits: Sequence[tuple[str, str, float]]) -> str:
         named = [hospital for hospital in hospitals if hospital]
         whom = [some(named)] if named else []
         if unnamed := len(hospitals) - len(named):
-            whom.append(f"{unnamed} hospital{'s' * (unnamed > 1)}")
+            whom.append(counted(unnamed, "hospital"))
         longest = max(seconds for _, each, seconds in waits if each == verb)
         told.append(f"{', '.join(whom)} to {VERBS.get(verb, verb)} ({duration(longest)})")
     return f"waits for {'; '.join(told)}"

@@ -84,7 +84,8 @@ def _beside_chance(
     judgement, same, least = judge_all(rows), mean_chance(rows), worst(rows)
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
-    text += " by figures with noise" * is_noised(rows)
+    if is_noised(rows):
+        text += " by figures with noise"
     if judgement == "note" and not shown:
         text = (
             f"{where} {len(rows)} {whose} was tested; whether it is better than chance is not known"

@@ -187,9 +187,10 @@ def find_model(store: Path, name: str) -> Path:
         there = sorted(
             str(path.relative_to(home).with_suffix("")) for path in home.rglob(f"*{SUFFIX}")
         )
+        hint = "" if there else f" {SIMULATED}"
         raise SettingsError(
             f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
-            f"those that are there ({', '.join(there) or 'none'})." + f" {SIMULATED}" * (not there)
+            f"those that are there ({', '.join(there) or 'none'}).{hint}"
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 

@@ -97,7 +97,7 @@ def _row(row: Mapping[str, Any]) -> list[object]:
         return [*place, "none: kept", NONE, NONE, NONE]
     left = f"{row['count']:,} {kind}"
     median, most = (figures.get(f"embedding-bits-{name}", nan) for name in ("median", "most"))
-    bits = f"{median:.0f}" + f", most {most:.0f}" * isfinite(most)
+    bits = f"{median:.0f}, most {most:.0f}" if isfinite(most) else f"{median:.0f}"
     return [
         *place,
         Marked(f"{left}: reveals more", "warn") if kind in REVEALING else left,

@@ -285,5 +285,5 @@ def _stop(lineage: str, stop: Sequence[Event], number: dict[str, int]) -> tuple[
     text = f"{number[event.hospital]}"
     if event.outcome != "ok":
         return f"{text}×", "miss"
-    back = "↺" * event.verb.endswith(".rewind")
+    back = "↺" if event.verb.endswith(".rewind") else ""
     return text + back, "at home" if event.hospital == lineage else "at"

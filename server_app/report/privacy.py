@@ -23,8 +23,9 @@ OPEN = 4  # more hospitals than this are folded
 def part(summary: Summary, config: Mapping[str, Any]) -> str:
     """The section, if a hospital made synthetic images or could not release them."""
     refused = {
-        row["hospital"]: row["reason"]
-        + " It takes part without them." * (row["hospital"] in summary.data)
+        row["hospital"]: f"{row['reason']} It takes part without them."
+        if row["hospital"] in summary.data
+        else row["reason"]
         for row in summary.failures
         if _refused(row)
     }

@@ -150,8 +150,9 @@ def _alone(
     title = "Is it better than staying alone?" if compares else "What each hospital holds"
     yield heading(title, 3)
     yield _said(summary, "hospital")
-    names = ["the hospital's own model, before the first hand-off"] * bool(alone)
-    names.append("the model that it holds after the run")
+    names = ["the model that it holds after the run"]
+    if alone:
+        names.insert(0, "the hospital's own model, before the first hand-off")
     rows = []
     for hospital, row in own.items():
         spans = [span(row["balanced_accuracy"])]

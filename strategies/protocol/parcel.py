@@ -237,8 +237,9 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
     for parcel in parcels:
         for name, record in parcel.array_records.items():
             if is_sealed(record) != sealed:
+                found = "not sealed" if sealed else "sealed"
                 raise ParcelError(
-                    f"The record '{name}' is {'not ' * sealed}sealed: all hospitals need 'members' "
+                    f"The record '{name}' is {found}: all hospitals need 'members' "
                     "in their node-config, or none."
                 )
 

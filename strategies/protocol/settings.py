@@ -337,7 +337,7 @@ class Settings:
         allowed = "an absolute path, or one that starts with ~"
         for key, folder in (("output-dir", self.output_dir), ("resume", self.resume or "~")):
             usable = folder.startswith("~") or Path(folder).is_absolute()
-            require(usable, key, folder, allowed + ", or empty" * (key == "resume"))
+            require(usable, key, folder, f"{allowed}, or empty" if key == "resume" else allowed)
 
     @property
     def class_names(self) -> list[str]:

@@ -26,6 +26,11 @@ def printable(value: object, kept: str = "") -> str:
     )
 
 
+def counted(number: float, noun: str) -> str:
+    """A whole number with its noun: "1 seed", "2 seeds"."""
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
+
+
 def inert(value: object) -> object:
     """A value of a CSV file that no spreadsheet takes for a formula; numbers stay numbers."""
     if not isinstance(value, str):

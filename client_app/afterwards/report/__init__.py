@@ -42,7 +42,8 @@ def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) 
         judged(sentences(past, rows)),
         notice("amber", paragraph(_whose(past, rows, inexact))),
         notice("red", paragraph(f"{past.broken} This page is about what is before."))
-        * bool(past.broken),
+        if past.broken
+        else "",
         *(section(*each) for each in shown.items()),
         contents=list(shown),
     )

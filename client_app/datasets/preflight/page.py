@@ -25,6 +25,7 @@ from pages.page import (
     verbatim,
 )
 from strategies.protocol.names import some
+from strategies.protocol.text import counted
 
 LISTED = 100  # of each list on the page; card.json has all
 NAMED = 20  # unusable images in the terminal
@@ -129,7 +130,7 @@ def _number(card: Card, name: str, side: str) -> str:
     if not card.patients:
         return images
     patients = card.patients[name][side]
-    return f"{images}, of {patients} patient{'s' * (patients != 1)}"
+    return f"{images}, of {counted(patients, 'patient')}"
 
 
 def _row(images: Sequence[NDArray[np.uint8]], about: str) -> str:
