@@ -104,8 +104,8 @@ def hospitals_of(texts: Sequence[str]) -> int:
     Raises:
         SettingsError: Flower cannot use it.
     """
-    from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG as DEFAULT
-    from flwr.supercore.utils import simulation_config_from_json
+    from strategies.engine.flower import DEFAULT_SIMULATION_CONFIG as DEFAULT  # takes seconds
+    from strategies.engine.flower import simulation_config_from_json
 
     option = "--federation-config"
     given = {key.replace("-", "_"): value for key, value in changes_of(texts, option).items()}

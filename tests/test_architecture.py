@@ -1,6 +1,7 @@
 """The package boundary is the trust boundary (who may import what)."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -101,6 +102,36 @@ def test_imports_follow_the_arrows(path):
         assert prefixes & allowed, f"{path.relative_to(ROOT)} may not import {name}"
 
 
+# Of Flower: what any release may move.
+PRIVATE = {
+    *("flwr.cli", "flwr.client", "flwr.proto", "flwr.server", "flwr.simulation"),
+    *("flwr.supercore", "flwr.superexec", "flwr.superlink", "flwr.supernode"),
+}
+AT_FLOWER_S = [ROOT / "strategies/engine/flower.py", ROOT / "deploy/control.py"]
+
+
+def _is_within(name, modules):
+    return any(f"{name}.".startswith(f"{each}.") for each in modules)
+
+
+def private_in(path):
+    """The names that a file takes of Flower's private modules, with their modules."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and _is_within(node.module, PRIVATE):
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def test_what_flower_keeps_to_itself_is_named_in_one_file_of_each_side():
+    assert {path for path in FILES if [*private_in(path)]} == {*AT_FLOWER_S}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [each for path in AT_FLOWER_S for each in private_in(path)]
+)
+def test_this_release_of_flower_has_what_is_taken_of_it(module, name):
+    assert hasattr(importlib.import_module(module), name)
+
+
 def test_there_are_no_circles():
     """A file can be understood before those that import it; types alone may point back."""
     names = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for path in FILES}
@@ -168,10 +199,6 @@ def pickling_in(source):
     for node in ast.walk(tree):
         if node not in safe and _is_within(name_of(node), PICKLES | SAFE_WITH.keys()):
             yield name_of(node)
-
-
-def _is_within(name, modules):
-    return any(f"{name}.".startswith(f"{each}.") for each in modules)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -21,9 +21,8 @@ from typing import Generic, TypeVar
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.superlink.grid import InMemoryGrid
 
+from strategies.engine.flower import InMemoryGrid, Run
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
 from strategies.protocol.names import some
 from strategies.protocol.parcel import count_bytes
