@@ -40,8 +40,3 @@ def derangement(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
         order = rng.permutation(len(hospitals))
         if not np.any(order == np.arange(len(hospitals))):
             return {hospital: hospitals[i] for hospital, i in zip(hospitals, order, strict=True)}
-
-
-def serial(hospitals: Sequence[str], hop: int, place: str) -> Route:
-    """One parcel, now at `place`, visits the hospitals in order: at hop k (from 1) the k-th."""
-    return {hospitals[hop - 1]: place}

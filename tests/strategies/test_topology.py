@@ -7,7 +7,6 @@ from strategies.engine.topology import (
     derangement,
     random_ring,
     ring,
-    serial,
     stay,
 )
 
@@ -25,12 +24,6 @@ def cycle_from(route, start):
 
 def test_ring_receives_from_the_one_before():
     assert ring(["a", "b", "c"]) == {"a": "c", "b": "a", "c": "b"}
-
-
-def test_serial_visits_one_after_the_other():
-    places = {1: "c", 2: "a", 3: "b"}  # where the parcel is before each hop
-    routes = [serial(["a", "b", "c"], hop, place) for hop, place in places.items()]
-    assert routes == [{"a": "c"}, {"b": "a"}, {"c": "b"}]
 
 
 def test_who_stays_keeps_its_own():
