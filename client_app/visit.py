@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
@@ -49,77 +49,133 @@ def train_here(message: Message, context: Context) -> Message:
             leaves that tells so much of who it was trained on.
         DataError: The task has too few images here.
     """
-    request = Request.open(message, context, Clock(message.metadata.ttl))
-    if policy := request.hospital.policy:
-        count_visit(request.run, policy.runs.max_visits)
-    network, before, carried = unpack(request, parcel_in(message.content))
-    order, hospital, clock = request.order, request.hospital, request.clock
-    images = _images(request)
-    judge = Judge(request, network, before, images)
-    if request.seal:  # what is refused must not count: an older copy comes in its place
-        check_newest(request.run, before)
-    label = before.after(order)
-    place = (*request.visit, hospital.name)
-    if hospital.settings.asynchronous:  # so that it does not matter in which round it comes
-        place = (0, order.hop, label.lineage)
-    snapshots: dict[str, RecordDict] = {}
+    visit = Visit(Request.open(message, context, Clock(message.metadata.ttl)))
+    metrics = visit.train()
+    visit.attack()
+    told = visit.tell(metrics)
+    told |= visit.embed()
+    parcel = visit.pack()
+    visit.keep(parcel, told)
+    return visit.request.answer(told, visit.content(parcel))
 
-    def keep_snapshot(epoch: int) -> None:
-        if order.snapshots and epoch < order.epochs:
-            snapshots[f"epoch-{epoch}"] = pack(request, network, replace(label, epochs=epoch))
 
-    received = _received(request, before, carried)
-    with clock.measure("train"):
-        learner = request.learner(network, images, hospital.settings, received)
-        if order.epochs < 1 or not len(learner.samples):
-            raise ParcelError("The order is to train for no epoch, or on no image.")
-        rng = rng_for(hospital.settings.seed, "visit", *place)
-        train_settings = hospital.settings.train.in_round(order.round)
-        pace = Pace(f"{hospital.name} trains the model of {label.lineage}", "images")
-        if train_settings.dp.noise_multiplier:
-            metrics = _train_privately(request, learner, rng, keep_snapshot, pace)
-        else:
-            fewest = policy.images.min_batch if policy else 2
-            metrics = train(
-                learner,
-                train_settings,
-                order.epochs,
-                rng,
-                clock.deadline,
-                keep_snapshot,
-                pace,
-                fewest,
-            )
-        judge.check_visit()
-        memory = learner.memory(rng_for(hospital.settings.seed, "importance", *place))
-    if rules := _attacked_by(request):
-        from client_app.release.model_attack import (
-            attack_model,  # with it come imports that take seconds
+class Visit:
+    """A visit that is under way; its methods are its steps, in their order.
+
+    Args:
+        request: To train.
+
+    Attributes:
+        network: The model, which training changes.
+        before: The label that it came with.
+        label: The label of the parcel that leaves.
+        alone: Whether nobody else has trained the model.
+        beside: The records that leave beside the model.
+        snapshots: Parcels of the model after earlier epochs, if they were ordered.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        if policy := request.hospital.policy:
+            count_visit(request.run, policy.runs.max_visits)
+        self.network, self.before, carried = unpack(request, parcel_in(request.message.content))
+        self.images = _images(request)
+        self.judge = Judge(request, self.network, self.before, self.images)
+        if request.seal:  # what is refused must not count: an older copy comes in its place
+            check_newest(request.run, self.before)
+        self.label = self.before.after(request.order)
+        own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
+        self.alone = self.before.round == 0 and own
+        self.received = _received(request, self.before, carried)
+        self.beside: dict[str, ArrayRecord] = {}
+        self.snapshots: dict[str, RecordDict] = {}
+
+    def train(self) -> dict[str, float]:
+        """Train the model, and judge what training has made of it; what was measured meanwhile."""
+        request, order, hospital = self.request, self.request.order, self.request.hospital
+        settings, clock = hospital.settings, request.clock
+        place = (*request.visit, hospital.name)
+        if settings.asynchronous:  # so that it does not matter in which round it comes
+            place = (0, order.hop, self.label.lineage)
+        with clock.measure("train"):
+            self.learner = request.learner(self.network, self.images, settings, self.received)
+            if order.epochs < 1 or not len(self.learner.samples):
+                raise ParcelError("The order is to train for no epoch, or on no image.")
+            rng = rng_for(settings.seed, "visit", *place)
+            pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
+            in_round = settings.train.in_round(order.round)
+            after_epoch = self._keep_snapshot
+            if in_round.dp.noise_multiplier:
+                metrics = _train_privately(request, self.learner, rng, after_epoch, pace)
+            else:
+                fewest = hospital.policy.images.min_batch if hospital.policy else 2
+                metrics = train(
+                    self.learner,
+                    in_round,
+                    order.epochs,
+                    rng,
+                    clock.deadline,
+                    after_epoch,
+                    pace,
+                    fewest,
+                )
+            self.judge.check_visit()
+            self.memory = self.learner.memory(rng_for(settings.seed, "importance", *place))
+        return metrics
+
+    def attack(self) -> None:
+        """Attack the model before it leaves, if the policy has rules about what attacks tell."""
+        if rules := _attacked_by(self.request):
+            from client_app.release.model_attack import attack_model  # imports that take seconds
+
+            attack_model(self.request, self.network, self.label, rules)
+
+    def tell(self, metrics: dict[str, float]) -> dict[str, float]:
+        """What is said of the model; what the learner sends with it is put beside it."""
+        self.disclosure = Disclosure(self.request)
+        told, memory = _told(
+            self.disclosure, self.learner, self.network, self.label, metrics, self.memory
         )
+        if self.alone:
+            Details(self.disclosure).keep_alone(self.network, self.label)
+        if memory:
+            self.beside["memory"] = pack_memory(memory)
+        return told
 
-        attack_model(request, network, label, rules)
-    disclosure = Disclosure(request)
-    metrics, memory = _told(disclosure, learner, network, label, metrics, memory)
-    alone = before.round == 0 and {*label.visited} == {hospital.name} and order.images == "own"
-    if alone:
-        Details(disclosure).keep_alone(network, label)
-    beside = {"memory": pack_memory(memory)} if memory else {}
-    if order.embeddings:
-        sent, told = embeddings_of(request, learner, disclosure)
-        beside, metrics = {**beside, **sent}, {**metrics, **told}
-    parcel = pack(request, network, label, beside)
-    keep_local(request, network)
-    if alone:
-        keep_own(disclosure, network, Manifest.of(parcel))
-    keep_visit(disclosure, network, Manifest.of(parcel), metrics)
-    if rehearsal := learner.rehearsal():
-        arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
-        Kept(request.run, "rehearsal").save(request.visit, arrays)
-    shown = bundle(snapshots, ["manifest", "model"])
-    if order.encoder:  # what came without it goes back without it
-        came = message.content.array_records["model"]
-        parcel = without(parcel, parcel.array_records["model"].keys() - came.keys())
-    return request.answer(metrics, RecordDict({**parcel, **shown}))
+    def embed(self) -> dict[str, float]:
+        """Put embeddings of images beside the model, if they were ordered; what is said of them."""
+        if not self.request.order.embeddings:
+            return {}
+        sent, told = embeddings_of(self.request, self.learner, self.disclosure)
+        self.beside |= sent
+        return told
+
+    def pack(self) -> RecordDict:
+        """The parcel that leaves."""
+        return pack(self.request, self.network, self.label, self.beside)
+
+    def keep(self, parcel: RecordDict, told: Mapping[str, float]) -> None:
+        """Keep what stays: layers that do not travel, models to take home, a stream's images."""
+        request, label = self.request, Manifest.of(parcel)
+        keep_local(request, self.network)
+        if self.alone:
+            keep_own(self.disclosure, self.network, label)
+        keep_visit(self.disclosure, self.network, label, told)
+        if rehearsal := self.learner.rehearsal():
+            arrays = {name: tensor.cpu().numpy() for name, tensor in rehearsal.items()}
+            Kept(request.run, "rehearsal").save(request.visit, arrays)
+
+    def content(self, parcel: RecordDict) -> RecordDict:
+        """The records of the answer: the parcel, and its snapshots."""
+        if self.request.order.encoder:  # what came without it goes back without it
+            came = self.request.message.content.array_records["model"]
+            parcel = without(parcel, parcel.array_records["model"].keys() - came.keys())
+        return RecordDict({**parcel, **bundle(self.snapshots, ["manifest", "model"])})
+
+    def _keep_snapshot(self, epoch: int) -> None:
+        if self.request.order.snapshots and epoch < self.request.order.epochs:
+            label = replace(self.label, epochs=epoch)
+            self.snapshots[f"epoch-{epoch}"] = pack(self.request, self.network, label)
 
 
 def _train_privately(
