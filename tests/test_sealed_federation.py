@@ -239,7 +239,7 @@ def test_parcels_of_another_run_are_refused(tmp_path):
     [
         (True, ["first-use", "first-use", ""], "Parcels are sealed in this run"),
         (False, ["", "", "first-use"], "hands on sealed parcels only"),
-        (True, ["first-use", "first-use", "/no/such/file"], "file of members cannot be read"),
+        (True, ["first-use", "first-use", "/no/such/file"], "file of members cannot be used"),
     ],
 )
 def test_a_hospital_s_own_node_config_decides(sealed, members, reason, tmp_path):
