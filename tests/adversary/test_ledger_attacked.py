@@ -200,6 +200,7 @@ DELETED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", ["1", "2"])
 @pytest.mark.parametrize("how", ["deleted", "emptied", "dangling"])
 @pytest.mark.parametrize("file", DELETED.values(), ids=DELETED)

@@ -108,6 +108,7 @@ def test_the_orders_of_the_run_itself_are_carried_out(place):
     assert not trained.has_error(), trained.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("verb", "changes"), OTHER_THINGS.values(), ids=OTHER_THINGS)
 def test_an_order_for_another_thing_than_the_run_is_refused(
     verb, changes, place, tmp_path, monkeypatch
@@ -127,6 +128,7 @@ def test_an_order_for_another_thing_than_the_run_is_refused(
     assert any(field in failure["reason"] for field in changes or ["learner"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner", ["fedspace", "fedbn", "derpp", "rehearsal", "x", "plain2"])
 @pytest.mark.parametrize("strategy", ["rwt", "cwt", "feder", "fedavg"])
 def test_no_run_has_the_learner_of_another_method(strategy, learner, tmp_path):
