@@ -147,9 +147,10 @@ def is_plain(shown):
 def test_a_changed_run_is_compared_or_left_out(name, results, tmp_path):
     whole = results[0]
     rng, outcomes = random.Random(name), set()
-    for _ in range(MOST // 5):
+    for number in range(MOST // 5):
         folder = copy_of(whole, tmp_path)
-        (folder / name).write_bytes(changed(rng, (whole / name).read_bytes()))
+        if number:  # the first one is as it was: of the others few may be readable
+            (folder / name).write_bytes(changed(rng, (whole / name).read_bytes()))
         found = compared([folder, whole])
         assert found.methods, "The other run is compared in any case."
         said = [text(found), page(found)]
@@ -167,9 +168,10 @@ def test_a_changed_run_is_compared_or_left_out(name, results, tmp_path):
 def test_a_changed_run_is_followed_or_named(name, results, tmp_path):
     whole = results[name == "under-way.json"]
     rng, outcomes = random.Random(name), set()
-    for _ in range(MOST // 5):
+    for number in range(MOST // 5):
         folder = copy_of(whole, tmp_path)
-        (folder / name).write_bytes(changed(rng, (whole / name).read_bytes()))
+        if number:  # the first one is as it was: of the others few may be readable
+            (folder / name).write_bytes(changed(rng, (whole / name).read_bytes()))
         screen = io.StringIO()
         console = Console(file=screen, highlight=False, width=80)
         outcome = "followed"
