@@ -87,6 +87,7 @@ def test_a_page_names_what_is_there(path):
     assert {*missing_from(text)} <= EXAMPLES
 
 
+@pytest.mark.slow
 def test_docstrings_and_comments_name_what_is_there():
     missing = {
         f"{path.relative_to(ROOT)}: {name}"

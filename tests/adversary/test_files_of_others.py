@@ -143,6 +143,7 @@ def is_plain(shown):
     return all(line.isprintable() for line in re.split(r"[\n\t]", shown))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "summary.json"])
 def test_a_changed_run_is_compared_or_left_out(name, results, tmp_path):
     whole = results[0]

@@ -132,6 +132,7 @@ def ask(place, run="1", verb="query.prepare", order=("a", "b"), **changes):
     return app(Message(RecordDict({"order": to_record(order)}), 100, verb, ttl=600.0), place)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

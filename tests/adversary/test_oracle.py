@@ -423,6 +423,7 @@ def test_another_run_is_no_way_around_the_limit(tmp_path):
     assert [each["refused"] for each in told] == [None, None, None, Failure.POLICY]
 
 
+@pytest.mark.slow
 def test_one_round_is_not_trained_again_and_again(tmp_path):
     """Each time another model can be read; other runs count, too."""
     victim = Victim(tmp_path, LARGE, OPEN + "max-visits = 3\n")

@@ -115,6 +115,7 @@ def changes(usual, rng, more=()):
     return {key: rng.choice(values) for key, values in zip(keys, both, strict=True)}
 
 
+@pytest.mark.slow
 def test_no_setting_ends_an_enrolment_without_a_reason(tmp_path):
     rng, place = random.Random(0), deployed(tmp_path)
     usual = dict(place.run_config)

@@ -158,6 +158,7 @@ def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_r
         assert verdict not in said
 
 
+@pytest.mark.slow
 def test_files_say_that_their_figures_have_noise(deployed_run):
     _, result = deployed_run
     with (result / "accuracy_matrix.csv").open(encoding="utf-8") as file:
