@@ -66,8 +66,7 @@ def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Sessio
     if not simulated and _session.cache_info().currsize > 2:
         _session.cache_clear()
     session = _session(_Asked(text, context, name, classes))
-    # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
-    # many as it has cores: without this line the same seed would not give the same run.
+    # As in `open_hospital`: another run in this process may have set another number.
     torch.set_num_threads(session.hospital.settings.cpu_threads)
     return session
 
