@@ -6,6 +6,7 @@ hospital's own log has the rest.
 """
 
 from client_app.authority.policy import PolicyError
+from gan.presets import PresetError
 from learning.errors import DeadlineError, DivergedError, ModelError
 from strategies.protocol.may_leave import Failure, UndeclaredError
 from strategies.protocol.records import ParcelError, UselessError
@@ -35,6 +36,7 @@ LEAVES: dict[type[Exception], Failure] = {
     SettingsError: Failure.SETTINGS,
     PolicyError: Failure.POLICY,
     ModelError: Failure.SETTINGS,
+    PresetError: Failure.SETTINGS,
     DataError: Failure.DATA,
     UselessError: Failure.USELESS,  # before its parent
     ParcelError: Failure.PARCEL,

@@ -1,6 +1,7 @@
 """The files of a training: checkpoints to go on from after a kill, and the progress as text."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -11,7 +12,6 @@ import torch
 
 from gan.adversaries import Adversaries
 from gan.schedule import Progress, Standing
-from strategies.protocol.files import replacing
 
 VERSION = 3  # of networks, losses and checks: a training of another version is not gone on with
 
@@ -45,7 +45,8 @@ class Checkpoints:
                     first = [each for each in standing.progress if each.phase == 1]
                     begun = Standing(2, 0, first[-1].seconds, first)
                     plain = {**_read(self.folder / "plain.pt"), "made-with": self.made_with}
-                    self._write("checkpoint", {**plain, "standing": asdict(begun)})
+                    plain["standing"] = asdict(begun)
+                    write_whole(self.folder / "checkpoint.pt", plain)
                     return
 
     def has(self, name: str) -> bool:
@@ -58,8 +59,7 @@ class Checkpoints:
         Before that it writes `progress.jsonl`: all checks, one line each.
         """
         lines = [json.dumps(asdict(each)) + "\n" for each in standing.progress]
-        with replacing(self.folder / "progress.jsonl") as draft:
-            draft.write_text("".join(lines))
+        (self.folder / "progress.jsonl").write_text("".join(lines))
         content = {
             "made-with": self.made_with,
             "first-phase": self.first_phase,
@@ -68,7 +68,7 @@ class Checkpoints:
             "random": torch.get_rng_state(),
             "random-cuda": torch.cuda.get_rng_state_all(),
         }
-        self._write(name, content)
+        write_whole(self.folder / f"{name}.pt", content)
 
     def load(self, name: str, networks: Adversaries) -> Standing:
         """Bring networks and torch's global generators back to where they were at `save`.
@@ -91,9 +91,15 @@ class Checkpoints:
         torch.cuda.set_rng_state_all(content["random-cuda"])
         return _standing(content)
 
-    def _write(self, name: str, content: dict[str, Any]) -> None:
-        with replacing(self.folder / f"{name}.pt") as draft:
-            torch.save(content, draft)
+
+def write_whole(path: Path, content: dict[str, Any]) -> None:
+    """Write a file of tensors that is whole or not there, wherever the process is killed."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        torch.save(content, draft)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gan.checkpoint import write_whole
 from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS, distances
 from gan.pixel_range import to_bytes
 from gan.projection import Projection, Start, mean_w, project
-from strategies.protocol.files import replacing
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
 VERSION = 1  # of how codes are found: those of another version are not used
@@ -168,8 +168,7 @@ class Source:
             self.check_deadline()
             made = {key: value.cpu() for key, value in make().items()}
             self.folder.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as draft:
-                torch.save(made, draft)
+            write_whole(path, made)
         device = self.images.device
         kept: dict[str, Tensor] = torch.load(path, map_location=device, weights_only=True)
         return kept

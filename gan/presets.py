@@ -1,4 +1,4 @@
-"""Sizes and schedules of the generative model, one row per kind of images.
+"""Sizes and schedules of the generative model, one row per kind of images. Without torch.
 
 Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), StyleGAN2-ADA (Karras et al. 2020,
 arXiv:2006.06676), FedER (Pennisi et al. 2023, arXiv:2206.10048, sections III.B and IV.B).
@@ -9,6 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 StandIn = Literal["classifier", "untrained"]  # for the FID's network (gan/quality.py)
+# Products of a layer's pixels and squared channels that a CPU core trains in a second: xray-256
+# took 10 s for an image. Small presets take longer than that, since other things count there.
+VALUES_PER_SECOND = 1.2e8
+
+
+class PresetError(ValueError):
+    """There is no such preset, or the images are too large for it."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,26 @@ class Preset:
         """The preset for images of `size` pixels, at the lowest resolution that holds them."""
         levels = max(2, math.ceil(math.log2(size / 4)) + 1)
         return replace(self, channels=self.channels[:levels])
+
+    @property
+    def most_iterations(self) -> int:
+        """The most iterations of both phases together."""
+        return self.iterations + self.privacy_iterations
+
+    @property
+    def least_hours(self) -> float:
+        """The fewest hours that a training takes on a core of this machine; 0 = below one.
+
+        With CUDA it is 0, too.
+        """
+        values = sum((4 << level) ** 2 * width**2 for level, width in enumerate(self.channels))
+        images = min(self.iterations, self.patience) * self.batch_size
+        hours = images * values / VALUES_PER_SECOND / 3600
+        if hours < 1:
+            return 0.0
+        from torch.cuda import is_available  # takes seconds
+
+        return 0.0 if is_available() else hours
 
 
 # StyleGAN2-ADA's "auto" configuration for 256 x 256 pixels, with FedER's batch and learning rate.
@@ -134,3 +161,30 @@ PRESETS: dict[str, Preset] = {
     "xray-256": _XRAY,
     "skin-256": _XRAY,
 }
+
+
+def chosen_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
+    """The preset of a run.
+
+    Args:
+        name: Of one of `PRESETS`.
+        iterations: The most of each phase; 0 = as many as the preset has.
+        size: Pixels a side of the images; 0 = as many as the preset is for.
+
+    Raises:
+        PresetError: There is none of that name, or the images are too large for it.
+    """
+    if name not in PRESETS:
+        raise PresetError(
+            f"The setting 'gan.preset' is {name!r}; it must be one of {', '.join(PRESETS)}."
+        )
+    preset = PRESETS[name]
+    if size > 2 * preset.resolution:
+        raise PresetError(
+            f"The setting 'gan.preset' is '{name}', for images of {preset.resolution} pixels, and "
+            f"the hospital's have {size}: choose a larger one of {', '.join(PRESETS)}, or a "
+            "smaller image-size."
+        )
+    if iterations:
+        preset = replace(preset, iterations=iterations, privacy_iterations=iterations)
+    return preset.fitted(size) if size else preset

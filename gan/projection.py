@@ -32,7 +32,6 @@ from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS
 from gan.pixel_range import to_bytes
 from gan.synthesis import save_grid
-from strategies.protocol.files import replacing
 
 NOISE_ADDED = 0.05  # noise that is added to w at the start, as a share of the scale of W
 LEARNING_RATE = 0.1  # the highest, after the ramp up and before the ramp down
@@ -198,8 +197,7 @@ def measure_privacy(
         for name, generator in (("plain", plain), ("private", private))
     }
     distances = {name: each.distances.tolist() for name, each in found.items()}
-    with replacing(folder / "projections.json") as draft:
-        draft.write_text(json.dumps({"metric": metric.name, **distances}))
+    (folder / "projections.json").write_text(json.dumps({"metric": metric.name, **distances}))
     histogram(metric.name, distances).savefig(folder / "privacy.png", dpi=150)
     shown = torch.linspace(0, len(images) - 1, min(SHOWN, len(images))).long()
     rows = torch.cat([each[shown] for each in (images, *(p.images for p in found.values()))])

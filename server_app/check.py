@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from client_app.presets import fitted_preset
-from server_app.notices import SIDES, notices
+from server_app.notices import SIDES, gan_preset, notices
 from server_app.results import check_same
 from server_app.tracking import feed
 from strategies.engine import checkpoint
@@ -86,7 +85,7 @@ def check(
     strategy.check(sealed=settings.sealed and not simulated)
     size = settings.image_size or (SIDES.get(settings.dataset, 0) if simulated else 0)
     if strategy.buffer_size:
-        fitted_preset(settings.gan, (1, size or 1, size or 1))  # 0: the hospital checks it
+        gan_preset(settings.gan, size)
     times = settings.asynchrony
     if times.replay:
         read_turns(Path(times.replay))

@@ -1,8 +1,8 @@
 """What is worth knowing of a run before it starts, though its settings can be used."""
 
-from client_app.presets import least_hours
+from gan.presets import Preset, PresetError, chosen_preset
 from strategies.engine.strategy import Strategy
-from strategies.protocol.settings import Settings, defaults
+from strategies.protocol.settings import GANSettings, Settings, SettingsError, defaults
 
 # Pixels a side of images that come with libraries.
 SIDES = {"digits": 8, "mnist": 28}
@@ -30,10 +30,22 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
     changed = [key for key in unread if chosen[key] != usual[key]]
     said = [f"The setting '{key}' is {chosen[key]!r}, and is not read: {why}." for key in changed]
     size = settings.image_size or SIDES.get(settings.dataset, 0)
-    if simulated and makes_gan and (hours := least_hours(gan, size)):
+    if simulated and makes_gan and (hours := gan_preset(gan, size).least_hours):
         said.append(
             f"The setting 'gan.preset' is '{gan.preset}', and this machine has no CUDA device: "
             f"on a CPU core each hospital's GAN takes about {hours:,.0f} hours or more. Choose "
             "tiny or small, or fewer 'gan.iterations'."
         )
     return said
+
+
+def gan_preset(gan: GANSettings, size: int) -> Preset:
+    """The GAN of a run, for images of so many pixels a side; 0 = not known.
+
+    Raises:
+        SettingsError: There is no such preset, or the images are too large for it.
+    """
+    try:
+        return chosen_preset(gan.preset, gan.iterations, size)
+    except PresetError as error:
+        raise SettingsError(str(error)) from error

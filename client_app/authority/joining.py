@@ -6,8 +6,8 @@ from client_app.authority.policy import Policy, Ruling, at_least, uphold
 from client_app.datasets import LocalData
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.presets import fitted_preset
 from client_app.release.disclosure import in_large_classes
+from gan.presets import chosen_preset
 from learning.augmentation import check_augmentation
 from learning.suited import check_suited
 
@@ -27,6 +27,7 @@ def check_joining(hospital: Hospital, learner: str, buffer_size: int, images: st
         PolicyError: The network is larger than the hospital allows, or too few patients would be
             learnt from.
         ModelError: There is no such network, or it cannot take the hospital's images.
+        PresetError: There is no such GAN, or it cannot make such images.
     """
     settings, shape = hospital.settings, hospital.data.train.shape
     if images == "everyone" and not hospital.partitions:
@@ -36,7 +37,7 @@ def check_joining(hospital: Hospital, learner: str, buffer_size: int, images: st
     check_suited(learner, hospital.architecture, settings)
     check_augmentation(settings.train.augment, shape)
     if buffer_size:
-        fitted_preset(settings.gan, shape)
+        chosen_preset(settings.gan.preset, size=max(shape[1:]))
 
 
 def check_enough(hospital: Hospital) -> None:

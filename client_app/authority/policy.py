@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 from client_app.authority.node_config import OwnError, near_miss
-from client_app.presets import most_iterations
+from gan.presets import chosen_preset
 from learning.settings import LwFSettings, ReservoirSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
@@ -299,6 +299,7 @@ class Policy:
 
         Raises:
             SettingsError: The settings of its method cannot be used.
+            PresetError: There is no such GAN.
         """
         runs, images, release = self.runs, self.images, self.release
         gan, check = settings.gan, settings.release
@@ -365,7 +366,7 @@ class Policy:
             gan.privacy_weight,
             gan.privacy_weight > 0 or release.without_privacy,
         )
-        trained = most_iterations(gan)
+        trained = chosen_preset(gan.preset, gan.iterations).most_iterations
         yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)
 
     def of_embeddings(self, settings: Settings) -> str:

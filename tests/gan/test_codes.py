@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gan import codes
+from gan.checkpoint import write_whole
 from gan.code_sets import CODE_SETS, Choice
 from gan.codes import Deck, at_most, pairwise, render_codes
 from gan.nearest import nearest
 from gan.quality import mean_of_minimal_distances
-from strategies.protocol.files import replacing
 
 CHOICE = Choice(clusters=2, k=2, kl="uniform")
 # Of class 0 (six images) and 1 (four). Two paths of five points each from four random codes or
@@ -44,14 +44,14 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
     place = source(folder=tmp_path / "parts")
     finished: list[str] = []
 
-    def killed(path):
+    def killed(path, made):
         if len(finished) % 2:
             finished.append("killed")
             raise TimeoutError
         finished.append(path.name)
-        return replacing(path)
+        write_whole(path, made)
 
-    monkeypatch.setattr(codes, "replacing", killed)
+    monkeypatch.setattr(codes, "write_whole", killed)
     for _ in range(50):
         try:
             made = CODE_SETS[name](place, CHOICE)

@@ -31,7 +31,6 @@ import torch
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
-from client_app.presets import fitted_preset
 from client_app.release.buffer.job import Job, Release, frequent
 from client_app.release.buffer.stages import AUDIT, CHECKED, make
 from gan.checkpoint import VERSION
@@ -39,7 +38,7 @@ from gan.codes import SEARCHES
 from gan.membership import ATTACKS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
-from gan.presets import Preset
+from gan.presets import Preset, chosen_preset
 from learning.errors import DeadlineError, DivergedError
 from learning.samples import Samples
 from strategies.protocol.settings import SettingsError, rng_for
@@ -57,13 +56,14 @@ def make_buffer(
         large: Which training images are of classes that enough patients have; None = all are.
 
     Raises:
-        SettingsError: There is no such preset, or it does not fit the images.
+        PresetError: There is no such preset, or it does not fit the images.
+        SettingsError: `gan.lpips-weights` or `gan.inception-weights` cannot be used.
         ReleaseError: The images may not leave; says which and why.
         DivergedError: The training of the GAN failed.
         DeadlineError: The deadline has passed; the GAN goes on from its checkpoint next time.
     """
     settings, data = hospital.settings, hospital.data
-    preset = fitted_preset(settings.gan, data.train.shape)
+    preset = chosen_preset(settings.gan.preset, settings.gan.iterations, max(data.train.shape[1:]))
     distance = _distance(hospital, preset)
     seed = int(rng_for(settings.seed, "gan", hospital=hospital.name).integers(2**31))
     train = Samples(data.train.images, data.train.labels)  # in memory, once for all stages
