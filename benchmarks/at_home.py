@@ -59,13 +59,13 @@ class Models:
     held: Scores
     handed: Scores
 
-    def of(self, images: NDArray[np.bool_]) -> "Models":
+    def select(self, images: NDArray[np.bool_]) -> "Models":
         """For some of the images, [N]."""
         alone, own, held = (each[images] for each in (self.alone, self.own, self.held))
         return Models(alone, own, held, self.handed[:, images])
 
     @property
-    def every(self) -> Scores:
+    def all_models(self) -> Scores:
         """Those of the run and its own, [M + 1, N, K]."""
         return np.concatenate([self.handed, self.own[None]])
 
@@ -88,10 +88,12 @@ RULES: dict[str, Callable[[Models, Labels, Models], Scores]] = {
     "the mean of all": lambda seen, labels, new: new.handed.mean(0),
     "the best of all": lambda seen, labels, new: best(seen.handed, labels, new.handed),
     "a mixture of all": lambda seen, labels, new: mixture(seen.handed, labels, new.handed),
-    "the mean of all and its own": lambda seen, labels, new: new.every.mean(0),
-    "the best of all and its own": lambda seen, labels, new: best(seen.every, labels, new.every),
+    "the mean of all and its own": lambda seen, labels, new: new.all_models.mean(0),
+    "the best of all and its own": lambda seen, labels, new: best(
+        seen.all_models, labels, new.all_models
+    ),
     "a mixture of all and its own": lambda seen, labels, new: mixture(
-        seen.every, labels, new.every
+        seen.all_models, labels, new.all_models
     ),
     "half its own, half the mean": lambda seen, labels, new: (new.own + new.handed.mean(0)) / 2,
 }
@@ -111,7 +113,7 @@ def main() -> None:
     print(table_head(["", "seeds", *RULES]), flush=True)
     for row, by_seed in runs.items():
         seeds = sorted(by_seed.keys() & alone.keys() & own_of.keys())
-        figures = [at_home(alone[seed], own_of[seed], by_seed[seed]) for seed in seeds]
+        figures = [measure(alone[seed], own_of[seed], by_seed[seed]) for seed in seeds]
         own = [each["its own, alone"] for each in figures]
         cells = []
         for rule in RULES:
@@ -148,7 +150,7 @@ def interval(gains: list[float]) -> str:
     return f" ({100 * mean:+.1f}; {100 * (mean - half):.1f} to {100 * (mean + half):.1f})"
 
 
-def at_home(alone: Path, own: Path, run: Path) -> dict[str, float]:
+def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
     """The mean over hospitals of what each rule is worth there, after a run.
 
     Args:
@@ -157,12 +159,12 @@ def at_home(alone: Path, own: Path, run: Path) -> dict[str, float]:
         run: The run.
     """
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
-    handed = said_by(run)
+    handed = read_probabilities(run)
     for name, data in images_of(run).items():
         by = {lineage: said[name] for lineage, (_, said) in handed.items()}
         last = [lineage for lineage, (visited, _) in handed.items() if visited[-1:] == [name]]
         scores = np.stack([*by.values()])
-        mine, ours = (said_by(each)[name][1][name] for each in (alone, own))
+        mine, ours = (read_probabilities(each)[name][1][name] for each in (alone, own))
         models = Models(mine, ours, by[last[0]] if last else scores.mean(0), scores)
         labels = data.test.labels.numpy()
         for rule, figure in judged(models, labels, data.test_patients, settings_of(run).seed):
@@ -182,7 +184,7 @@ def judged(
         for half in (first, ~first):
             if len(np.unique(labels[half])) < 2 or len(np.unique(labels[~half])) < 2:
                 continue  # no balanced accuracy there
-            seen, new = models.of(half), models.of(~half)
+            seen, new = models.select(half), models.select(~half)
             for rule, use in RULES.items():
                 scores = use(seen, labels[half], new)
                 worth[rule].append(balanced_accuracy(scores, labels[~half]))
@@ -213,7 +215,7 @@ def images_of(run: Path) -> dict[str, LocalData]:
 
 
 @cache
-def said_by(run: Path) -> dict[str, tuple[list[str], dict[str, Scores]]]:
+def read_probabilities(run: Path) -> dict[str, tuple[list[str], dict[str, Scores]]]:
     """By lineage: which hospitals trained a model, and its probabilities of each one's images."""
     found = {}
     for path in sorted((run / "parcels").glob("*.npz")):

@@ -78,7 +78,7 @@ def write(arguments: argparse.Namespace) -> None:
     photographs = _photographs(data / "skin" / "ham_vidir_modern")
     for percent in STEPS["devices"]:
         shifted = [
-            tuple((as_of_device(each, hospital, percent / 100), labels) for each, labels in both)
+            tuple((simulate_device(each, hospital, percent / 100), labels) for each, labels in both)
             for hospital, both in enumerate(photographs)
         ]
         _save(to / f"devices-{percent}.npz", shifted)
@@ -133,7 +133,7 @@ def _photographs(folder: Path) -> list[Any]:
     ]
 
 
-def as_of_device(images: Bytes, hospital: int, strength: float) -> Bytes:
+def simulate_device(images: Bytes, hospital: int, strength: float) -> Bytes:
     """Photographs [N, H, W, 3] as a hospital's own device might take them; 0 leaves them."""
     rng = rng_for(0, "device", hospital=str(hospital))
     gain = np.exp(strength * rng.uniform(-0.4, 0.4, 3))  # of each colour

@@ -73,6 +73,6 @@ class UnreliableGrid(WorkersGrid):
         asked = message.metadata
         if not asked.message_type.startswith("train"):
             return False
-        server_round = Order.of(message.content).round
+        server_round = Order.read(message.content).round
         hospital, hospitals = asked.dst_node_id - 1, len(self.nodes)
         return self.losses.lost(self.run_config["seed"], server_round, hospital, hospitals)

@@ -65,12 +65,12 @@ def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float
         network = unpack_network(parcel, check_parcel(parcel), {}, DEVICE)
         for index in range(hospitals):
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
-            members, others = (_says(network, each) for each in (data.train, data.test))
+            members, others = (_probabilities(network, each) for each in (data.train, data.test))
             by_network = network_attack(members, others, networks).overall.accuracy.value
             yield by_network, loss_attack(members, others).accuracy.value
 
 
-def _says(network: nn.Module, samples: Samples) -> Predictions:
+def _probabilities(network: nn.Module, samples: Samples) -> Predictions:
     labels = samples.labels.to(DEVICE)
     return Predictions(probabilities(network, samples.images.to(DEVICE), math.inf), labels)
 

@@ -11,7 +11,7 @@ A table is a TOML file; only `rows` must be there, and `name` in each:
     seeds = [0, 1]                         # a run for each
     folds = 5                              # if it is there: a run for each seed and fold of the
                                            # training images, with the settings num-folds and fold
-    columns = ["federation_accuracy"]      # see `known_columns`
+    columns = ["federation_accuracy"]      # see `list_columns`
     [settings]                             # for all rows, as in pyproject.toml; {data} stands for
     dataset = "npz:{data}/x.npz"           # the folder that --data names, and {images} for several
     [[rows]]
@@ -307,7 +307,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
     """
     hospitals, seeds = described.get("hospitals", max(2, len(data))), described.get("seeds", [0])
     chosen = described.get("columns", COLUMNS)
-    known = known_columns(min(row.get("hospitals", hospitals) for row in described["rows"]))
+    known = list_columns(min(row.get("hospitals", hospitals) for row in described["rows"]))
     if unknown := set(chosen) - known.keys():
         raise TableError(f"No column is called {_list(unknown)}. There are: {', '.join(known)}.")
     first = Repeat(seeds[0], described.get("folds", 0))
@@ -346,7 +346,7 @@ def _check_here(row: Row, repeat: Repeat, output: Path) -> None:
         raise TableError(f"Row '{row.name}': {error}") from error
 
 
-def known_columns(hospitals: int) -> dict[str, Column]:
+def list_columns(hospitals: int) -> dict[str, Column]:
     """All columns that a table may have, by name.
 
     They are the accuracies, AUROCs and disagreements of summary.json, `forgetting` and

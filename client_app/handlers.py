@@ -92,7 +92,7 @@ def prepare(message: Message, context: Context) -> Message:
             made = make_buffer(hospital, order.buffer_size, clock.deadline, told.learnt)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
-            metrics |= told.of_buffer(made.figures)
+            metrics |= told.buffer_figures(made.figures)
             release = f"{len(made.samples)} synthetic images passed the release check."
             if untested := UNTESTED.get(made.attacked.get("verdict", "not attacked")):
                 release += f" {untested}"
@@ -132,7 +132,7 @@ def test(message: Message, context: Context) -> Message:
     tells = request.order.final and len(hospital.data.train) > 0
     details = Details(disclosure) if tells else None
     if details:
-        metrics |= _named("standalone", details.of_alone())
+        metrics |= _named("standalone", details.alone_figures())
     parcels = unbundle(message.content)
     latest = _latest(parcels)
     for name, parcel in parcels.items():
@@ -143,10 +143,10 @@ def test(message: Message, context: Context) -> Message:
                 model = disclosure.fingerprint(network, label)
                 disclosure.admit(model, label)
                 each = probabilities(network, images, clock.deadline)
-            told = disclosure.of_test(model, each, per_class=per_class)
+            told = disclosure.test_figures(model, each, per_class=per_class)
             if details and name in latest:
-                said = details.says(model, network, each)
-                told = details.of(said, told)
+                said = details.ask(model, network, each)
+                told = details.figures(said, told)
                 seen, scores[label.lineage] = seen + said.seen, each
         except REFUSED as error:  # the other models are tested all the same
             told = {"refused": _refused(name, error)}
@@ -158,10 +158,10 @@ def test(message: Message, context: Context) -> Message:
         model = fingerprint(models)
         try:
             disclosure.admit(model)
-            told = disclosure.of_test(model, total)
+            told = disclosure.test_figures(model, total)
             if details:
                 said = Said(model, total / len(models), seen / len(models))
-                told = details.of(said, told)
+                told = details.figures(said, told)
             metrics |= _named("ensemble", told)
             keep_ensemble(request, told)
         except REFUSED as error:
@@ -189,7 +189,7 @@ def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
     newest: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parcel in parcels.items():
         with suppress(ParcelError):  # it is refused when it is tested
-            label = Manifest.of(parcel)
+            label = Manifest.read(parcel)
             place = (label.round, label.hop, label.epochs)
             newest[label.lineage] = max(newest.get(label.lineage, ((), "")), (place, name))
     return {name for _, name in newest.values()}

@@ -129,11 +129,11 @@ class Hospital:
         """
         whole = self.whole or self.data
         if self.policy and whole.tasks:
-            check_all_named(whole.shown, whole.tasks.named)
+            check_all_named(whole.classes_present, whole.tasks.class_names)
             most = self.policy.machine.max_memory_gb
             copied = whole.copied(len(arrived) or task) / 1e9
             uphold(at_most("machine.max-memory-gb", copied, most))
-        return replace(self, data=whole.at(task, arrived), whole=whole, task=task)
+        return replace(self, data=whole.images_at(task, arrived), whole=whole, task=task)
 
     def everyone(self) -> Samples:
         """The training images of all simulated hospitals, of all tasks up to the present one.

@@ -108,7 +108,7 @@ class Request(Inquiry):
             DataError: The hospital's images cannot be used, or have changed during the run.
             ParcelError: The order is not one that can be carried out.
         """
-        order = Order.of(message.content)
+        order = Order.read(message.content)
         if order.learner not in LEARNERS:
             raise ParcelError(f"There is no learner '{order.learner:.80}' at this hospital.")
         verb = message.metadata.message_type

@@ -29,7 +29,7 @@ from learning.packing import pack_memory
 from learning.samples import Samples
 from learning.training import train
 from strategies.protocol.console import Pace
-from strategies.protocol.parcel import Manifest, bundle, parcel_in, without
+from strategies.protocol.parcel import Manifest, bundle, drop_encoder, parcel_in
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import PUBLIC, require, rng_for
 
@@ -83,7 +83,7 @@ class Visit:
         self.judge = Judge(request, self.network, self.before, self.images)
         if request.seal:  # what is refused must not count: an older copy comes in its place
             check_newest(request.run, self.before)
-        self.label = self.before.after(request.order)
+        self.label = self.before.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
         self.alone = self.before.round == 0 and own
         self.received = _received(request, self.before, carried)
@@ -156,7 +156,7 @@ class Visit:
 
     def keep(self, parcel: RecordDict, told: Mapping[str, float]) -> None:
         """Keep what stays: layers that do not travel, models to take home, a stream's images."""
-        request, label = self.request, Manifest.of(parcel)
+        request, label = self.request, Manifest.read(parcel)
         keep_local(request, self.network)
         if self.alone:
             keep_own(self.disclosure, self.network, label)
@@ -169,7 +169,7 @@ class Visit:
         """The records of the answer: the parcel, and its snapshots."""
         if self.request.order.encoder:  # what came without it goes back without it
             came = self.request.message.content.array_records["model"]
-            parcel = without(parcel, parcel.array_records["model"].keys() - came.keys())
+            parcel = drop_encoder(parcel, parcel.array_records["model"].keys() - came.keys())
         return RecordDict({**parcel, **bundle(self.snapshots, ["manifest", "model"])})
 
     def _keep_snapshot(self, epoch: int) -> None:
@@ -257,13 +257,13 @@ def _told(
     with request.clock.measure("evaluate"):
         # DP-SGD's guarantee has no room for them.
         if disclosure.rules and not request.hospital.settings.train.dp.noise_multiplier:
-            told |= disclosure.of_loss(model, network)
+            told |= disclosure.loss_figures(model, network)
         if disclosure.rules and sums and request.order.images == "own":
-            memory = disclosure.of_prototypes(model, rotating(network))
+            memory = disclosure.prototypes(model, rotating(network))
         if request.order.test:
             images = request.hospital.data.test.images
             scores = probabilities(network, images, request.clock.deadline)
-            own = disclosure.of_test(model, scores)
+            own = disclosure.test_figures(model, scores)
             if "accuracy" in own:
                 told["accuracy-after-visit"] = own["accuracy"]
     return told, memory

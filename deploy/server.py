@@ -16,7 +16,7 @@ from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_runni
 from deploy.transport import for_commands, listen, split_address
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import replacing
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
@@ -219,8 +219,9 @@ def _check(folder: Path, run_config: str | None) -> None:
     names, wanted = sorted(name for name, *_ in hospitals_of(folder)), settings.min_hospitals
     if len(names) < wanted:
         raise DeployError(
-            f"min-hospitals is {wanted}, and {len(names)} are registered ({some(names) or 'none'}):"
-            " register more with `python -m deploy register`, or lower min-hospitals."
+            f"min-hospitals is {wanted}, and {len(names)} are registered "
+            f"({join_names(names) or 'none'}): register more with "
+            "`python -m deploy register`, or lower min-hospitals."
         )
 
 

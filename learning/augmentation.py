@@ -126,7 +126,7 @@ class Draws:
             views.append(self.view(part))
         return views
 
-    def some(self, samples: Samples, count: int) -> Samples:
+    def draw(self, samples: Samples, count: int) -> Samples:
         """Random samples, `count` of them; none comes twice before all have come once."""
         times = -(-count // len(samples))
         drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]

@@ -30,7 +30,7 @@ class Reservoir:
     def __len__(self) -> int:
         return min(self.seen, self.size)
 
-    def some(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
+    def draw(self, count: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Random rows, none of them twice: `count`, or all if there are fewer."""
         drawn = torch.randperm(len(self), generator=generator)[:count]
         return {name: rows[drawn.to(rows.device)] for name, rows in self.fields.items()}

@@ -32,7 +32,7 @@ def replayed_with(batch: Samples, samples: Samples, kept: Samples) -> int:
     return max(1, round(len(batch) * len(kept) / len(samples)))
 
 
-def with_task(
+def add_task(
     kept: Mapping[str, Tensor], samples: Samples, rows: Tensor, task: int
 ) -> dict[str, Tensor]:
     """What is kept from now on: that of earlier tasks, and these rows of the present one."""
@@ -48,7 +48,7 @@ def with_task(
     return {name: torch.cat([kept[name][before], found[name]]) for name in found}
 
 
-def among(classes: Tensor, logits: Tensor) -> Tensor:
+def restrict(classes: Tensor, logits: Tensor) -> Tensor:
     """Logits [N, K] such that a softmax is over some classes [c] alone: −∞ for the others."""
     others = torch.ones_like(logits[0], dtype=torch.bool).index_fill(0, classes, False)
     return logits.masked_fill(others, -torch.inf)

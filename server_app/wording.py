@@ -16,7 +16,7 @@ from statistics import fmean
 from server_app.measures import Round, Z, finished
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.text import counted
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
@@ -140,7 +140,7 @@ def of_wait(waits: Sequence[tuple[str, str, float]]) -> str:
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]
         named = [hospital for hospital in hospitals if hospital]
-        whom = [some(named)] if named else []
+        whom = [join_names(named)] if named else []
         if unnamed := len(hospitals) - len(named):
             whom.append(counted(unnamed, "hospital"))
         longest = max(seconds for _, each, seconds in waits if each == verb)

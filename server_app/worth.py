@@ -23,7 +23,7 @@ from pages.verdicts import (
 from server_app import noised
 from server_app.assessments import difference, everywhere_of, mean_over_hospitals
 from server_app.summary import Summary
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 
 OWN = "the hospitals' own models"  # before the first hand-off
 ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
@@ -97,7 +97,7 @@ def _beside_chance(
     if isfinite(same):
         text += f". Always the same answer gives {same:.3f}"
     if silent:
-        text += f". No figures from {some(silent)}"
+        text += f". No figures from {join_names(silent)}"
         judgement = graver(judgement, "open")
     return _said("run", judgement, f"{text}.", hospital=least["hospital"], model=least["model"])
 
@@ -269,7 +269,7 @@ def _hospitals(rows: Sequence[Row]) -> Iterator[dict[str, str]]:
             for each in row["classes"]
             if each["right"] == 0 and each["recall"] and (each["recall"]["high"] or 1.0) < RARELY
         ]:
-            text += f" It finds no image of {some(missed)}."
+            text += f" It finds no image of {join_names(missed)}."
             judgement = "bad"
         yield _said("hospital", judgement, text, hospital=hospital, model=row["model"])
 

@@ -147,7 +147,7 @@ class Asynchronous(Strategy):
             state.queues[longest].remove(name := waiting[longest][0])
             state.queues[hospital].append(name)
 
-    def over(self, state: State) -> bool:
+    def is_over(self, state: State) -> bool:
         """After as many visits as there are models."""
         return state.finished >= len(state.models)
 

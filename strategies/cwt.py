@@ -25,4 +25,4 @@ class CWT(Strategy):
         """Train at home first, then pass on along the ring."""
         if state.hop:
             return []
-        return self.along((stay if state.round == 1 else ring)(state.hospitals), state)
+        return self.follow((stay if state.round == 1 else ring)(state.hospitals), state)

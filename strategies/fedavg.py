@@ -81,7 +81,7 @@ class FedAvg(Strategy):
         if others := ", ".join(sorted(begun.keys() - alike)):
             log(WARNING, "%s began with other networks, and train that of most hospitals", others)
         first = newcomers[alike[0]]
-        state.models[GLOBAL] = as_global(state, first, {"model": network(state, first)}, 0)
+        state.models[GLOBAL] = build_global(state, first, {"model": network(state, first)}, 0)
 
     def plan(self, state: State) -> list[Visit]:
         """Those that are drawn train the global model."""
@@ -117,7 +117,7 @@ class FedAvg(Strategy):
         mean = state.models[GLOBAL]
         if trained:
             last = mean.parcel  # that nobody refused in this round
-            mean = as_global(state, trained[0], self.merged(state, trained), state.round)
+            mean = build_global(state, trained[0], self.merged(state, trained), state.round)
             mean = replace(mean, good=last)
         state.models = {GLOBAL: mean}
 
@@ -130,7 +130,7 @@ class FedAvg(Strategy):
         return dict.fromkeys(self.present(state), GLOBAL)
 
 
-def as_global(
+def build_global(
     state: State, like: Model, records: Mapping[str, ArrayRecord], server_round: int
 ) -> Model:
     """The global model with the records of a parcel, and otherwise like another model."""

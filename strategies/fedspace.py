@@ -77,11 +77,11 @@ class FedSpace(FedAvg):
             parcel, label = state.shelf.get(trained.parcel), state.shelf.label(trained.parcel)
             if sent := parcel.array_records.get("memory"):
                 state.prototypes[visit.hospital] = state.shelf.put(pack({"memory": sent}, label))
-            records = {"model": parcel.array_records["model"], **self.beside(state)}
+            records = {"model": parcel.array_records["model"], **self.server_prototypes(state)}
             trained = replace(trained, parcel=state.shelf.put(pack(records, label)))
         super().arrived(state, visit, trained)
 
-    def beside(self, state: State) -> dict[str, ArrayRecord]:
+    def server_prototypes(self, state: State) -> dict[str, ArrayRecord]:
         """The server's prototypes, if it has any."""
         kept = state.shelf.get(state.models[GLOBAL].parcel).array_records.get("memory")
         return {"memory": kept} if kept else {}
@@ -101,8 +101,8 @@ class FedSpace(FedAvg):
         names = sorted(state.prototypes.items())
         sent = [_arrays(state.shelf.get(name).array_records["memory"]) for _, name in names]
         if not sent:
-            return self.beside(state)
-        old = self.beside(state).get("memory")
+            return self.server_prototypes(state)
+        old = self.server_prototypes(state).get("memory")
         return {"memory": _record(merge(_arrays(old) if old else None, sent, self.own.ema))}
 
     def finish_round(self, state: State) -> None:

@@ -40,7 +40,7 @@ from flwr.common import log
 from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
-from strategies.fedavg import FedAvg, as_global
+from strategies.fedavg import FedAvg, build_global
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
@@ -139,7 +139,7 @@ class FilVer(FedAvg):
             first = state.models[GLOBAL]
             begun = state.shelf.get(first.parcel).array_records["model"]
             network = ArrayRecord({**begun, **state.encoder_arrays})
-            state.models[GLOBAL] = as_global(state, first, {"model": network}, 0)
+            state.models[GLOBAL] = build_global(state, first, {"model": network}, 0)
 
     def _keep(self, state: State, hospital: str, parcel: str) -> None:
         if sent := state.shelf.get(parcel).array_records.get("embeddings"):

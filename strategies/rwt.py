@@ -25,9 +25,9 @@ class RWT(HandsOn):
         if state.hop:
             return []
         if state.round == 1:
-            return self.along(stay(state.hospitals), state)
+            return self.follow(stay(state.hospitals), state)
         rng = rng_for(self.settings.seed, "route", state.round)
-        return self.along(derangement(state.hospitals, rng), state)
+        return self.follow(derangement(state.hospitals, rng), state)
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
         """Train a model, wherever it comes from."""

@@ -20,4 +20,4 @@ class Standalone(Strategy):
 
     def plan(self, state: State) -> list[Visit]:
         """Everybody keeps its own model."""
-        return [] if state.hop else self.along(stay(state.hospitals), state)
+        return [] if state.hop else self.follow(stay(state.hospitals), state)

@@ -278,7 +278,7 @@ class CountingHospital:
             self.buffers[hash_] = sent.array_records["buffer"]
         buffers = [self.buffers[hash_] for hash_ in order.hash_of.values()]
         self.replayed.append([buffer["images"].numpy().tobytes().decode() for buffer in buffers])
-        parcel = self.parcel(visits + max(order.task, 1), label.after(order))
+        parcel = self.parcel(visits + max(order.task, 1), label.advance(order))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
         return Message(RecordDict({**parcel, "metrics": metrics}), reply_to=message)
 
@@ -308,12 +308,12 @@ class Sealing(CountingHospital):
         self.run = Store(folder / name)
 
     def train(self, message: Message, order: Order) -> Message | None:
-        check_newest(self.run, Manifest.of(message.content))
+        check_newest(self.run, Manifest.read(message.content))
         return super().train(message, order)
 
     def evaluate(self, message: Message, order: Order) -> Message:
         for parcel in unbundle(message.content).values():
-            check_newest(self.run, Manifest.of(parcel), tested=True)
+            check_newest(self.run, Manifest.read(parcel), tested=True)
         return super().evaluate(message, order)
 
 

@@ -54,10 +54,12 @@ def test_few_images_are_a_part_of_more(mnist):
 
 def test_a_device_changes_images_the_more_the_stronger_it_is():
     images = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 3), dtype=np.uint8)
-    assert np.array_equal(axes.as_of_device(images, 0, 0.0), images)
-    change = [np.abs(axes.as_of_device(images, 0, s) - images.astype(int)).mean() for s in (0.3, 1)]
+    assert np.array_equal(axes.simulate_device(images, 0, 0.0), images)
+    change = [
+        np.abs(axes.simulate_device(images, 0, s) - images.astype(int)).mean() for s in (0.3, 1)
+    ]
     assert 0 < change[0] < change[1]
-    ours, theirs = (axes.as_of_device(images, hospital, 1.0) for hospital in (0, 1))
+    ours, theirs = (axes.simulate_device(images, hospital, 1.0) for hospital in (0, 1))
     assert not np.array_equal(ours, theirs)
 
 

@@ -279,20 +279,20 @@ def test_rounds_and_epochs_until_the_accuracy_is_reached():
 
 
 def rounds_and_epochs(visits):
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     rounds, epochs = columns["rounds_to_75"], columns["epochs_to_75"]
     return rounds.values({"visits": visits}), epochs.values({"visits": visits})
 
 
 def test_seconds_of_a_round_are_their_median_and_the_best_is_the_summarys():
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     summary = {"history": {"seconds": [9.0, 2.0, 3.0]}, "best": {"federation_accuracy": 0.8}}
     assert columns["seconds_per_round"].values(summary) == [3.0]
     assert columns["best_federation_accuracy"].values(summary) == [0.8]
 
 
 def test_figures_over_tasks_and_the_traffic_of_a_run_are_columns():
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     summary = {"forgetting": 0.25, "backward_transfer": -0.25, "accuracy_over_tasks": None}
     assert [columns[name].values(summary) for name in summary] == [[0.25], [-0.25], [None]]
     traffic = columns["megabytes"]
@@ -302,14 +302,14 @@ def test_figures_over_tasks_and_the_traffic_of_a_run_are_columns():
 
 def test_the_accuracy_and_oscillation_of_the_last_rounds():
     last = {"mean": 0.9, "std": 0.02, "balanced_mean": 0.8, "balanced_std": None}
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     for name, figure in last.items():
         assert columns[f"last_rounds_{name}"].values({"last_rounds": last}) == [figure]
 
 
 def test_the_mean_of_the_last_five_rounds_is_of_what_was_measured_in_them():
     """By hand: (0.5 + 0.6 + 0.7 + 1.0) / 4 = 0.7; round 1 of 6 is too early."""
-    column = reproduce.known_columns(2)["last_5_personalized_accuracy"]
+    column = reproduce.list_columns(2)["last_5_personalized_accuracy"]
     history = {"personalized_accuracy": [0.1, 0.5, 0.6, None, 0.7, 1.0]}
     assert column.values({"history": history}) == [pytest.approx(0.7)]
     assert column.values({"history": {"personalized_accuracy": [None]}}) == [None]
@@ -319,7 +319,7 @@ def test_the_performance_of_a_node_is_that_of_the_model_it_trained_last_at_itsel
     """By hand: "b" trains model 1 in round 1 and model 0 in round 2, which is 0.6 there."""
     rows = [("a", 0.1, 0.2), ("b", 0.3, 0.4), ("b", 0.5, 0.6), ("", 0.7, 0.8)]
     visits = [{"hospital": h, "own_accuracies": {"a": a, "b": b}} for h, a, b in rows]
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     first, second = columns["after-visit-hospital-0"], columns["after-visit-hospital-1"]
     summary = {"hospitals": ["a", "b"], "visits": visits}
     assert (first.values(summary), second.values(summary)) == ([0.1], [0.6])
@@ -328,7 +328,7 @@ def test_the_performance_of_a_node_is_that_of_the_model_it_trained_last_at_itsel
 
 
 def test_what_the_gans_of_all_hospitals_measured_whatever_measured_it():
-    columns = reproduce.known_columns(2)
+    columns = reproduce.list_columns(2)
     synthetic = {
         "a": {"projection-plain-lpips-vgg": 0.2, "fid": 30.0, "gan-private": 1.0},
         "b": {"projection-plain-lpips-vgg": 0.3, "frechet-classifier": 0.9, "gan-private": 0.0},

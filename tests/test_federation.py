@@ -218,7 +218,7 @@ class BareRing(RWT):
         if state.hop:
             return []
         ring = random_ring(state.hospitals, rng_for(self.settings.seed, "route", state.round))
-        return self.along(stay(state.hospitals) if state.round == 1 else ring, state)
+        return self.follow(stay(state.hospitals) if state.round == 1 else ring, state)
 
 
 @pytest.mark.slow
@@ -530,7 +530,7 @@ def test_the_order_of_visits_decides_on_asynchronous_models_bit_for_bit(tmp_path
         )
         store = {"store-dir": str(tmp_path / "store")}
         result, _ = run_here([context(index, 3, config, **store) for index in range(3)])
-        labels = {path.stem: Manifest.of(load(path)) for path in (result / "parcels").iterdir()}
+        labels = {path.stem: Manifest.read(load(path)) for path in (result / "parcels").iterdir()}
         return result, models_of(result), {name: each.hop for name, each in labels.items()}
 
     result, models, visits = run("virtual", async__seconds="1,2,9")

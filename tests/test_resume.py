@@ -298,7 +298,7 @@ def test_orders_are_for_the_same_tasks_before_and_after(tmp_path):
     for end in (45, None):
         run.part(end)
         for message in run.grid.sent:
-            order = Order.of(message.content)
+            order = Order.read(message.content)
             of_verb = tasks.setdefault(message.metadata.message_type, set())
             of_verb.add((order.round, order.task))
     assert run.parts == 2

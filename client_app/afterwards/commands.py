@@ -165,7 +165,7 @@ def predict(arguments: argparse.Namespace) -> int:
     if arguments.ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
     weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest_run(home))
-    predictor = Predictor.of(weights)
+    predictor = Predictor.load(weights)
     listing = list_images(arguments.data.expanduser())
     if arguments.calibrate:
         predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), home)
@@ -262,7 +262,7 @@ def dossier(arguments: argparse.Namespace) -> int:
         named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
         where = "the hospital's buffer named here"
     else:
-        named = _told_dossier(path_of(arguments.site, store.parent), path.parent.name)
+        named = _dossier_hash(path_of(arguments.site, store.parent), path.parent.name)
         where = "the ledger has"
     match named:
         case None:
@@ -276,7 +276,7 @@ def dossier(arguments: argparse.Namespace) -> int:
     return int(not holds)
 
 
-def _told_dossier(path: Path, run: str) -> str | None:
+def _dossier_hash(path: Path, run: str) -> str | None:
     """The hash of a run's dossier that left the hospital last, by its ledger; None if none did.
 
     Raises:

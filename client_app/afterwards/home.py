@@ -26,7 +26,7 @@ from client_app.authority.policy import PolicyError
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
-from client_app.release.disclosure import Disclosure, in_large_classes
+from client_app.release.disclosure import Disclosure, large_class_rows
 from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError
@@ -261,7 +261,7 @@ def counted(
         ("train", data.train, data.train_strata, data.train_groups, data.train_patients),
         ("test", data.test, data.test_strata, data.test_groups, data.test_patients),
     ):
-        shown = in_large_classes(patients, strata, smallest)
+        shown = large_class_rows(patients, strata, smallest)
         if not len(shown):
             continue
         counts[part] = float(len(shown))

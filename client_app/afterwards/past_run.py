@@ -232,7 +232,7 @@ class PastRun:
         told = [label["classes"] for label in labels if "classes" in label]
         return next((each.classes for each in self.models.values()), told[-1] if told else [])
 
-    def told(self) -> dict[str, Figures]:
+    def released_figures(self) -> dict[str, Figures]:
         """What the hospital told when it tested models for the last time, by what it is about."""
         found: dict[str, dict[str, float]] = {}
         last = -1
@@ -252,7 +252,7 @@ class PastRun:
         return {**found}
 
     @property
-    def told_of_buffer(self) -> Figures:
+    def buffer_figures(self) -> Figures:
         """What the hospital told of its synthetic images; empty if none left it."""
         for line in reversed(self.lines):
             if line.entry["verb"] == "query.prepare" and "release" in self._left(line, "card"):

@@ -47,7 +47,7 @@ class Predictor:
     temperature: float = 1.0
 
     @classmethod
-    def of(cls, files: Mapping[Path, float]) -> "Predictor":
+    def load(cls, files: Mapping[Path, float]) -> "Predictor":
         """Load models from their files.
 
         Args:
@@ -144,7 +144,7 @@ def write_predictions(
     base = source if source.is_dir() else source.parent.resolve()
     sliced = any(entry.slice is not None for entry in entries)
     titles = ["image", *["slice"] * sliced, "predicted"]
-    form = Form.of(predictor.settings)
+    form = Form.from_settings(predictor.settings)
     with replacing(output) as draft:
         draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8", newline="") as file:
@@ -158,7 +158,7 @@ def write_predictions(
                         slice_ = ["" if entry.slice is None else entry.slice] * sliced
                         predicted = predictor.classes[int(row.argmax())]
                         figures = [f"{value:.6f}" for value in row.tolist()]
-                        line = [_named(entry, base), *slice_, predicted, *figures]
+                        line = [_shorten(entry, base), *slice_, predicted, *figures]
                         writer.writerow(map(inert, line))
                 done += len(chunk.entries)
                 unusable += chunk.unusable
@@ -166,7 +166,7 @@ def write_predictions(
     return done, unusable
 
 
-def _named(entry: Entry, base: Path) -> str:
+def _shorten(entry: Entry, base: Path) -> str:
     """An image's file, from the folder of the listing."""
     return os.path.relpath(entry.file, base).encode(errors="replace").decode()
 

@@ -30,7 +30,7 @@ from pages.verdicts import (
     pair,
     worst,
 )
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 
 AS_LONG = "trained alone as long"  # instead of its name: the hospital's own model
@@ -40,7 +40,7 @@ def told(past: PastRun) -> list[Row]:
     """What the hospital told of models, of their mean, and of its own before the first hand-off."""
     return [
         _row(about, past.site, figures, past.classes)
-        for about, figures in past.told().items()
+        for about, figures in past.released_figures().items()
         if "balanced-accuracy" in figures
     ]
 
@@ -65,13 +65,13 @@ def tested(past: PastRun, data_dir: Path, policy: Policy | None) -> list[Row]:
     details = Details(disclosure)
     rows = []
     longer = past.alone.exists()
-    said_alone = details.says("", load_file(past.alone)[0].to(device)) if longer else None
-    if alone := details.of_alone(said_alone):
+    said_alone = details.ask("", load_file(past.alone)[0].to(device)) if longer else None
+    if alone := details.alone_figures(said_alone):
         rows.append(_row("standalone", past.site, alone, classes))
         rows[-1]["model"] = AS_LONG if longer else past.site
     said: list[Said] = []
     for lineage, file in past.files.items():
-        said.append(details.says("", load_file(file)[0].to(device)))
+        said.append(details.ask("", load_file(file)[0].to(device)))
         rows += _judged(details, said[-1], lineage, classes)
     if len(said) > 1:
         mean, seen = (
@@ -130,7 +130,7 @@ def sentences(past: PastRun, rows: Sequence[Row]) -> Iterator[Sentence]:
     yield from _classes(best)
     for row in others:
         if lost := _lost(row):
-            yield "bad", f"{_upper(name_of(row))} finds no image of {some(lost)}."
+            yield "bad", f"{_upper(name_of(row))} finds no image of {join_names(lost)}."
 
 
 def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
@@ -160,7 +160,7 @@ def _handed_on(past: PastRun, rows: Sequence[Row]) -> Sentence:
         )
         return "open", f"{none} shown to be better or worse {where}."
     parts = [
-        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({some(names)})"
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({join_names(names)})"
         for names, word in ((better, "better"), (worse, "worse"), (open_, "not shown to be either"))
         if names
     ]
@@ -204,11 +204,11 @@ def _classes(best: Row) -> Iterator[Sentence]:
 def _judged(details: Details, said: Said, about: str, classes: Sequence[str]) -> list[Row]:
     """What is said of a model; nothing if its outputs are no numbers."""
     try:
-        figures = details.disclosure.of_test(said.model, said.test)
+        figures = details.disclosure.test_figures(said.model, said.test)
     except DivergedError:
         return []
     site = details.disclosure.request.hospital.name
-    return [_row(about, site, details.of(said, figures), classes)]
+    return [_row(about, site, details.figures(said, figures), classes)]
 
 
 def _row(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Row:

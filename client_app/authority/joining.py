@@ -6,7 +6,7 @@ from client_app.authority.policy import Policy, Ruling, at_least, uphold
 from client_app.datasets import LocalData
 from client_app.errors import DataError
 from client_app.hospital import Hospital
-from client_app.release.disclosure import in_large_classes
+from client_app.release.disclosure import large_class_rows
 from gan.presets import chosen_preset
 from learning.augmentation import check_augmentation
 from learning.suited import check_suited
@@ -61,6 +61,6 @@ def enough(policy: Policy, data: LocalData) -> Ruling:
     They are those of classes that are in figures: what is refused depends on no small one.
     """
     owners = data.train_patients
-    large = in_large_classes(owners, data.train_strata, policy.figures.smallest_group)
+    large = large_class_rows(owners, data.train_strata, policy.figures.smallest_group)
     patients, least = len(np.unique(owners[large])), policy.images.min_train_patients
     return at_least("images.min-train-patients", patients, least)

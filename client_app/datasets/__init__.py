@@ -35,9 +35,9 @@ __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 # rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
     "digits": lambda _, *rest: load_digits(),
-    "mnist": lambda _, settings, *rest: load_hub("ylecun/mnist", Form.of(settings)),
+    "mnist": lambda _, settings, *rest: load_hub("ylecun/mnist", Form.from_settings(settings)),
     "npz:": lambda file, *rest: load_npz(file),
-    "hf:": lambda source, settings, *rest: load_hub(source, Form.of(settings)),
+    "hf:": lambda source, settings, *rest: load_hub(source, Form.from_settings(settings)),
     "folder:": partial(load_own, "folder"),
     "manifest:": partial(load_own, "manifest"),
 }
@@ -105,7 +105,7 @@ def open_data(
 
     def fingerprint(samples: Samples) -> str:
         assert samples.rows is not None
-        facts = [pool.fingerprint, Form.of(settings), samples.rows.tolist()]
+        facts = [pool.fingerprint, Form.from_settings(settings), samples.rows.tolist()]
         return hashlib.sha256(repr([*facts, samples.labels.tolist()]).encode()).hexdigest()
 
     def contents(chosen: Indices) -> list[str] | None:
@@ -141,7 +141,7 @@ def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
         DataError: It cannot be read, or its images have another shape than these.
     """
     pool = load_npz(file)
-    images = formed(torch.from_numpy(pool.images), Form.of(settings))
+    images = formed(torch.from_numpy(pool.images), Form.from_settings(settings))
     samples = Samples(images, torch.from_numpy(pool.labels))
     if samples.shape != like.train.shape:
         raise DataError(
@@ -225,5 +225,5 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
-    images = formed(torch.from_numpy(pool.images), Form.of(settings)).numpy()
+    images = formed(torch.from_numpy(pool.images), Form.from_settings(settings)).numpy()
     return replace(pool, images=images, kind=pool.kind or name)

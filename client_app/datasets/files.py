@@ -339,8 +339,8 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     padding = np.zeros(stored.shape, bool)
-    if first := _said(dataset, "PixelPaddingValue")[:1]:
-        limits = first + _said(dataset, "PixelPaddingRangeLimit")[:1]
+    if first := _values(dataset, "PixelPaddingValue")[:1]:
+        limits = first + _values(dataset, "PixelPaddingRangeLimit")[:1]
         # The type is that of the pixels, since some write 63536 where -2000 is meant.
         ends = np.array(limits).astype(stored.dtype)
         padding = (ends.min() <= stored) & (stored <= ends.max())
@@ -353,7 +353,7 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     if not (table := bool(item.get("LUTDescriptor") and item.get("LUTData"))):
         dataset.ModalityLUTSequence = None
     values = apply_modality_lut(stored, dataset) if given or table else stored
-    function = str(next(iter(_said(dataset, "VOILUTFunction")), "LINEAR")).upper()
+    function = str(next(iter(_values(dataset, "VOILUTFunction")), "LINEAR")).upper()
     windows = zip(_numbers(dataset, "WindowCenter"), _numbers(dataset, "WindowWidth"), strict=False)
     smallest = 1 if function == "LINEAR" else math.ulp(0)
     usable = [(c, w) for c, w in windows if math.isfinite(c) and smallest <= w < math.inf]
@@ -391,7 +391,7 @@ def _numbers(dataset: Any, keyword: str) -> list[float]:
     from pydicom.datadict import dictionary_description
 
     try:
-        return [math.nan if each is None else float(each) for each in _said(dataset, keyword)]
+        return [math.nan if each is None else float(each) for each in _values(dataset, keyword)]
     except ValueError:
         name = dictionary_description(keyword)
         raise UnusableImage(
@@ -399,7 +399,7 @@ def _numbers(dataset: Any, keyword: str) -> list[float]:
         ) from None
 
 
-def _said(dataset: Any, keyword: str) -> list[Any]:
+def _values(dataset: Any, keyword: str) -> list[Any]:
     """The values of an attribute that says how to show a picture; empty if there is none.
 
     Enhanced objects have it in functional groups, of the frame or of all frames.

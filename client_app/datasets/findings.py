@@ -9,7 +9,7 @@ from typing import Literal
 from client_app.datasets.columns import Columns
 from strategies.protocol.classes import alike, quoted
 from strategies.protocol.may_leave import CARD, MAX_CLASSES
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 
 # More classes than this, most with fewer images than that, are probably patients.
 MANY_CLASSES, FEW_IMAGES = 20, 5
@@ -42,7 +42,7 @@ class Finding:
     level: Literal["red", "amber", "note"] = "red"
 
 
-def of_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding]:
+def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding]:
     """What is wrong with the names of a hospital's classes.
 
     Args:
@@ -86,7 +86,7 @@ def of_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding
         )
 
 
-def of_columns(columns: Columns) -> Iterator[Finding]:
+def check_columns(columns: Columns) -> Iterator[Finding]:
     """What is wrong with the columns of a manifest, and which of them are read."""
     if columns.patients:
         yield Finding(
@@ -121,11 +121,11 @@ def of_columns(columns: Columns) -> Iterator[Finding]:
             for role, column in columns.read.items()
         ]
         others = f" Not read: {_quoted(columns.others)}." if columns.others else ""
-        text = f"Columns of the manifest that are read: {some(read)}.{others}"
+        text = f"Columns of the manifest that are read: {join_names(read)}.{others}"
         yield Finding("columns", text, "docs/data.md lists all that can be.", "note")
 
 
-def of_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
+def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
     """What is wrong with which images belong together.
 
     Args:
@@ -153,4 +153,4 @@ def of_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterato
 
 
 def _quoted(names: Collection[str]) -> str:
-    return some([*map(quoted, names)])
+    return join_names([*map(quoted, names)])

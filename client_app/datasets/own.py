@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import NO_PICTURE
-from client_app.datasets.findings import Finding, of_classes, of_columns, of_groups
+from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
 from client_app.datasets.library import Opened, Progress, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, too_many
@@ -22,7 +22,7 @@ from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
 from strategies.protocol.classes import ordered, quoted
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.settings import Settings
 
 LISTINGS: dict[str, Callable[[str], Listing]] = {"folder": list_folder, "manifest": list_manifest}
@@ -117,20 +117,20 @@ class Survey:
                 "Repair or remove them; each is listed with the reason.",
             )
         labels = Counter(entry.label for entry in self.entries)
-        yield from of_classes(labels, known)
+        yield from check_classes(labels, known)
         if empty := sorted(self._named_classes() - labels.keys()):
             yield Finding(
                 "empty-classes",
-                f"Classes without an image that can be used: {some([*map(quoted, empty)])}.",
+                f"Classes without an image that can be used: {join_names([*map(quoted, empty)])}.",
                 "Were all files copied? A folder that is no class lies elsewhere.",
                 "amber",
             )
-        yield from of_columns(self.listing.columns)
+        yield from check_columns(self.listing.columns)
         if any(entry.split for entry in self.entries):
             yield from self._split_findings()
         else:
             kinds = Counter(name.partition(" ")[0] for each in self.named_groups for name in each)
-            yield from of_groups(kinds, len(self.entries), Counter(self.groups))
+            yield from check_groups(kinds, len(self.entries), Counter(self.groups))
 
     def _named_classes(self) -> set[str]:
         """The classes that the listing names, or the folder has a folder for."""
@@ -243,7 +243,7 @@ def load_own(
         DataError: They cannot be opened, or do not pass the preflight. It names the class of each
             problem and no more, since the server reads it; the rest is in the hospital's own log.
     """
-    found = survey(kind, path, Form.of(settings), store, machine=machine)
+    found = survey(kind, path, Form.from_settings(settings), store, machine=machine)
     findings = list(found.findings(settings.max_quarantined, settings.class_names))
     for finding in findings:
         if finding.level != "note":

@@ -145,12 +145,12 @@ class LocalData:
         return labels if tasks is None else labels + len(self.classes) * tasks
 
     @property
-    def shown(self) -> list[str]:
+    def classes_present(self) -> list[str]:
         """The classes that an image here shows."""
         labels = torch.cat([self.train.labels, self.test.labels])
         return [self.classes[label] for label in labels.unique().tolist()]
 
-    def at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
+    def images_at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
         """The images that are there at a task.
 
         They are the training images of that task alone, and the test images of all that have
@@ -173,12 +173,12 @@ class LocalData:
             self,
             classes=self.tasks.outputs,
             tasks=None,
-            output_tasks=self.tasks.of_outputs,
+            output_tasks=self.tasks.output_tasks,
             **sides,
         )
 
     def copied(self, tasks: int) -> int:
-        """Bytes of the images that `at` copies if so many tasks show them, each in its own way.
+        """Bytes that `images_at` copies if so many tasks show images, each in its own way.
 
         Their number is rounded up to a power of two: a refusal tells no more of it.
         """

@@ -30,7 +30,7 @@ class Form:
     channels: Literal[0, 3] = 0
 
     @classmethod
-    def of(cls, settings: Settings) -> "Form":
+    def from_settings(cls, settings: Settings) -> "Form":
         """The form that the settings ask for."""
         return cls(settings.image_size, settings.image_fit, settings.image_channels)
 

@@ -56,13 +56,13 @@ class Tasks:
         return range(1, 2 if self.permutes else self.settings.tasks + 1)
 
     @property
-    def named(self) -> tuple[str, ...]:
+    def class_names(self) -> tuple[str, ...]:
         """The classes whose images arrive.
 
         Raises:
             SettingsError: The classes cannot be cut in tasks like that.
         """
-        if not self._by_classes:
+        if not self._cuts_classes:
             return self.classes
         return self.classes[: self.settings.tasks * self._size]
 
@@ -76,7 +76,7 @@ class Tasks:
         return tuple(outputs(self.classes, self.settings))
 
     @property
-    def of_outputs(self) -> NDArray[np.int64] | None:
+    def output_tasks(self) -> NDArray[np.int64] | None:
         """The task that has each output's class [K]; None if it is not one alone."""
         if self.settings.task_cut != "classes":
             return None
@@ -120,7 +120,7 @@ class Tasks:
         return shown, together, np.repeat([*tasks], [len(each) for each in places])
 
     @property
-    def _by_classes(self) -> bool:
+    def _cuts_classes(self) -> bool:
         return self.settings.task_cut in BY_CLASSES
 
     @property
@@ -132,7 +132,7 @@ class Tasks:
         self, labels: NDArray[np.int64], given: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """The task that each image is of [n]; those of classes that are in none are beyond T."""
-        if self._by_classes:
+        if self._cuts_classes:
             return 1 + labels // self._size
         last = self.settings.tasks
         if given is None or not ((given >= 1) & (given <= last)).all():

@@ -117,7 +117,7 @@ class Details:
         self._classes = np.unique(self._labels)
         self._alone: Judged | None = None
 
-    def says(self, model: str, network: nn.Module, test: Tensor | None = None) -> Said:
+    def ask(self, model: str, network: nn.Module, test: Tensor | None = None) -> Said:
         """Ask a model about the hospital's images.
 
         Args:
@@ -140,7 +140,7 @@ class Details:
         Raises:
             DeadlineError: The deadline has passed.
         """
-        said = self.says(self.disclosure.fingerprint(network, label), network)
+        said = self.ask(self.disclosure.fingerprint(network, label), network)
         arrays = {"test": said.test.cpu().numpy(), "seen": said.seen.cpu().numpy()}
         about = {"model": said.model, "images": self.images}
         named = {name: np.array(text) for name, text in about.items()}
@@ -153,7 +153,7 @@ class Details:
             return None
         return Said(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
-    def of_alone(self, said: Said | None = None) -> dict[str, float]:
+    def alone_figures(self, said: Said | None = None) -> dict[str, float]:
         """The figures and details of the hospital's own model, with which others are compared.
 
         Args:
@@ -168,7 +168,7 @@ class Details:
             said = replace(said, model=fingerprint([said.model, tasks]))
         try:
             disclosure.admit(said.model)
-            figures = disclosure.of_test(said.model, said.test)
+            figures = disclosure.test_figures(said.model, said.test)
         except (PolicyError, DivergedError) as error:
             reason = error.explain() if isinstance(error, PolicyError) else error
             log_once(f"Nothing is told of the hospital's own model. {reason}")
@@ -182,7 +182,7 @@ class Details:
         data = self.disclosure.data
         return f"{data.test_fingerprint} {data.train_fingerprint}"
 
-    def of(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
+    def figures(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
         """The figures of a model with its details; as they are if none may be told.
 
         Args:
@@ -200,7 +200,7 @@ class Details:
         reached = outcome.scores >= outcome.thresholds  # [n, K]
         right = outcome.answers == labels
         in_bins = [np.bincount(outcome.bins, mask, minlength=BINS) for mask in (None, right)]
-        tell = partial(self._told, model)
+        tell = partial(self._release_table, model)
         answers = tell("answers", outcome.confusion, sqrt(2), sizes[:, None])
         found = tell("found", (reached & own).sum(axis=0), 1, sizes)
         taken = tell("taken", (reached & ~own).sum(axis=0), sqrt(count - 1), sizes.sum() - sizes)
@@ -252,7 +252,7 @@ class Details:
         most = int(np.bincount(self._patients).max())
         return most * sqrt(TABLES * rules.max_detailed) / TOLD
 
-    def _told(
+    def _release_table(
         self, model: str, name: str, table: Floats, moved: float, most: float | Floats
     ) -> Floats:
         """A table as it is told: shares of `most`, with noise; in a simulation exact.
@@ -314,7 +314,7 @@ class Details:
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
         }
         for name, estimate in estimates.items():
-            told |= _named(name, estimate)
+            told |= _estimate_figures(name, estimate)
         return Judged(sureness, told, recalls, noise.get("balanced-accuracy", 0.0))
 
     @property
@@ -350,7 +350,7 @@ class Details:
         )
         gain = judged.told[name] - alone.told[name]
         noise = hypot(judged.noise, alone.noise)
-        told = _named("gain", estimate.told(gain, noise, least=-1.0))
+        told = _estimate_figures("gain", estimate.told(gain, noise, least=-1.0))
         return told | ({"gain-noise": noise} if noise else {})
 
     def _operating_point(self, said: Said) -> Floats:
@@ -431,7 +431,7 @@ class _Tables:
         return noise <= COARSEST
 
 
-def _named(name: str, estimate: Estimate) -> dict[str, float]:
+def _estimate_figures(name: str, estimate: Estimate) -> dict[str, float]:
     """An estimate as figures."""
     ends = {f"{name}-low": estimate.low, f"{name}-high": estimate.high}
     return {name: estimate.value, **ends}

@@ -84,7 +84,7 @@ class Disclosure:
         test = self.data.test
         strata, patients = self.data.test_strata, self.data.test_patients
         smallest = self.rules.smallest_group if self.rules else 1
-        chosen = in_large_classes(patients, strata, smallest)
+        chosen = large_class_rows(patients, strata, smallest)
         self.chosen, self.patients, self.strata = (
             torch.from_numpy(chosen),
             patients[chosen],
@@ -93,7 +93,7 @@ class Disclosure:
         self.labels = test.labels[self.chosen]
         self.tasks = None if self.data.test_tasks is None else self.data.test_tasks[chosen]
         self.owners = self.data.train_patients
-        self.learnt = in_large_classes(self.owners, self.data.train_strata, smallest)
+        self.learnt = large_class_rows(self.owners, self.data.train_strata, smallest)
         if self.rules is None:
             return
         self.effects = effects(self.patients, self.labels.cpu().numpy())
@@ -187,7 +187,9 @@ class Disclosure:
             most = self.rules.max_models if self.rules else None
             Tested(self.request.run).add(model, place, most)
 
-    def of_test(self, model: str, scores: Tensor, *, per_class: bool = False) -> dict[str, float]:
+    def test_figures(
+        self, model: str, scores: Tensor, *, per_class: bool = False
+    ) -> dict[str, float]:
         """The figures of a model.
 
         Args:
@@ -207,11 +209,11 @@ class Disclosure:
         if self.rules is None:
             if not scores.isfinite().all():
                 raise DivergedError("The outputs of the model are not finite.")
-            scores = self._of_arrived(scores)
+            scores = self._mask_future_classes(scores)
             counts = count_right(scores, self.labels) if per_class else {}
-            return score(scores, self.labels) | self._of_tasks(scores) | counts
-        scores = self._of_arrived(scores[self.chosen].nan_to_num())
-        exact = score(scores, self.labels) | self._of_tasks(scores)
+            return score(scores, self.labels) | self._task_accuracies(scores) | counts
+        scores = self._mask_future_classes(scores[self.chosen].nan_to_num())
+        exact = score(scores, self.labels) | self._task_accuracies(scores)
         told = {"num-examples": self.number(self.strata)}
         counts = count_right(scores, self.labels) if per_class else {}
         for name in self.effects.keys() & {**exact, **counts}:
@@ -230,7 +232,7 @@ class Disclosure:
                 told |= {images: size, name: share * size}
         return told
 
-    def _of_arrived(self, scores: Tensor) -> Tensor:
+    def _mask_future_classes(self, scores: Tensor) -> Tensor:
         """Scores [n, K] in which a class that has not arrived yet cannot be the answer."""
         tasks = self.request.order.so_far
         if self.data.output_tasks is None or not tasks:
@@ -239,7 +241,7 @@ class Disclosure:
         scores = scores * torch.from_numpy(here).to(scores.device)
         return scores / scores.sum(dim=1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
 
-    def _of_tasks(self, scores: Tensor) -> dict[str, float]:
+    def _task_accuracies(self, scores: Tensor) -> dict[str, float]:
         """The accuracies of each task, from the scores [n, K]; none without tasks.
 
         An accuracy in a task chooses among its classes alone (Task-IL, arXiv:1904.07734).
@@ -273,7 +275,7 @@ class Disclosure:
             drawn = np.random.default_rng(int.from_bytes(key))
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
 
-    def of_loss(self, model: str, network: nn.Module) -> dict[str, float]:
+    def loss_figures(self, model: str, network: nn.Module) -> dict[str, float]:
         """The loss of a trained model on training images, with noise.
 
         The loss that its learner minimised is of all images, and has no bounds.
@@ -287,7 +289,7 @@ class Disclosure:
         """
         assert self.rules
         asked, strata = self.asked, self.data.train_strata
-        large = in_large_classes(self.owners[asked], strata[asked], self.rules.smallest_group)
+        large = large_class_rows(self.owners[asked], strata[asked], self.rules.smallest_group)
         if not len(rows := asked[large]):
             return {}
         samples = self.data.train[torch.from_numpy(rows)]
@@ -301,7 +303,7 @@ class Disclosure:
         share = losses.clamp(max=worst).mean().item() / worst
         return {"train-loss": worst * self._coarse("train-loss", model, share, step)}
 
-    def of_buffer(self, figures: Mapping[str, float]) -> dict[str, float]:
+    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that are about enough patients, with noise.
 
         A median is about the half of the patients on either side. `figures.max-detailed` buffers
@@ -328,7 +330,7 @@ class Disclosure:
             "projection": min(train, settings.gan.projections),
         }
         told = {}
-        for name, figure, patients in self._of_enough(figures, about, train):
+        for name, figure, patients in self._keep_large(figures, about, train):
             if patients == math.inf:
                 told[name] = _two_digits(figure)
             elif most and (step := step_of(1 / patients, most)) <= COARSEST:
@@ -339,7 +341,7 @@ class Disclosure:
                     told[name] = math.exp(step * steps)
         return told
 
-    def of_embeddings(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
+    def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that are about enough patients.
 
         The number of linked embeddings is told in whole groups, other figures to two digits. A
@@ -357,14 +359,14 @@ class Disclosure:
             "embedding-own-median": patients / 2,
             "embedding-other-median": patients / 2,
         }
-        enough = self._of_enough(figures, about, patients)
+        enough = self._keep_large(figures, about, patients)
         told = {name: _two_digits(figure) for name, figure, _ in enough}
         if linked := told.keys() & {"embedding-linked"}:
             exact = figures["embedding-linked"] * patients
             told |= dict.fromkeys(linked, min(self.rounded(exact) / patients, 1.0))
         return told
 
-    def of_prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
+    def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
         """Prototypes of the training images (strategies/protocol/prototypes.py), with noise.
 
         The spread is measured in pairs of patients of a class, each patient in one pair. So it
@@ -413,7 +415,7 @@ class Disclosure:
         radius = torch.tensor(bound * math.sqrt(spread / features.shape[1]))
         return {"means": means, "counts": counts, "radius": radius}
 
-    def _of_enough(
+    def _keep_large(
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float
     ) -> Iterator[tuple[str, float, float]]:
         """Figures about enough patients, and about how many: the beginnings of names say it."""
@@ -446,7 +448,7 @@ def fingerprint(parts: Iterable[object]) -> str:
     return hashlib.sha256(repr(list(parts)).encode()).hexdigest()
 
 
-def in_large_classes(patients: Indices, labels: Indices, smallest: int) -> Indices:
+def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indices:
     """Which images [n] show a class that at least so many patients have."""
     classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
     return np.flatnonzero(np.bincount(classes)[labels] >= smallest)

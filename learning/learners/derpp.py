@@ -50,9 +50,9 @@ class DERpp(Learner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch [N]."""
-        return self.with_replay(batch, self.model(draws.view(batch.images)), draws)
+        return self.replay_loss(batch, self.model(draws.view(batch.images)), draws)
 
-    def with_replay(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
+    def replay_loss(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
         """Eq. 6, from the logits [N, K] of a batch; then it comes by at the reservoir."""
         loss = self.cross_entropy(logits, batch.labels)
         if len(self.reservoir):
@@ -62,9 +62,9 @@ class DERpp(Learner):
 
     def replayed(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖² + β ℓ(M(x''), y'')."""
-        first = self.reservoir.some(self.drawn, draws.generator)
+        first = self.reservoir.draw(self.drawn, draws.generator)
         distance = self.distance(self.model(draws.view(first["images"])), first)
-        second = self.reservoir.some(self.drawn, draws.generator)
+        second = self.reservoir.draw(self.drawn, draws.generator)
         replay = functional.cross_entropy(
             self.model(draws.view(second["images"])), second["labels"]
         )

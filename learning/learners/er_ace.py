@@ -23,7 +23,7 @@ from learning.learners.plain import Learner
 from learning.reservoir import Reservoir
 from learning.samples import Samples
 from learning.settings import ReservoirSettings
-from learning.stream import among
+from learning.stream import restrict
 
 
 class ERACE(Learner):
@@ -51,9 +51,9 @@ class ERACE(Learner):
 
     def replayed(self, draws: Draws) -> Tensor:
         """The second term."""
-        kept = self.reservoir.some(self.own.batch_size, draws.generator)
+        kept = self.reservoir.draw(self.own.batch_size, draws.generator)
         logits = self.model(draws.view(kept["images"]))
-        return functional.cross_entropy(among(self.seen, logits), kept["labels"])
+        return functional.cross_entropy(restrict(self.seen, logits), kept["labels"])
 
     def rehearsal(self) -> dict[str, Tensor]:
         """The reservoir, and the classes that came by."""

@@ -42,7 +42,7 @@ class FedER(Learner):
         """Eq. 5, with as many random images of the buffer as the batch has: [N] -> [2N]."""
         if self.replay is None:
             return super().observe(batch, draws)
-        both = joined([batch, draws.some(self.replay, len(batch))])
+        both = joined([batch, draws.draw(self.replay, len(batch))])
         logits = self.model(draws.view(both.images))
         (own, replayed), labels = logits.chunk(2), both.labels.chunk(2)
         weight = self.own.replay_weight

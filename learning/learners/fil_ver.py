@@ -21,7 +21,7 @@ from learning.learners.plain import Learner
 from learning.models.embedding import EmbeddingNetwork
 from learning.samples import Samples
 from learning.settings import EmbeddingSettings
-from learning.stream import chosen, earlier, replayed_with, with_task
+from learning.stream import add_task, chosen, earlier, replayed_with
 from strategies.protocol.settings import Settings
 
 
@@ -98,14 +98,14 @@ class FilVer(Rehearsal):
         if self.kept is None:
             return new
         count = replayed_with(batch, self.samples, self.kept)
-        old = draws.some(self.kept, count)
+        old = draws.draw(self.kept, count)
         replayed = functional.cross_entropy(self.classify(old.images, draws), old.labels)
         return (len(batch) * new + count * replayed) / (len(batch) + count)
 
     def rehearsal(self) -> dict[str, Tensor]:
         """(µ, log σ, y), or (f(x), y), of a share of each task's images."""
         kept = self.received.rehearsal
-        return with_task(kept, self.samples, self.chosen, self.received.task)
+        return add_task(kept, self.samples, self.chosen, self.received.task)
 
 
 @torch.no_grad()

@@ -32,7 +32,7 @@ from learning.models.taps import last_layer
 from learning.packing import check_layout
 from learning.samples import Samples
 from learning.settings import LwFSettings
-from learning.stream import among
+from learning.stream import restrict
 from strategies.protocol.settings import Settings
 
 TEMPERATURE = 2.0  # T
@@ -91,8 +91,8 @@ class LwF(Learner):
         """The loss of a batch [N]."""
         logits = self.model(draws.view(batch.images))
         if self.warming:
-            return self.cross_entropy(among(self.present, logits), batch.labels)
-        loss = self.cross_entropy(among(self.classes, logits), batch.labels)
+            return self.cross_entropy(restrict(self.present, logits), batch.labels)
+        loss = self.cross_entropy(restrict(self.classes, logits), batch.labels)
         if self.old is None:
             return loss
         before = self.old(batch.images)[:, self.earlier]

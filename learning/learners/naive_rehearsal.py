@@ -11,7 +11,7 @@ from learning.augmentation import Draws
 from learning.learners.plain import Learner
 from learning.samples import Samples, joined
 from learning.settings import RehearsalSettings
-from learning.stream import chosen, earlier, replayed_with, with_task
+from learning.stream import add_task, chosen, earlier, replayed_with
 
 
 class NaiveRehearsal(Learner):
@@ -29,7 +29,7 @@ class NaiveRehearsal(Learner):
         if self.kept is None:
             return super().observe(batch, draws)
         count = replayed_with(batch, self.samples, self.kept)
-        old = draws.some(self.kept, count)
+        old = draws.draw(self.kept, count)
         logits = self.model(draws.view(joined([batch, old]).images))
         new = self.cross_entropy(logits[: len(batch)], batch.labels)
         kept = functional.cross_entropy(logits[len(batch) :], old.labels)
@@ -39,4 +39,4 @@ class NaiveRehearsal(Learner):
         """A share of each task's images, and their labels."""
         share, seed, task = self.own.share, self.settings.seed, self.received.task
         rows = chosen(len(self.samples), share, seed, task)
-        return with_task(self.received.rehearsal, self.samples, rows, task)
+        return add_task(self.received.rehearsal, self.samples, rows, task)

@@ -82,7 +82,7 @@ class Pass(Learner):
         seen[self.classes] = True
         self.unseen = ~seen.repeat_interleave(TURNS)  # [4K]
         self.prototypes = self.kept
-        self.augmented = _known(self.prototypes)
+        self.augmented = _known_classes(self.prototypes)
 
     def _none(self) -> dict[str, Tensor]:
         """What stands for no prototypes: means [K, d], numbers of images [K], and r."""
@@ -97,13 +97,13 @@ class Pass(Learner):
         logits = self.network.head(features).masked_fill(self.unseen, -torch.inf)
         loss = self.cross_entropy(logits / self.own.temperature, labels)
         if len(self.augmented) and self.own.prototype_weight:
-            near, classes = self.around(self.augmented, draws)
+            near, classes = self.sample_around(self.augmented, draws)
             logits = self.network.head(near) / self.own.temperature
             near_loss = functional.cross_entropy(logits, TURNS * classes)
             loss = loss + self.own.prototype_weight * near_loss
-        return loss + self.beside(features[: len(batch)], batch.labels, draws)
+        return loss + self.extra_loss(features[: len(batch)], batch.labels, draws)
 
-    def around(self, classes: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def sample_around(self, classes: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """p_c + r ε [B, d] with c [B] drawn from some classes; B is `train.batch-size`."""
         count, means = self.settings.train.batch_size, self.prototypes["means"]
         chosen = torch.randint(len(classes), (count,), generator=draws.generator)
@@ -111,7 +111,7 @@ class Pass(Learner):
         drawn = classes[chosen.to(classes.device)]
         return means[drawn] + self.prototypes["radius"] * noise, drawn
 
-    def beside(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+    def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
         """The term of a learner that builds on this one, of images as they are; here nothing."""
         return features.new_zeros(())
 
@@ -158,15 +158,15 @@ class FedSpace(Pass):
             if memory["radius"] < 0:
                 raise ParcelError("The prototypes have a negative radius.")
             self.prototypes = dict(memory)
-        known = _known(self.prototypes)
+        known = _known_classes(self.prototypes)
         self.augmented = known[~torch.isin(known, self.classes)]
 
-    def beside(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
+    def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
         """λ_R L_R, from the features [N, d] of images as they are, and their labels [N]."""
-        known = _known(self.prototypes)
+        known = _known_classes(self.prototypes)
         if not len(known) or not self.weight:
-            return super().beside(features, labels, draws)
-        near, classes = self.around(known, draws)
+            return super().extra_loss(features, labels, draws)
+        near, classes = self.sample_around(known, draws)
         features, labels = torch.cat([features, near]), torch.cat([labels, classes])
         loss: Tensor = self.weight * representation(features, labels, self.classes)
         return loss
@@ -231,6 +231,6 @@ def prototypes_of(network: RotationNetwork, samples: Samples, classes: int) -> d
     return {"means": means, "counts": counts, "radius": radius}
 
 
-def _known(prototypes: Mapping[str, Tensor]) -> Tensor:
+def _known_classes(prototypes: Mapping[str, Tensor]) -> Tensor:
     """The classes that have a prototype, int64 [m]."""
     return prototypes["counts"].nonzero()[:, 0]

@@ -66,7 +66,7 @@ class SER(DERpp):
         self.network = modulated(self.model)
         chosen = self.settings.section("ser", SERSettings)
         self.oracle = (
-            contrast if chosen.oracle == CONTRAST else kept_maps(chosen.oracle, self.samples)
+            contrast if chosen.oracle == CONTRAST else read_maps(chosen.oracle, self.samples)
         )
         rate = chosen.learning_rate
         encoder: dict[str, Any] = {
@@ -95,7 +95,7 @@ class SER(DERpp):
         self.saliency.zero_grad()
         divergence(maps, seen).backward()
         self.saliency.step()
-        return self.with_replay(batch, self.network.classify(images, features), draws)
+        return self.replay_loss(batch, self.network.classify(images, features), draws)
 
     def replayed(self, draws: Draws) -> Tensor:
         """That of DER++, with the encoder in eval mode."""
@@ -156,7 +156,7 @@ def _blurred(maps: Tensor, around: int) -> Tensor:
     )
 
 
-def kept_maps(path: str, samples: Samples) -> Oracle:
+def read_maps(path: str, samples: Samples) -> Oracle:
     """The maps in a file: `images` uint8 [n, C, H, W] and `maps` [n, H, W], 0 or more.
 
     An image is found by its bytes.

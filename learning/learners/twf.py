@@ -149,7 +149,7 @@ class TwF(Learner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """Eq. 2.15, in one pass over a batch [N] and a draw of those that are kept."""
-        kept = self.reservoir.some(self.drawn, draws.generator) if len(self.reservoir) else {}
+        kept = self.reservoir.draw(self.drawn, draws.generator) if len(self.reservoir) else {}
         images, masks = draws.view(batch.images), []
         tasks = torch.full_like(batch.labels, self.task)
         if kept:

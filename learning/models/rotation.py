@@ -52,12 +52,12 @@ class RotationNetwork(nn.Module):
 
 def rotation_mlp(architecture: "Architecture") -> nn.Module:
     """On the hidden layers of the mlp."""
-    return _on(mlp(architecture), architecture)
+    return _replace_head(mlp(architecture), architecture)
 
 
 def rotation_cnn(architecture: "Architecture") -> nn.Module:
     """On the convolutions of the cnn; 128 features."""
-    return _on(cnn(architecture), architecture)
+    return _replace_head(cnn(architecture), architecture)
 
 
 def rotation_resnet18(architecture: "Architecture") -> nn.Module:
@@ -71,7 +71,7 @@ def rotation_resnet18(architecture: "Architecture") -> nn.Module:
     return RotationNetwork(architecture, body, width)
 
 
-def _on(network: nn.Sequential, architecture: "Architecture") -> nn.Module:
+def _replace_head(network: nn.Sequential, architecture: "Architecture") -> nn.Module:
     """The head in the place of a network's last layer."""
     last = network[-1]
     assert isinstance(last, nn.Linear)

@@ -11,7 +11,7 @@ from server_app.report.over_tasks import TITLE as OVER_TASKS
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.settings import defaults
 
 TITLE = "How the run went"
@@ -74,7 +74,7 @@ def _participation(summary: Summary) -> Iterator[str]:
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
     yield paragraph(
         f"Hospitals that were asked to train: {len(asked)}; "
-        + (f"{some(missed)} missed at least one visit." if missed else "none missed a visit.")
+        + (f"{join_names(missed)} missed at least one visit." if missed else "none missed a visit.")
     )
     yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn
 
@@ -105,8 +105,8 @@ def _failures(summary: Summary) -> Iterator[str]:
             outcome,
             SAID.get(verb, verb),
             len(same),
-            some(list(dict.fromkeys(each["hospital"] for each in same))),
-            some(list(dict.fromkeys(str(each["round"]) for each in same))),
+            join_names(list(dict.fromkeys(each["hospital"] for each in same))),
+            join_names(list(dict.fromkeys(str(each["round"]) for each in same))),
             reason,
         ]
         for (outcome, verb, reason), same in alike.items()

@@ -91,8 +91,8 @@ def admit_trained(
             are embeddings for which nobody has asked; or the method cannot read the memory.
         UselessError: A model that is not sealed is of no use.
     """
-    sent, layout = Manifest.of(came_from), layout_of(came_from)
-    expected = sent.after(order)
+    sent, layout = Manifest.read(came_from), layout_of(came_from)
+    expected = sent.advance(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     found = {**unbundle(content), "visit": parcel_in(content)}
     parcels = {name: completed(parcel, encoder) for name, parcel in found.items()}

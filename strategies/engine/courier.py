@@ -24,7 +24,7 @@ from flwr.serverapp import Grid
 
 from strategies.engine.flower import InMemoryGrid, Run
 from strategies.protocol.may_leave import Failure, UndeclaredError, check_answer
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.parcel import count_bytes
 from strategies.protocol.text import printable
 
@@ -206,7 +206,7 @@ class Courier:
         names = self.connected() if asked else {}
         list(self.exchange(self.live(n, None, names.get(n, "")) for n in sorted(asked)))
         if silent := asked - self.answering:
-            named = some([names.get(node, f"node {node}") for node in sorted(silent)])
+            named = join_names([names.get(node, f"node {node}") for node in sorted(silent)])
             log(WARNING, "Connected, but busy or stuck, and passed over: %s", named)
         return connected & self.answering
 

@@ -5,7 +5,7 @@ is away, fails, or answers with something undeclared does not hold the others up
 meant for it stays as it was, counts as being there, and moves on at the next hop.
 
 A method that does not wait (`Strategy.waits`) plans again after each delivery, and says when its
-round is `over`, while visits go on. Then nothing is waited for: hospitals test when they have
+round `is_over`, while visits go on. Then nothing is waited for: hospitals test when they have
 ended what they are at, and those that come, or come back, are asked between two deliveries.
 """
 
@@ -28,19 +28,19 @@ from strategies.engine.enrolment import (
     introductions,
     preparations,
     prepared,
+    retry_without_buffer,
     strangers,
-    without_buffer,
 )
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
 from strategies.engine.run import Content, Ordered, Run
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import RunError
-from strategies.engine.testing import Batch, begin_tests, letters, record_tests, to_test
+from strategies.engine.testing import Batch, assign_tests, begin_tests, letters, record_tests
 from strategies.engine.undoing import failure, maker_of, undo, undo_tested
 from strategies.engine.visit import Visit
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 
 
@@ -82,7 +82,7 @@ class Engine:
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
         check_ready(self.run, enrol(self.run, self.exchange.later))
-        log(INFO, "%d rounds at %s", rounds, some(state.hospitals))
+        log(INFO, "%d rounds at %s", rounds, join_names(state.hospitals))
         state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
         self._ask_for_tests()
         while state.round <= rounds:
@@ -100,12 +100,12 @@ class Engine:
     def _hops(self) -> None:
         """All hops of a round that are left."""
         state, strategy = self.state, self.strategy
-        while not strategy.over(state) and (self._hand_out() or state.under_way):
+        while not strategy.is_over(state) and (self._hand_out() or state.under_way):
             while state.under_way:
                 self._take()
                 if not strategy.waits:
                     self.keep(state)
-                    if strategy.over(state):
+                    if strategy.is_over(state):
                         return
                     self._hand_out()
             self.keep(state)
@@ -149,7 +149,7 @@ class Engine:
             if not asked and (self.run.is_last_round or self.strategy.tests_now(state, hospital))
         ]
         reachable = self._reachable() if due else set()
-        chosen = to_test(self.run, due)
+        chosen = assign_tests(self.run, due)
         for hospital in due:
             del state.owing[hospital]
             if state.nodes[hospital] not in reachable:
@@ -239,7 +239,7 @@ class Engine:
             if (visit.hospital, hash_) not in state.delivered
         }
         encoder = state.undelivered_encoder(visit.hospital)
-        return {**state.without_encoder(ordered.sent), **buffers, **encoder}
+        return {**state.strip_encoder(ordered.sent), **buffers, **encoder}
 
     def _take(self) -> None:
         """Wait for what becomes of a message, and take it in."""
@@ -258,7 +258,7 @@ class Engine:
                 if delivery.letter.verb == "query.enrol":
                     self._join(hospital)
                 elif delivery.failure is None:
-                    self.run.journal.record(Event.of(delivery, hospital, round=0, hop=0))
+                    self.run.journal.record(Event.from_delivery(delivery, hospital, round=0, hop=0))
                     self.strategy.returned(self.state, hospital)
 
     def _pay(self, hospital: str) -> None:
@@ -288,7 +288,9 @@ class Engine:
         if useless and undo(self.run, visit.model, about.sent, by, why):
             self._post(replace(about, sent=state.models[visit.model].parcel))
             return
-        event = Event.of(delivery, visit.hospital, lineage=model.lineage, facts=facts, **place)
+        event = Event.from_delivery(
+            delivery, visit.hospital, lineage=model.lineage, facts=facts, **place
+        )
         if useless and not model.good:  # nobody vouches for it
             event = failure(self.run, about.sent, by, why)
         if self.times.seconds:
@@ -346,7 +348,7 @@ class Engine:
             return
         hospital = delivery.letter.about.hospital
         self.strategy.start(state, prepared(run, delivery, []))
-        self.exchange.post(preparations(run, without_buffer(run, delivery)))
+        self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             self.strategy.returned(state, hospital)
 

@@ -22,7 +22,7 @@ from strategies.protocol.classes import alike, ordered, outputs, quoted
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import duration
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 from strategies.protocol.settings import SettingsError
 
@@ -48,13 +48,13 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
             most of them have.
     """
     answers = run.courier.exchange(introductions(run, _reached(run)))
-    coming, failed = introduced(run, [each for each in answers if _says(each) not in later])
+    coming, failed = introduced(run, [each for each in answers if _card_in(each) not in later])
     newcomers: dict[str, Model] = {}
     while coming:
         again: dict[str, int] = {}
         for delivery in run.courier.exchange(preparations(run, coming)):
             newcomers |= prepared(run, delivery, failed)
-            again |= without_buffer(run, delivery)
+            again |= retry_without_buffer(run, delivery)
         coming = again
     run.strategy.start(run.state, dict(sorted(newcomers.items())))
     return failed
@@ -62,7 +62,7 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
 
 def strangers(run: Run, reachable: Iterable[int]) -> list[int]:
     """Those of some nodes that nobody has enrolled yet, or is about to."""
-    known = {*run.state.nodes.values(), *_left_out(run).values()}
+    known = {*run.state.nodes.values(), *_excluded(run).values()}
     return sorted({*reachable} - known - run.courier.at_work)
 
 
@@ -91,10 +91,10 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
         named = {hospital: _classes(card) for hospital, (_, card) in cards.items()}
         classes = run.settings.class_names or agreed(named)
         state.outputs, state.classes = outputs(classes, run.settings), classes
-        log(INFO, "The classes are %s", some(state.outputs))
+        log(INFO, "The classes are %s", join_names(state.outputs))
     coming = {}
     for hospital, (node, _) in cards.items():
-        if hospital in _left_out(run):
+        if hospital in _excluded(run):
             state.withheld[hospital] = node
         elif not (state.hop and run.strategy.waits) or hospital in state.nodes:
             coming[hospital] = node
@@ -141,7 +141,9 @@ def _reached(run: Run) -> list[int]:
             )
         if len(reachable) != said:
             said, names = len(reachable), run.courier.connected()
-            here = some(sorted(names.get(node, f"node {node}") for node in reachable)) or "none"
+            here = (
+                join_names(sorted(names.get(node, f"node {node}") for node in reachable)) or "none"
+            )
             left = duration(run.settings.hop_timeout - waited)
             log(
                 *(INFO, "%d of %d hospitals (min-hospitals) can be reached: %s. The run waits %s"),
@@ -158,7 +160,7 @@ def _excused(run: Run, there: Collection[int]) -> int:
     return sum(hospital not in active and node not in there for hospital, node in nodes)
 
 
-def _says(answer: Delivery[Order]) -> str:
+def _card_in(answer: Delivery[Order]) -> str:
     """Who a hospital says that it is."""
     return str(answer.content.config_records.get("card", ConfigRecord()).get("hospital", ""))
 
@@ -198,7 +200,7 @@ def _judge(
             if (shape := _shape(card)) and state.shape and shape != state.shape:
                 reason = _shapes_differ({hospital: shape, "the other hospitals": state.shape})
                 delivery = replace(delivery, failure=Failure.SETTINGS, reason=reason)
-        run.tell(Event.of(delivery, hospital, round=0, hop=0))
+        run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0))
         if delivery.failure is not None:
             failed.append(delivery)
         else:
@@ -254,7 +256,7 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     delivery, parcel = admit(delivery, admit_first, order, state.outputs)
     card = delivery.content.config_records.get("card", ConfigRecord())
     facts = {key: value for key, value in card.items() if key in FACTS}
-    run.tell(Event.of(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
+    run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
     if parcel is None:
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:
@@ -274,7 +276,7 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
     return newcomer
 
 
-def without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
+def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
     """The hospital that is to prepare once more, if its buffer alone keeps it from taking part."""
     order = delivery.letter.about
     refused = delivery.failure == Failure.RELEASE and order.buffer_size > 0
@@ -284,7 +286,7 @@ def without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
     return {order.hospital: delivery.letter.node}
 
 
-def _left_out(run: Run) -> dict[str, int]:
+def _excluded(run: Run) -> dict[str, int]:
     """The hospitals that take no part because their buffer may not leave."""
     return run.state.withheld if run.strategy.needs_own_buffer else {}
 
@@ -302,13 +304,13 @@ def agreed(named: Mapping[str, list[str]]) -> list[str]:
     union = ordered(name for names in lists for name in names)
     if groups := alike(union, apart=lists):
         said = [
-            f"{quoted(name)} ({some([place for place in named if name in named[place]])})"
+            f"{quoted(name)} ({join_names([place for place in named if name in named[place]])})"
             for group in groups
             for name in group
         ]
         raise RunError(
-            f"Hospitals may spell one class in several ways: {some(said)}. Give each class one "
-            "name at all hospitals; or, if they are different classes, name all classes in the "
+            f"Hospitals may spell one class in several ways: {join_names(said)}. Give each class "
+            "one name at all hospitals; or, if they are different classes, name all classes in the "
             "setting 'classes'."
         )
     if len(union) < 2:

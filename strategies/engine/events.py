@@ -81,7 +81,7 @@ class Event:
     facts: Mapping[str, Any] = field(default_factory=dict, metadata={SHAPE: _Facts})
 
     @classmethod
-    def of(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
+    def from_delivery(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
         """What became of a message; `place` has round, hop, and what else is known."""
         return cls(
             **{

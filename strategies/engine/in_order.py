@@ -135,14 +135,14 @@ class Replayed(InVirtualTime):
                 if delivery.failure is Failure.USELESS:  # it is ordered again, in the same turn
                     self.state.replayed -= 1
                     return delivery
-                return _as_recorded(delivery, turn)
+                return _recorded_outcome(delivery, turn)
         raise RunError(
             f"In the record of async.replay '{turn.lineage}' visits '{turn.hospital}' next, here "
             "it does not: have settings, hospitals and images stayed the same?"
         )
 
 
-def _as_recorded(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
+def _recorded_outcome(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
     """The delivery, as a failure if it was one."""
     if turn.outcome == "ok":
         return delivery

@@ -38,7 +38,7 @@ class _Note:
     model_bytes: int
 
     @classmethod
-    def of(cls, parcel: RecordDict, label: Manifest) -> "_Note":
+    def describe(cls, parcel: RecordDict, label: Manifest) -> "_Note":
         model = RecordDict({name: parcel[name] for name in parcel if name == "model"})
         return cls(label, layout_of(parcel), count_bytes(model))
 
@@ -59,7 +59,7 @@ class Shelf:
 
     def put(self, parcel: RecordDict) -> str:
         """Keep a parcel that has been admitted, on the disk when this returns; its name here."""
-        label = Manifest.of(parcel)
+        label = Manifest.read(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
         # A hospital chose the name of the lineage; quoted, it cannot lead out of the folder.
@@ -69,7 +69,7 @@ class Shelf:
             with replacing(path) as draft:
                 save(parcel, draft)
                 sync(draft)
-        self._notes[name] = _Note.of(parcel, label)
+        self._notes[name] = _Note.describe(parcel, label)
         self._remember(name, parcel)
         return name
 
@@ -101,9 +101,9 @@ class Shelf:
         """
         for name in names:
             parcel = load(self.path(name))
-            label = Manifest.of(parcel)
+            label = Manifest.read(parcel)
             check_hashes(parcel, label)
-            self._notes[name] = _Note.of(parcel, label)
+            self._notes[name] = _Note.describe(parcel, label)
 
     def keep_only(self, names: Iterable[str]) -> None:
         """Delete all parcels but these, and what a kill has left of others."""

@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 
 from strategies.engine.shelf import Shelf
 from strategies.engine.visit import Visit
-from strategies.protocol.parcel import without
+from strategies.protocol.parcel import drop_encoder
 from strategies.protocol.shapes import SHAPE, ShapeError, shaped
 
 AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
@@ -149,10 +149,10 @@ class State:
         parcel = self.shelf.get(self.encoder) if self.encoder else RecordDict()
         return parcel.array_records.get("model", {})
 
-    def without_encoder(self, parcel: str) -> RecordDict:
+    def strip_encoder(self, parcel: str) -> RecordDict:
         """A parcel of the shelf as it travels."""
         whole = self.shelf.get(parcel)
-        return without(whole, self.encoder_arrays) if self.encoder else whole
+        return drop_encoder(whole, self.encoder_arrays) if self.encoder else whole
 
     def undelivered_encoder(self, hospital: str) -> dict[str, ArrayRecord]:
         """The record `encoder` if a hospital does not hold it yet, else nothing."""

@@ -36,7 +36,7 @@ class Strategy(ABC):
             for all.
         tests_every_visit: The one model is tested as it was after each visit of the round.
         waits: A hop ends when all its visits have. Without, the method plans again after each
-            delivery, and says itself when a round is `over`.
+            delivery, and says itself when a round is `is_over`.
         buffer_size: Synthetic images that each hospital renders before the first hop.
         has_encoder: A frozen encoder travels to each hospital once, apart from the models.
         needs_own_buffer: A hospital takes no part if its buffer may not leave; else it does so
@@ -101,7 +101,7 @@ class Strategy(ABC):
         """Take in the first models of hospitals that have joined, in order of their names."""
         state.models.update(newcomers)
 
-    def over(self, state: State) -> bool:
+    def is_over(self, state: State) -> bool:
         """Whether the round is over while visits go on: of a method that does not wait."""
         return False
 
@@ -152,7 +152,7 @@ class Strategy(ABC):
         plain = Visit(hospital, model, self.learner, self.settings.train.epochs, images=self.images)
         return replace(plain, **changes)
 
-    def along(self, route: Route, state: State) -> list[Visit]:
+    def follow(self, route: Route, state: State) -> list[Visit]:
         """Every model goes from its place to the one that a route hands it to."""
         models = state.models_at
         return [self.visit(hospital, models[source]) for hospital, source in route.items()]

@@ -77,7 +77,7 @@ def _sampled(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
     return chosen
 
 
-def to_test(run: Run, hospitals: Collection[str]) -> dict[str, Collection[str]]:
+def assign_tests(run: Run, hospitals: Collection[str]) -> dict[str, Collection[str]]:
     """The names of the models that each of some hospitals is asked to test."""
     state, cross = run.state, run.settings.evaluate.cross
     if cross is True:
@@ -139,7 +139,7 @@ def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Ba
 
 def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
     def content() -> Content:
-        parcels = {name: run.state.without_encoder(each) for name, each in batch.parcels.items()}
+        parcels = {name: run.state.strip_encoder(each) for name, each in batch.parcels.items()}
         encoder = run.state.undelivered_encoder(batch.hospital)
         return {**bundle(parcels, ["manifest", "model"]), **encoder}
 
@@ -152,7 +152,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     delivery, told = admit(delivery, admit_tested, batch.parcels)
     state = run.state
     state.note_delivered(batch.hospital, [state.encoder_hash], arrived=told is not None)
-    answer = Event.of(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
+    answer = Event.from_delivery(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
     told = told or {}
     for verb in ("ensemble", "standalone"):
         if figures := told.get(verb):

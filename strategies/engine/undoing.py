@@ -13,7 +13,7 @@ from strategies.engine.events import Event
 from strategies.engine.run import Run
 from strategies.engine.topology import GLOBAL
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 
 SERVER = "server"  # in the place of a hospital, of what it has averaged
 
@@ -52,9 +52,9 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
         maker,
         label.lineage,
         Failure.USELESS.name.lower(),
-        f"{some(sorted(by))} received the model that '{maker}' made in round {label.round} and "
-        f"refused it: {why} Lower train.learning-rate at '{maker}', or ask who runs it: its own "
-        "software has not refused the model.",
+        f"{join_names(sorted(by))} received the model that '{maker}' made in round {label.round} "
+        f"and refused it: {why} Lower train.learning-rate at '{maker}', or ask who runs it: "
+        "its own software has not refused the model.",
     )
 
 

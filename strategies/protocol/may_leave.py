@@ -263,19 +263,19 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
         fits = type(record) is declared.get(_pattern_of(name))
         if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
             raise UndeclaredError(
-                f"The record '{_shown(name)}' may not leave a hospital in answer to {verb}."
+                f"The record '{_quote(name)}' may not leave a hospital in answer to {verb}."
             )
         if isinstance(record, ArrayRecord) and (bad := [k for k in record if not is_array_name(k)]):
-            raise UndeclaredError(f"An array called '{_shown(bad[0])}' may not leave a hospital.")
+            raise UndeclaredError(f"An array called '{_quote(bad[0])}' may not leave a hospital.")
     for field, value in content.config_records.get("card", {}).items():
         if field not in CARD or not CARD[field](value):
-            raise UndeclaredError(f"The card field '{_shown(field)}' may not leave a hospital so.")
+            raise UndeclaredError(f"The card field '{_quote(field)}' may not leave a hospital so.")
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
         named = not slash or (verb == "evaluate" and is_name(about) and about in asked)
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
-            raise UndeclaredError(f"The metric '{_shown(key)}' may not leave a hospital so.")
+            raise UndeclaredError(f"The metric '{_quote(key)}' may not leave a hospital so.")
 
 
 def _is_asked(about: str, sent: RecordDict) -> bool:
@@ -298,6 +298,6 @@ def _pattern_of(name: str) -> str:
     return "" if "#" in name else re.sub("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])", "#", name)
 
 
-def _shown(name: str) -> str:
+def _quote(name: str) -> str:
     """A name that nobody has checked yet, for an error."""
     return ascii(name[:80])[1:-1]

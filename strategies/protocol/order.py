@@ -79,7 +79,7 @@ class Order:
     code: str = ""
 
     @classmethod
-    def of(cls, content: RecordDict) -> "Order":
+    def read(cls, content: RecordDict) -> "Order":
         """The order of a message.
 
         Raises:

@@ -12,8 +12,8 @@ The server relays parcels bit for bit. It checks the manifest, the hashes and th
 numbers of models that are not sealed (soundness.py).
 
 Arrays of the model that no visit changes, its encoder, travel to a hospital once. Other messages
-leave them out (`without`), and whoever gets one puts them back (`completed`) before it looks at the
-hashes.
+leave them out (`drop_encoder`), and whoever gets one puts them back (`completed`) before it looks
+at the hashes.
 """
 
 import hashlib
@@ -75,7 +75,7 @@ class Manifest:
     format: int = FORMAT
 
     @classmethod
-    def of(cls, parcel: RecordDict) -> "Manifest":
+    def read(cls, parcel: RecordDict) -> "Manifest":
         """The label of a parcel, without a look at its arrays.
 
         Raises:
@@ -117,7 +117,7 @@ class Manifest:
         }
         return next((name for name, holds in right.items() if not holds), "")
 
-    def after(self, order: Order) -> "Manifest":
+    def advance(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
         place = len(self.visited) + 1
         return replace(
@@ -164,7 +164,7 @@ def parcel_in(content: RecordDict) -> RecordDict:
     return RecordDict({name: content[name] for name in PARCEL_RECORDS if name in content})
 
 
-def without(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
+def drop_encoder(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
     """A parcel whose model lacks the arrays of the encoder."""
     model = parcel.array_records["model"]
     rest = ArrayRecord({name: array for name, array in model.items() if name not in encoder})
@@ -185,7 +185,7 @@ def check_parcel(parcel: RecordDict) -> Manifest:
     Raises:
         ParcelError: Says what is wrong.
     """
-    manifest = Manifest.of(parcel)
+    manifest = Manifest.read(parcel)
     if "model" not in parcel.array_records or "model" not in manifest.hash_of:
         raise ParcelError("The parcel has no model.")
     for name, record in parcel.items():

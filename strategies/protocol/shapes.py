@@ -55,7 +55,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
     """
     kind, inner = get_origin(shape) or shape, get_args(shape)
     if kind is Any or kind is object:
-        return with_nan(value) if kind is Any else value
+        return restore_nan(value) if kind is Any else value
     if kind is UnionType:
         if value is None and NoneType in inner:
             return None
@@ -77,7 +77,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
         known, needed = _fields_of(kind)
         odd = needed - value.keys() | (value.keys() - known.keys() if is_dataclass(kind) else set())
         if odd and not any_version:
-            raise ShapeError(f"{_at(place)}differs in {', '.join(sorted(odd)):.200}")
+            raise ShapeError(f"{_prefix(place)}differs in {', '.join(sorted(odd)):.200}")
         given = {key: within(value[key], key, known[key]) for key in value.keys() & known.keys()}
         if is_typeddict(kind):
             return {**value, **given}
@@ -106,12 +106,12 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
     return value
 
 
-def with_nan(value: Any) -> Any:
+def restore_nan(value: Any) -> Any:
     """The same with NaN for None."""
     if isinstance(value, dict):
-        return {key: with_nan(item) for key, item in value.items()}
+        return {key: restore_nan(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [with_nan(item) for item in value]
+        return [restore_nan(item) for item in value]
     return nan if value is None else value
 
 
@@ -125,10 +125,10 @@ def _is_whole(text: str) -> bool:
 
 def _require(fits: bool, value: Any, place: str, allowed: str) -> None:
     if not fits:
-        raise ShapeError(f"{_at(place)}is {value!r:.80}; it must be {allowed}")
+        raise ShapeError(f"{_prefix(place)}is {value!r:.80}; it must be {allowed}")
 
 
-def _at(place: str) -> str:
+def _prefix(place: str) -> str:
     return f"'{place:.200}' " if place else "it "
 
 

@@ -146,7 +146,7 @@ class Garbage:
         answer = hospital_app(message, self.place)
         if not message.metadata.message_type.startswith("train") or answer.has_error():
             return answer
-        label = Manifest.of(answer.content)
+        label = Manifest.read(answer.content)
         if label.round not in self.rounds:
             return answer
         records = {k: v for k, v in answer.content.array_records.items() if k in ("memory",)}
@@ -245,7 +245,7 @@ class Fussy(CountingHospital):
         self.useless, self.refused = useless, 0
 
     def train(self, message, order):
-        visited = Manifest.of(message.content).visited
+        visited = Manifest.read(message.content).visited
         if visited and visited[-1] in self.useless:
             self.refused += 1
             return failing(message, Failure.USELESS, "It is of no use: its loss is not finite.")
@@ -281,7 +281,7 @@ def test_a_hospital_that_refuses_everything_takes_back_one_visit_and_is_then_nam
 def test_an_average_that_is_refused_names_no_hospital():
     class Refusing(CountingHospital):
         def train(self, message, order):
-            if Manifest.of(message.content).round == 2:
+            if Manifest.read(message.content).round == 2:
                 return failing(message, Failure.USELESS, "It is of no use.")
             return super().train(message, order)
 
@@ -298,7 +298,7 @@ def test_one_of_three_testers_undoes_no_model(refusing, undone):
         def evaluate(self, message, order):
             told: dict[str, Any] = {}
             for name in {key.partition("/")[0] for key in message.content if "/" in key}:
-                label = Manifest.of(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
+                label = Manifest.read(RecordDict({"manifest": message.content[f"{name}/manifest"]}))
                 bad = order.final and label.visited[-1] == "h1" and self.name in refusing
                 told |= (
                     {f"{name}/refused": float(Failure.USELESS)}

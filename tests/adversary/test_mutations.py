@@ -354,8 +354,8 @@ def test_whatever_a_hospital_answers_is_admitted_or_refused_with_a_type(seed, tm
     check_memory = strategy_of(settings(strategy="fedspace")).check_memory
     given = pack({"model": weights, "buffer": weights}, LABEL)
     sent = check_parcel(given)
-    back = pack({"model": weights, "memory": memory}, sent.after(visit))
-    early = pack({"model": weights}, dataclasses.replace(sent.after(visit), epochs=1))
+    back = pack({"model": weights, "memory": memory}, sent.advance(visit))
+    early = pack({"model": weights}, dataclasses.replace(sent.advance(visit), epochs=1))
     figures = MetricRecord({"num-examples": 3.0, "train-loss": 0.5, "seconds-train": 1.0})
     card = ConfigRecord({"hospital": "h0", "release": "ok"})
     shown = bundle({"epoch-1": early}, ["manifest", "model"])

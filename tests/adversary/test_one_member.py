@@ -299,7 +299,7 @@ def test_a_model_that_cannot_be_tested_loses_its_own_test_alone(tmp_path):
     garbage = RecordDict({**good, "model": ArrayRecord({"w": Array(np.zeros(3))})})
     weights = good.array_records["model"].items()
     huge = {name: Array(np.full_like(array.numpy(), 3e38)) for name, array in weights}
-    overflowing = pack({"model": ArrayRecord(huge)}, Manifest.of(good))
+    overflowing = pack({"model": ArrayRecord(huge)}, Manifest.read(good))
     sent = {"a": good, "b": garbage, "c": good, "d": overflowing}
     figures = ask("evaluate", bundle(sent, ["manifest", "model"]))["metrics"]
     assert figures["b/refused"] == Failure.PARCEL

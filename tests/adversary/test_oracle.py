@@ -329,7 +329,7 @@ def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
         figures = disclosure.Disclosure(opened(Victim(tmp_path / str(k), sizes)))
         steps.add(tuple(figures.noise_of(["accuracy"]).values()))
         network = Architecture("mlp", 1, SIDE, SIDE, 3).build()
-        told = {figures.of_loss(str(j), network)["train-loss"] for j in range(40)}
+        told = {figures.loss_figures(str(j), network)["train-loss"] for j in range(40)}
         steps.add(round(min(np.diff(sorted(told))), 6))
     assert len(steps) == 2
 
@@ -483,7 +483,7 @@ def sealed(tmp_path, monkeypatch, caplog):
             manifest = victim.linear(
                 np.zeros((2, PIXELS)), [0, 0], **{"visited": [by], **relabelled}
             )
-            label = Manifest.of(manifest)
+            label = Manifest.read(manifest)
             parcel = pack(parcel.array_records, label)
         content = bundle({"m": parcel}, ["manifest", "model"])
         caplog.clear()

@@ -488,7 +488,7 @@ def test_a_manifest_may_say_when_images_arrive(site, tmp_path):
     folder = site("image,label,task\n" + "".join(rows), numbers)
     chosen = settings(dataset=f"manifest:{folder}", tasks=2, task_cut="given", test_fraction=0.3)
     data = open_data(chosen, 0, 1, store=tmp_path / "store")
-    first, second = data.at(1), data.at(2)
+    first, second = data.images_at(1), data.images_at(2)
     assert sorted(values(first.train) + values(first.test)) == numbers[:10]
     assert set(values(second.train)) == {*numbers[10:]} - {*values(second.test)}
     assert {*values(first.test)} < {*values(second.test)} == {*values(data.test)}
@@ -504,10 +504,10 @@ def test_a_manifest_may_say_when_images_arrive(site, tmp_path):
         )
         data = open_data(chosen, 0, 1, store=tmp_path / "store")
         if text == ",1":
-            assert values(data.at(1).train) + values(data.at(1).test) == [0]
+            assert values(data.images_at(1).train) + values(data.images_at(1).test) == [0]
         else:
             with pytest.raises(DataError, match="a number from 1 to 2 for every image, and has"):
-                data.at(1)
+                data.images_at(1)
         assert bad == folder
 
 

@@ -57,7 +57,7 @@ def saying(labels, classes=2, sure=0.8):
 
 
 def told_of(figures, each):
-    return figures.of(each, figures.disclosure.of_test(each.model, each.test))
+    return figures.figures(each, figures.disclosure.test_figures(each.model, each.test))
 
 
 def test_twelve_images_say_how_little_they_know(tmp_path):
@@ -120,9 +120,9 @@ def alone(tmp_path):
     arrays = {"test": own.test.numpy(), "seen": own.seen.numpy(), "model": np.array("own")}
     run = figures.disclosure.request.run
     run.save("alone", {**arrays, "images": np.array("others")})
-    assert figures.of_alone() == {}
+    assert figures.alone_figures() == {}
     run.save("alone", {**arrays, "images": np.array(figures.images)})
-    assert figures.of_alone()["balanced-accuracy"] == pytest.approx(0.7)
+    assert figures.alone_figures()["balanced-accuracy"] == pytest.approx(0.7)
     return figures, labels
 
 
@@ -210,7 +210,7 @@ def row(tmp_path, seed, policy, most=40):
     figures = details(tmp_path, labels, policy=policy, classes=count)
     figures.disclosure.secret = seed.to_bytes(2)
     (figures.disclosure.request.run.folder / "detailed").unlink(missing_ok=True)
-    figures.of_alone(said(own, "own"))
+    figures.alone_figures(said(own, "own"))
     told = told_of(figures, said(new, f"model {seed}"))
     return row_of("model", "a", "graz", told, [*map(str, range(count))])
 
@@ -279,7 +279,7 @@ def test_so_many_models_are_told_of_and_no_more(tmp_path):
     assert again == told[0]
     none = details(tmp_path, [0, 1] * 50, policy="figures.max-detailed = 0")
     few = said(saying([0, 1] * 50))
-    assert told_of(none, few) == none.disclosure.of_test(few.model, few.test)
+    assert told_of(none, few) == none.disclosure.test_figures(few.model, few.test)
 
 
 @pytest.mark.slow

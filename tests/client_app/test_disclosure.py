@@ -16,7 +16,7 @@ from client_app.release.disclosure import (
     WORST,
     Disclosure,
     effects,
-    in_large_classes,
+    large_class_rows,
     step_of,
 )
 from client_app.store import Store
@@ -61,27 +61,27 @@ def test_figures_are_about_classes_of_enough_patients(tmp_path):
     groups = [*range(400), *(400 + k % 9 for k in range(200)), *range(500, 509)]
     figures = of(tmp_path, labels, groups)
     assert figures.num_test == 400
-    told = figures.of_test("m", saying(labels), per_class=True)
+    told = figures.test_figures("m", saying(labels), per_class=True)
     assert set(told) == {
         *("num-examples", "accuracy", "balanced-accuracy"),
         *("accuracy-noise", "balanced-accuracy-noise"),
         *("images-of-class-0", "right-of-class-0"),
     }
     wrong = [0] * 400 + [2] * 209
-    assert figures.of_test("m", saying(wrong), per_class=True) == told
+    assert figures.test_figures("m", saying(wrong), per_class=True) == told
 
 
 def test_of_too_few_patients_nothing_is_said(tmp_path):
     labels = [0] * 9 + [1] * 9
     figures = of(tmp_path, labels)
     assert figures.num_test == 0
-    assert figures.of_test("m", saying(labels), per_class=True) == {}
+    assert figures.test_figures("m", saying(labels), per_class=True) == {}
 
 
 def test_a_patient_with_many_images_counts_once():
     labels, patients = np.array([0, 0, 0, 1, 1]), np.array([1, 1, 2, 1, 3])
-    assert in_large_classes(patients, labels, 2).tolist() == [0, 1, 2, 3, 4]
-    assert in_large_classes(patients, labels, 3).tolist() == []
+    assert large_class_rows(patients, labels, 2).tolist() == [0, 1, 2, 3, 4]
+    assert large_class_rows(patients, labels, 3).tolist() == []
 
 
 def test_effects_are_those_of_the_worst_case():
@@ -145,7 +145,7 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
     """Of twenty patients ten are on either side of a median. No figure is exact, nor far off."""
     config = {"gan__projections": projections}
     labels, groups = [0, 1] * patients, [*range(patients)] * 2
-    told = of(tmp_path, labels, groups, **config).of_buffer(FIGURES)
+    told = of(tmp_path, labels, groups, **config).buffer_figures(FIGURES)
     assert told.keys() == leave | ALWAYS.keys()
     assert {name: told[name] for name in ALWAYS} == ALWAYS
     step = step_of(1 / 500, 20)
@@ -158,7 +158,7 @@ def test_a_buffer_s_figures_are_about_enough_patients(patients, projections, lea
 def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
     """A server can order one after the other; of one that it orders again the same is told."""
     figures = of(tmp_path, [0, 1] * 100, policy="figures.max-detailed = 2")
-    told = [figures.of_buffer({**FIGURES, "fid": float(k)}) for k in (1, 2, 3, 1)]
+    told = [figures.buffer_figures({**FIGURES, "fid": float(k)}) for k in (1, 2, 3, 1)]
     assert ["fid" in each for each in told] == [True, True, False, True]
     assert told[2] == ALWAYS
     assert told[3] == told[0]
@@ -167,7 +167,7 @@ def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
 def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
     figures = of(tmp_path, [0, 1])
     figures.rules = None
-    assert figures.of_buffer(FIGURES) == FIGURES
+    assert figures.buffer_figures(FIGURES) == FIGURES
 
 
 EMBEDDINGS = {
@@ -195,25 +195,25 @@ def test_figures_of_embeddings_are_about_enough_patients(patients, leave, tmp_pa
     groups = [*range(200)] * 2
     figures = of(tmp_path, [0, 1] * 200, groups)
     rows = np.array([*range(patients), *range(200, 200 + patients)])
-    assert figures.of_embeddings(EMBEDDINGS, rows) == leave
+    assert figures.embedding_figures(EMBEDDINGS, rows) == leave
     figures.rules = None
-    assert figures.of_embeddings(EMBEDDINGS, rows) == EMBEDDINGS
+    assert figures.embedding_figures(EMBEDDINGS, rows) == EMBEDDINGS
 
 
 def test_no_figure_of_embeddings_is_about_a_class_of_few_patients(tmp_path):
     """Class 1 has five patients."""
     labels, groups = [0] * 200 + [1] * 5, [*range(205)]
     figures = of(tmp_path, labels, groups)
-    assert figures.of_embeddings(EMBEDDINGS, np.arange(200))
-    assert figures.of_embeddings(EMBEDDINGS, np.arange(201)) == {}
+    assert figures.embedding_figures(EMBEDDINGS, np.arange(200))
+    assert figures.embedding_figures(EMBEDDINGS, np.arange(201)) == {}
 
 
 def test_what_could_not_be_measured_of_embeddings_is_not_told(tmp_path):
     figures = of(tmp_path, [0, 1] * 200)
     unmeasured = {"embedding-linked": float("nan"), "embedding-inverted": float("nan")}
-    assert figures.of_embeddings(unmeasured, np.arange(100)) == {}
+    assert figures.embedding_figures(unmeasured, np.arange(100)) == {}
     figures.rules = None
-    assert figures.of_embeddings(unmeasured, np.arange(100)) == {}
+    assert figures.embedding_figures(unmeasured, np.arange(100)) == {}
 
 
 @pytest.mark.slow
@@ -221,19 +221,19 @@ def test_figures_are_right_on_the_average_in_whole_steps_and_the_same_again(tmp_
     labels = [0, 1] * 200
     figures = of(tmp_path, labels, classes=2)
     model = saying([0, 1] * 120 + [1, 0] * 80, 2)
-    told = [figures.of_test(str(k), model)["accuracy"] for k in range(4000)]
+    told = [figures.test_figures(str(k), model)["accuracy"] for k in range(4000)]
     step = step_of(1 / 400, 1000)
     multiples = np.array(told) / step
     assert np.allclose(multiples, np.round(multiples), atol=1e-9)
     assert np.mean(told) == pytest.approx(0.6, abs=4 * step / np.sqrt(4000))
     assert np.std(told) == pytest.approx(step, rel=0.1)
-    assert [figures.of_test(str(k), model)["accuracy"] for k in range(9)] == told[:9]
+    assert [figures.test_figures(str(k), model)["accuracy"] for k in range(9)] == told[:9]
 
 
 def test_figures_are_shares_where_noise_would_lead_out_of_them(tmp_path):
     labels = [0, 1] * 50
     figures = of(tmp_path, labels, classes=2)
-    told = [figures.of_test(str(k), saying(labels, 2))["accuracy"] for k in range(50)]
+    told = [figures.test_figures(str(k), saying(labels, 2))["accuracy"] for k in range(50)]
     assert max(told) == 1
     assert min(told) < 1
 
@@ -242,10 +242,10 @@ def test_what_would_be_too_coarse_is_not_said(tmp_path):
     """The area under the ROC curve of ten patients against a hundred."""
     labels = [0] * 100 + [1] * 10
     assert step_of(effects(np.arange(110), np.array(labels))["auroc"], 1000) > COARSEST
-    told = of(tmp_path, labels).of_test("m", saying(labels))
+    told = of(tmp_path, labels).test_figures("m", saying(labels))
     assert set(told) == {"num-examples", "accuracy", "accuracy-noise"}
     few = of(tmp_path, labels, policy="figures.max-models = 50")
-    assert "auroc" in few.of_test("m", saying(labels))
+    assert "auroc" in few.test_figures("m", saying(labels))
 
 
 def test_the_secret_is_the_hospital_s_own(tmp_path):
@@ -268,9 +268,9 @@ class Looking(torch.nn.Module):
 def test_what_one_image_loses_in_a_training_loss_is_cut(tmp_path):
     """All lose what guessing does, log 2, but one, which loses a million."""
     figures = of(tmp_path, [0, 1] * 200, policy="figures.max-models = 10\n", classes=2)
-    before = figures.of_loss("m", Looking())["train-loss"]
+    before = figures.loss_figures("m", Looking())["train-loss"]
     figures.data.train.pixels[1, 0, 0, 0] = 255
-    after = figures.of_loss("m", Looking())["train-loss"]
+    after = figures.loss_figures("m", Looking())["train-loss"]
     step = WORST * math.log(2) * step_of(1 / 400, 10)
     assert abs(after - before) < 1.01 * step
     assert before == pytest.approx(math.log(2), abs=4 * step)
@@ -281,11 +281,11 @@ def test_a_training_loss_is_about_classes_of_enough_patients(tmp_path):
     """Class 1 has 200 images of nine patients: what they are is in no loss."""
     labels, groups = [0] * 400 + [1] * 200, [*range(400), *(400 + k % 9 for k in range(200))]
     figures = of(tmp_path, labels, groups, classes=2)
-    before = figures.of_loss("m", Looking())
+    before = figures.loss_figures("m", Looking())
     figures.data.train.pixels[400:] = 255
-    assert figures.of_loss("m", Looking()) == before
+    assert figures.loss_figures("m", Looking()) == before
     assert before
-    assert of(tmp_path, labels[400:], groups[400:], classes=2).of_loss("m", Looking()) == {}
+    assert of(tmp_path, labels[400:], groups[400:], classes=2).loss_figures("m", Looking()) == {}
 
 
 def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
@@ -296,14 +296,14 @@ def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
     network = rotating(Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build())
     figures = of(tmp_path, labels, groups, few)
     figures.secret = b"secret"  # by chance noise may cancel a mean
-    told = figures.of_prototypes("m", network)
+    told = figures.prototypes("m", network)
     assert told["counts"].tolist() == [10, 0, 0]
     assert told["means"].any(dim=1).tolist() == [True, False, False]
     figures = of(tmp_path, labels, groups, few + "figures.smallest-group = 9\n")
-    assert figures.of_prototypes("m", network)["counts"].tolist() == [18, 36, 0]
-    assert of(tmp_path, labels[14:], groups[14:], few).of_prototypes("m", network) == {}
+    assert figures.prototypes("m", network)["counts"].tolist() == [18, 36, 0]
+    assert of(tmp_path, labels[14:], groups[14:], few).prototypes("m", network) == {}
     # Noise for a thousand models would leave nothing of a mean of fourteen.
-    assert of(tmp_path, labels, groups).of_prototypes("m", network) == {}
+    assert of(tmp_path, labels, groups).prototypes("m", network) == {}
 
 
 @pytest.mark.parametrize("bright", [1, 1000])
@@ -321,7 +321,7 @@ def test_one_patient_of_many_images_moves_a_mean_once_and_not_far(bright, tmp_pa
     with torch.no_grad():
         network.get_parameter("body.1.weight").copy_(bright * torch.eye(4))
         network.get_parameter("body.1.bias").zero_()
-    told = [figures.of_prototypes(str(k), network)["means"][0] for k in range(400)]
+    told = [figures.prototypes(str(k), network)["means"][0] for k in range(400)]
     longest, step = 2 * bright, step_of(2 / 20, 1)
     mean, spread = torch.stack(told).mean() / longest, torch.stack(told).std() / longest
     assert mean == pytest.approx(1 / 20 / 2, abs=0.01)

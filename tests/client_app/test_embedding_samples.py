@@ -17,7 +17,7 @@ from learning.packing import pack_network
 from learning.randomness import seeded
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
-from strategies.protocol.parcel import Manifest, hash_arrays, without
+from strategies.protocol.parcel import Manifest, drop_encoder, hash_arrays
 from strategies.protocol.records import ParcelError, to_record
 from strategies.protocol.settings import rng_for
 from tests.fakes import run_config
@@ -105,7 +105,7 @@ class Server:
         names = [] if whole else names
         encoder = ArrayRecord({name: parcel.array_records["model"][name] for name in names})
         order = Order(1, 1, "graz", ["a", "b"], learner, run, epochs=1, embeddings=kind)
-        content = RecordDict({**without(parcel, names), "encoder": encoder})
+        content = RecordDict({**drop_encoder(parcel, names), "encoder": encoder})
         order = Order(**{**vars(order), "encoder": hash_arrays(encoder) if names else ""})
         content["order"] = to_record(order)
         return app(Message(content, 100, "train", ttl=600.0), self.place)

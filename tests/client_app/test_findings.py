@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_app.datasets.columns import find_columns
-from client_app.datasets.findings import of_classes, of_columns, of_groups
+from client_app.datasets.findings import check_classes, check_columns, check_groups
 from client_app.datasets.listing import list_manifest
 from client_app.datasets.preflight.card import examine
 from client_app.datasets.preflight.page import text
@@ -40,20 +40,20 @@ def said(findings, level="red"):
 )
 def test_names_of_classes_that_are_refused(names, problem, words):
     images = Counter(dict.fromkeys(names, 9))
-    assert words in said(of_classes(images, ()))[problem]
+    assert words in said(check_classes(images, ()))[problem]
     if problem in ("classes-in-two-spellings", "names-of-no-class"):
-        assert not list(of_classes(images, names))  # the run names them: they are classes
+        assert not list(check_classes(images, names))  # the run names them: they are classes
 
 
 def test_a_class_is_spelt_as_the_run_names_it():
-    (finding,) = of_classes(Counter(Melanoma=9, nevus=9), ["melanoma", "nevus"])
+    (finding,) = check_classes(Counter(Melanoma=9, nevus=9), ["melanoma", "nevus"])
     assert (finding.problem, finding.level) == ("classes-in-two-spellings", "red")
 
 
 @pytest.mark.slow
 @given(st.lists(st.text(max_size=120), min_size=1, max_size=4, unique=True))
 def test_names_that_nothing_is_said_of_may_leave(names):
-    if not list(of_classes(Counter(dict.fromkeys(names, 9)), ())):
+    if not list(check_classes(Counter(dict.fromkeys(names, 9)), ())):
         assert CARD["classes"](names)
 
 
@@ -75,21 +75,25 @@ def test_a_column_is_read_however_its_words_are_joined(name):
 )
 def test_a_column_like_that_of_patients_is_not_passed_over(name):
     rows = [["0", "a", "x"], ["1", "a", "x"], ["2", "b", "y"]]
-    findings = list(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+    findings = list(
+        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    )
     assert name in said(findings)["patients-not-read"]
     # Where each has a value of its own, or other patients are named, nothing is lost.
     alone = [[*row[:2], str(number)] for number, row in enumerate(rows)]
     assert not said(
-        of_columns(find_columns(["image", "label", name], alone, ("image", "label"))[1])
+        check_columns(find_columns(["image", "label", name], alone, ("image", "label"))[1])
     )
     names, both = ["image", "label", name, "group"], [[*row, row[2]] for row in rows]
-    assert not said(of_columns(find_columns(names, both, ("image", "label"))[1]))
+    assert not said(check_columns(find_columns(names, both, ("image", "label"))[1]))
 
 
 @pytest.mark.parametrize("name", ["age", "sex", "patient_age", "PatientSex", "note", "stage"])
 def test_other_columns_are_named_and_no_more(name):
     rows = [["0", "a", "7"], ["1", "b", "7"]]
-    findings = list(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+    findings = list(
+        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    )
     assert [each.level for each in findings] == ["note"]
     assert f"Not read: {name!r}." in findings[0].text
 
@@ -98,7 +102,7 @@ def test_a_patient_in_several_groups_is_a_question():
     names = ["image", "label", "group", "patient_id"]
     rows = [["0", "a", "g", "x"], ["1", "a", "h", "x"]]
     columns = find_columns(names, rows, ("image", "label"))[1]
-    assert "'patient_id'" in said(of_columns(columns), "amber")["patients-in-several-groups"]
+    assert "'patient_id'" in said(check_columns(columns), "amber")["patients-in-several-groups"]
 
 
 @pytest.mark.parametrize(
@@ -114,7 +118,7 @@ def test_a_patient_in_several_groups_is_a_question():
 )
 def test_a_split_under_another_name_is_not_thrown_away(name, values):
     rows = [[str(number), "a", value] for number, value in enumerate(values)]
-    findings = of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    findings = check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
     assert repr(name) in said(findings, "amber")["split-not-read"]
 
 
@@ -123,13 +127,15 @@ def test_a_split_under_another_name_is_not_thrown_away(name, values):
 )
 def test_other_values_are_no_split(name, values):
     rows = [[str(number), "a", value] for number, value in enumerate(values)]
-    assert not said(of_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1]))
+    assert not said(
+        check_columns(find_columns(["image", "label", name], rows, ("image", "label"))[1])
+    )
 
 
 @pytest.mark.parametrize(("name", "meant"), [("slices", "slice"), ("spilt", "split")])
 def test_a_column_that_is_nearly_one_is_a_question(name, meant):
     columns = find_columns(["image", "label", name], [["0", "a", "7"]], ("image",))[1]
-    assert f"is it '{meant}'" in said(of_columns(columns), "amber")["columns-not-read"]
+    assert f"is it '{meant}'" in said(check_columns(columns), "amber")["columns-not-read"]
 
 
 @pytest.mark.parametrize(
@@ -153,10 +159,10 @@ def test_a_missing_column_is_looked_for(header, words, tmp_path):
     [({"patient": 4}, "PatientID"), ({"group": 4}, "subfolder"), ({}, "copies")],
 )
 def test_one_patient_is_said_to_be_one(kinds, words):
-    assert words in said(of_groups(Counter(kinds), 4, Counter({0: 4})))["one-patient"]
-    most = of_groups(Counter(kinds), 9, Counter({0: 5, 1: 2, 2: 2}))
+    assert words in said(check_groups(Counter(kinds), 4, Counter({0: 4})))["one-patient"]
+    most = check_groups(Counter(kinds), 9, Counter({0: 5, 1: 2, 2: 2}))
     assert "5 of 9" in said(most, "amber")["one-patient-has-most"]
-    assert not list(of_groups(Counter(kinds), 9, Counter({0: 3, 1: 3, 2: 3})))
+    assert not list(check_groups(Counter(kinds), 9, Counter({0: 3, 1: 3, 2: 3})))
 
 
 def test_a_folder_without_images_is_named(tmp_path):

@@ -508,7 +508,7 @@ def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_pat
         left = [{"name": "metrics", "values": {**values, "seconds-evaluate": 1.0}}]
         append(path_of("graz", tmp_path), {**entry, "round": number, "left": left})
     past = PastRun.find("graz", tmp_path, None)
-    assert past.told() == {
+    assert past.released_figures() == {
         "wien": {"balanced-accuracy": 0.7},
         "standalone": {"balanced-accuracy": 0.4},
     }

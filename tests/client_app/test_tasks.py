@@ -56,7 +56,7 @@ def local(labels, classes=SIX, given=None, groups=None, test=None, **changes) ->
 
 def test_by_classes_every_class_keeps_its_output():
     data = local([0, 1, 2, 3, 4, 5], tasks=3, test=[5, 2, 0, 3])
-    second = data.at(2)
+    second = data.images_at(2)
     assert second.classes == SIX
     assert second.train.labels.tolist() == [2, 3]
     assert second.train.images.equal(data.train.images[2:4])
@@ -66,33 +66,33 @@ def test_by_classes_every_class_keeps_its_output():
     assert second.train_tasks is not None
     assert second.test_tasks is not None
     assert (second.train_tasks.tolist(), second.test_tasks.tolist()) == ([2, 2], [1, 2, 2])
-    assert data.at(1).train.labels.tolist() == [0, 1]
+    assert data.images_at(1).train.labels.tolist() == [0, 1]
     assert data.train_so_far(2).labels.tolist() == [0, 1, 2, 3]
 
 
 def test_shared_classes_share_outputs():
     data = local([0, 1, 2, 3, 4, 5], tasks=3, task_cut="shared-classes", test=[5, 2, 0, 3])
-    second = data.at(2)
+    second = data.images_at(2)
     assert second.classes == ("a/c/e", "b/d/f")
     assert second.train.labels.tolist() == [0, 1]
     assert second.train.images.equal(data.train.images[2:4])
     assert second.test.labels.tolist() == [0, 0, 1]
-    assert data.at(3).train.images.equal(data.train.images[4:])
+    assert data.images_at(3).train.images.equal(data.train.images[4:])
 
 
 def test_classes_beyond_those_of_the_tasks_take_no_part():
     data = local([0, 1, 2, 3, 4, 5], task_classes=2)
-    assert data.at(2).classes == tuple("abcd")
-    assert data.at(2).test.labels.tolist() == [0, 1, 2, 3]
-    assert data.at(0).train.labels.tolist() == [0, 1, 2, 3]
-    assert data.quarantined == data.at(2).quarantined == 0
+    assert data.images_at(2).classes == tuple("abcd")
+    assert data.images_at(2).test.labels.tolist() == [0, 1, 2, 3]
+    assert data.images_at(0).train.labels.tolist() == [0, 1, 2, 3]
+    assert data.quarantined == data.images_at(2).quarantined == 0
 
 
 def test_permuted_pixels_are_the_same_pixels_in_an_order_of_the_task():
     """Everywhere the same order, for all channels; the copies of an image are of one patient."""
     data = local([0, 1, 0], task_cut="permuted", tasks=5, groups=[7, 8, 8])
-    assert data.at(1).train.images.equal(data.train.images)
-    fifth = data.at(5)
+    assert data.images_at(1).train.images.equal(data.train.images)
+    fifth = data.images_at(5)
     assert fifth.train.labels.tolist() == [0, 1, 0]
     assert len(fifth.test) == 15
     assert fifth.test_patients.tolist() == [7, 8, 8] * 5
@@ -101,55 +101,59 @@ def test_permuted_pixels_are_the_same_pixels_in_an_order_of_the_task():
         first = images[0, 0, 0] - data.test.images[0, 0, 0, 0]
         orders.add(tuple(first.tolist()))
         assert images.equal(data.test.images[:, :, :, first.long()])
-        assert data.at(task).train.images.equal(data.train.images[:, :, :, first.long()])
+        assert data.images_at(task).train.images.equal(data.train.images[:, :, :, first.long()])
     assert len(orders) > 1  # of 3! = 6
-    other = local([0, 1, 0], task_cut="permuted", tasks=5, seed=1).at(5)
+    other = local([0, 1, 0], task_cut="permuted", tasks=5, seed=1).images_at(5)
     assert not other.test.images.equal(fifth.test.images)
     assert data.train_so_far(5).images.shape == (15, 2, 1, 3)
 
 
 def test_copies_of_an_image_are_of_one_patient_where_no_patients_are_named():
     data = local([0, 1, 0], task_cut="permuted")
-    assert data.at(1).test_groups is None
-    assert data.at(2).test_patients.tolist() == [0, 1, 2] * 2
-    assert local([0, 1, 2]).at(2).test_groups is None
+    assert data.images_at(1).test_groups is None
+    assert data.images_at(2).test_patients.tolist() == [0, 1, 2] * 2
+    assert local([0, 1, 2]).images_at(2).test_groups is None
 
 
 def test_the_data_say_in_which_task_an_image_arrives():
     data = local([0, 1, 0, 1], given=[2, 1, 1, 2], task_cut="given")
-    assert data.at(1).train.images.equal(data.train.images[[1, 2]])
-    assert data.at(2).test.labels.tolist() == [1, 0, 0, 1]
-    assert data.at(2).classes == SIX
+    assert data.images_at(1).train.images.equal(data.train.images[[1, 2]])
+    assert data.images_at(2).test.labels.tolist() == [1, 0, 0, 1]
+    assert data.images_at(2).classes == SIX
 
 
 @pytest.mark.parametrize("given", [None, [1, 0, 1, 2], [1, 3, 1, 2]])
 def test_data_that_do_not_say_it_are_refused(given):
     with pytest.raises(DataError, match="must have a number from 1 to 2 for every image"):
-        local([0, 1, 0, 1], given=given, task_cut="given").at(1)
+        local([0, 1, 0, 1], given=given, task_cut="given").images_at(1)
 
 
 def test_without_tasks_all_images_are_there():
     data = local([0, 1], tasks=1)
-    assert data.at(0) is data
+    assert data.images_at(0) is data
     assert data.train_so_far(0) is data.train
     assert data.test_strata.tolist() == [0, 1]
 
 
 def test_at_task_0_every_image_is_there_once():
-    assert local([5, 0, 3], task_cut="shared-classes").at(0).train.labels.tolist() == [0, 2, 0]
-    assert len(local([0, 1], task_cut="permuted", tasks=3).at(0).test) == 2
+    assert local([5, 0, 3], task_cut="shared-classes").images_at(0).train.labels.tolist() == [
+        0,
+        2,
+        0,
+    ]
+    assert len(local([0, 1], task_cut="permuted", tasks=3).images_at(0).test) == 2
 
 
 def test_cuts_by_classes_copy_no_pixels():
     """Memory stays that of what is opened."""
     data = local([0, 1, 2, 3, 4, 5])
-    assert data.at(2).train.pixels.data_ptr() == data.train.pixels.data_ptr()
+    assert data.images_at(2).train.pixels.data_ptr() == data.train.pixels.data_ptr()
 
 
 def test_fingerprints_tell_tasks_and_cuts_apart():
     """The same images in other tasks are another question: figures of tasks are about them."""
     cases = [
-        local([0, 1, 2, 3, 4, 5], **change).at(task)
+        local([0, 1, 2, 3, 4, 5], **change).images_at(task)
         for change in (
             {},
             {"tasks": 3},
@@ -161,7 +165,7 @@ def test_fingerprints_tell_tasks_and_cuts_apart():
     ]
     assert len({data.test_fingerprint for data in cases}) == len(cases)
     assert len({data.train_fingerprint for data in cases}) == len(cases)
-    again = local([0, 1, 2, 3, 4, 5], train__epochs=7).at(1)
+    again = local([0, 1, 2, 3, 4, 5], train__epochs=7).images_at(1)
     assert again.test_fingerprint == cases[0].test_fingerprint
 
 
@@ -215,14 +219,16 @@ def test_the_accuracy_of_each_task_is_told(tmp_path):
 
     Of the last one it says a, then c, then d: within its task it is right.
     """
-    data = local([0, 0, 1, 1, 2, 2], tuple("abcd")).at(2)
+    data = local([0, 0, 1, 1, 2, 2], tuple("abcd")).images_at(2)
     says = saying([0, 1, 1, 1, 2, 0], 4)
     says[5] = torch.tensor([0.5, 0.0, 0.3, 0.2])
-    told = disclosed(tmp_path, data, None).of_test("m", says)
+    told = disclosed(tmp_path, data, None).test_figures("m", says)
     tasks = {"accuracy-of-task-1": 0.75, "accuracy-of-task-2": 0.5}
     tasks |= {"accuracy-in-task-1": 0.75, "accuracy-in-task-2": 1.0}
     assert told == {**score(says, data.test.labels), **tasks}
-    at_first = disclosed(tmp_path, local([0, 1]).at(1), None).of_test("m", saying([0, 0], 6))
+    at_first = disclosed(tmp_path, local([0, 1]).images_at(1), None).test_figures(
+        "m", saying([0, 0], 6)
+    )
     assert at_first["accuracy-of-task-1"] == at_first["accuracy"] == 0.5
 
 
@@ -231,37 +237,43 @@ def test_a_class_that_has_not_arrived_is_no_answer(tmp_path):
     data = local([0, 1, 2, 3], tuple("abcd"))
     says = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.1, 0.3, 0.6, 0.0]])
     order = Order(1, 1, "graz", [], "plain", "1", task=1)
-    assert disclosed(tmp_path, data.at(1), None, order).of_test("m", says)["accuracy"] == 1.0
+    assert (
+        disclosed(tmp_path, data.images_at(1), None, order).test_figures("m", says)["accuracy"]
+        == 1.0
+    )
     scores = torch.cat([says, saying([2, 3], 4)])
     order = replace(order, task=2)
-    assert disclosed(tmp_path, data.at(2), None, order).of_test("m", scores)["accuracy"] == 0.75
+    assert (
+        disclosed(tmp_path, data.images_at(2), None, order).test_figures("m", scores)["accuracy"]
+        == 0.75
+    )
 
 
 def test_shared_outputs_have_no_accuracy_within_a_task(tmp_path):
-    data = local([0, 1, 2, 3], tuple("abcd"), task_cut="shared-classes").at(2)
-    told = disclosed(tmp_path, data, None).of_test("m", saying([0, 1, 0, 1], 2))
+    data = local([0, 1, 2, 3], tuple("abcd"), task_cut="shared-classes").images_at(2)
+    told = disclosed(tmp_path, data, None).test_figures("m", saying([0, 1, 0, 1], 2))
     assert [name for name in told if "-in-task-" in name] == []
     assert told["accuracy-of-task-2"] == 1.0
 
 
 def test_tests_are_on_the_tasks_that_have_arrived(tmp_path):
-    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).at(2, [1, 2])
+    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).images_at(2, [1, 2])
     assert data.train.labels.tolist() == [1, 1]
     assert data.test.labels.tolist() == [0, 0, 1, 1]
-    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).at(1, [1, 3])
+    data = local([0, 0, 1, 1, 2, 2], tuple("abc"), tasks=3).images_at(1, [1, 3])
     assert (data.train.labels.tolist(), data.test.labels.tolist()) == ([0, 0], [0, 0, 2, 2])
 
 
 def test_a_class_of_few_patients_hides_behind_no_other_task(tmp_path):
     """Classes a and c share an output; c has nine patients, and no figure is about them."""
     labels = [0] * 400 + [1] * 400 + [2] * 9 + [3] * 400
-    data = local(labels, tuple("abcd"), task_cut="shared-classes").at(2)
+    data = local(labels, tuple("abcd"), task_cut="shared-classes").images_at(2)
     figures = disclosed(tmp_path, data)
     assert figures.num_test == 1200
     right = [0] * 400 + [1] * 400 + [0] * 9 + [1] * 400
     wrong = [0] * 400 + [1] * 400 + [1] * 9 + [1] * 400
-    told = figures.of_test("m", saying(right, 2), per_class=True)
-    assert told == figures.of_test("m", saying(wrong, 2), per_class=True)
+    told = figures.test_figures("m", saying(right, 2), per_class=True)
+    assert told == figures.test_figures("m", saying(wrong, 2), per_class=True)
     assert told["accuracy-of-task-1"] > 0.5
     assert told["images-of-class-0"] == 400
 
@@ -270,8 +282,8 @@ def test_numbers_of_images_are_sums_of_rounded_ones(tmp_path):
     """14 and 16 images of two classes are told as 10 and 20, not as 30 or as what else a sum is."""
     labels = [0] * 14 + [1] * 14 + [2] * 14 + [3] * 14
     data = local(labels, tuple("abcd"), task_cut="shared-classes")
-    assert disclosed(tmp_path, data.at(1)).counts()["num-test"] == 20
-    assert disclosed(tmp_path, data.at(2)).counts() == {
+    assert disclosed(tmp_path, data.images_at(1)).counts()["num-test"] == 20
+    assert disclosed(tmp_path, data.images_at(2)).counts() == {
         "num-train": 20,
         "num-test": 40,
         "num-quarantined": 0,
@@ -297,7 +309,7 @@ def test_effects_on_tasks_by_hand():
 def test_each_task_that_shows_an_image_again_has_more_noise(tmp_path):
     """With T tasks of the same n images a model has T figures of each patient: √T more noise."""
     data = local([0, 1] * 200, tuple("ab"), task_cut="permuted", tasks=4)
-    figures = [disclosed(tmp_path, data.at(task)) for task in (1, 4)]
+    figures = [disclosed(tmp_path, data.images_at(task)) for task in (1, 4)]
     steps = [each.noise_of(["accuracy-of-task-1", "accuracy"]) for each in figures]
     assert steps[0]["accuracy-of-task-1"] == steps[0]["accuracy"] == steps[1]["accuracy"]
     assert steps[1]["accuracy-of-task-1"] == step_of(2 / 400, 1000) > steps[0]["accuracy"]

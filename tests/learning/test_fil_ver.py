@@ -13,7 +13,7 @@ from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.randomness import seeded
 from learning.samples import Samples
-from learning.stream import chosen, earlier, with_task
+from learning.stream import add_task, chosen, earlier
 from learning.training import train
 from strategies.protocol.settings import rng_for
 from tests.fakes import settings
@@ -122,12 +122,12 @@ def test_a_hospital_that_rehearses_knows_the_first_task_still():
 def test_what_is_kept_is_a_share_of_each_task_whatever_the_number_of_visits(first):
     samples = spots(40, 1)
     rows = chosen(40, 0.25, 7, first)
-    kept = with_task({}, samples, rows, first)
+    kept = add_task({}, samples, rows, first)
     for _ in range(3):
-        kept = with_task(kept, samples, rows, first)
+        kept = add_task(kept, samples, rows, first)
     assert kept["tasks"].tolist() == [first] * 10
     assert earlier(kept, first) is None
-    kept = with_task(kept, spots(20, 2), chosen(20, 0.25, 7, 2), 2)
+    kept = add_task(kept, spots(20, 2), chosen(20, 0.25, 7, 2), 2)
     assert kept["tasks"].tolist() == [first] * 10 + [2] * 5
     old = earlier(kept, 2)
     assert old is not None
@@ -139,7 +139,7 @@ def test_what_is_kept_is_a_share_of_each_task_whatever_the_number_of_visits(firs
 def test_the_loss_counts_kept_ones_as_new_ones():
     """20 kept ones beside 40 new ones: 8 with a batch of 16; the loss is the mean over all 24."""
     model, new, old = network(), spots(40, 2), spots(20, 1)
-    kept = with_task({}, encoded(model, old), torch.arange(20), 1)
+    kept = add_task({}, encoded(model, old), torch.arange(20), 1)
     kept["values"][:, 1] = -math.inf  # no noise: σ = 0
     learner = FilVer(model, new, CONFIG, Received(rehearsal=kept, task=2))
     learner.samples.pixels[:, 1] = -math.inf
@@ -148,7 +148,7 @@ def test_the_loss_counts_kept_ones_as_new_ones():
     generator = draws(3)
     draw(batch.images, generator)
     assert learner.kept is not None
-    beside = generator.some(learner.kept, 8)
+    beside = generator.draw(learner.kept, 8)
     with torch.no_grad():
         logits = model.classifier(torch.cat([batch.images[:, 0], beside.images[:, 0]]))
         labels = torch.cat([batch.labels, beside.labels])

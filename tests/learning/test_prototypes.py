@@ -153,7 +153,7 @@ def test_fake_features_are_normal_around_classes_drawn_evenly(network):
     """Of 20,000 a half is of each class; the standard errors are 0.004 and 0.02."""
     kept = prototypes(radius=2.0, task=1, c0=(1.0, -1.0), c2=(30.0, 60.0))
     learner = learner_of(Pass, network, images(0), kept, train__batch_size=20_000)
-    near, classes = learner.around(torch.tensor([0, 2]), draws())
+    near, classes = learner.sample_around(torch.tensor([0, 2]), draws())
     assert set(classes.tolist()) == {0, 2}
     assert (classes == 0).double().mean().item() == pytest.approx(0.5, abs=0.02)
     for label, mean in ((0, (1.0, -1.0)), (2, (30.0, 60.0))):

@@ -40,5 +40,5 @@ def test_a_draw_has_no_row_twice():
     reservoir = Reservoir(10, {})
     generator = torch.Generator().manual_seed(0)
     reservoir.add(generator, number=torch.arange(6))
-    assert sorted(reservoir.some(9, generator)["number"].tolist()) == [*range(6)]
-    assert len(set(reservoir.some(4, generator)["number"].tolist())) == 4
+    assert sorted(reservoir.draw(9, generator)["number"].tolist()) == [*range(6)]
+    assert len(set(reservoir.draw(4, generator)["number"].tolist())) == 4

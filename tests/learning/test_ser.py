@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from learning.errors import ModelError
 from learning.learners.plain import Received
-from learning.learners.ser import SER, contrast, divergence, kept_maps
+from learning.learners.ser import SER, contrast, divergence, read_maps
 from learning.models import Architecture
 from learning.models.taps import tapped
 from strategies.protocol.settings import SettingsError
@@ -146,7 +146,7 @@ def archive(tmp_path, **changes):
 def test_maps_of_a_file_are_found_by_the_images_bytes_and_changed_alike(tmp_path):
     path, maps = archive(tmp_path)
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(kept_maps(path, data())(data().images[order]), maps[order])
+    assert torch.equal(read_maps(path, data())(data().images[order]), maps[order])
     learner = learner_of(SER, network("ser-cnn"), ser__oracle=path)
     view, seen = draws(augment="flip").alike(data().images, learner.oracle(data().images))
     flipped = (view != data().images).flatten(1).any(dim=1)

@@ -154,7 +154,7 @@ class WithSnapshots(CountingHospital):
         reply = super().train(message, order)
         if reply is None or not order.snapshots:
             return reply
-        label = check_parcel(parcel_in(message.content)).after(order)
+        label = check_parcel(parcel_in(message.content)).advance(order)
         copies = {
             f"epoch-{epoch}": self.parcel(float(epoch), self.after(label, epoch))
             for epoch in range(1, order.epochs)

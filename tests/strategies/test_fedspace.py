@@ -70,7 +70,7 @@ class Prototyping(CountingHospital):
         if order.leg != 2:
             records["memory"] = record(prototypes(1.0, **{f"c{self.own}": (self.number, 1)}))
         metrics = MetricRecord({"num-examples": self.num_examples, "train-loss": 1.0})
-        back = pack(records, label.after(order))
+        back = pack(records, label.advance(order))
         return Message(RecordDict({**back, "metrics": metrics}), reply_to=message)
 
     def parcel(self, visits, label):

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server_app.wording import of_wait
-from strategies.protocol.names import RESERVED, check_name, names_of_folders, some
+from strategies.protocol.names import RESERVED, check_name, join_names, names_of_folders
 
 
 @pytest.mark.parametrize("name", ["graz", "Graz-2", "hospital-07", "a.b_c", "7", "x" * 64])
@@ -51,10 +51,10 @@ def test_any_folders_give_different_names_that_can_be_used(places):
 
 def test_a_sentence_names_the_first_few():
     names = [f"h{number}" for number in range(100)]
-    assert some([]) == ""
-    assert some(names[:2]) == "h0, h1"
-    assert some(names[:8]).endswith("h7")
-    assert some(names, 3) == "h0, h1, h2 and 97 more"
+    assert join_names([]) == ""
+    assert join_names(names[:2]) == "h0, h1"
+    assert join_names(names[:8]).endswith("h7")
+    assert join_names(names, 3) == "h0, h1, h2 and 97 more"
 
 
 def test_a_line_about_waiting_has_a_thousand_hospitals_in_a_sentence():

@@ -23,11 +23,11 @@ def good():
 
 def test_a_label_survives_the_wire():
     order = Order(2, 1, "b", ["x"], "plain", "run", 3, test=True)
-    after = Manifest("a", "net", ["yes"], 1, 1, 1, ["a"], "", ["model=00"]).after(order)
+    after = Manifest("a", "net", ["yes"], 1, 1, 1, ["a"], "", ["model=00"]).advance(order)
     assert after == Manifest("a", "net", ["yes"], 2, 1, 3, ["a", "b"], "00", ["model=00"])
     assert records.from_record(Manifest, records.to_record(after)) == after
     again = replace(order, replay=[f"c={'0' * 64}", f"a={'1' * 64}"])
-    assert after.after(again).replayed == ["3=c", "3=a"]
+    assert after.advance(again).replayed == ["3=c", "3=a"]
     assert records.from_record(Order, records.to_record(order)) == order
 
 

@@ -16,7 +16,7 @@ from strategies.protocol.settings import Settings, SettingsError, defaults
 def part(past: PastRun, policy: Path | None) -> Iterator[str]:
     """The check of synthetic images, and the policy in force."""
     yield heading("Synthetic images", 3)
-    exact, told = past.exact_of_buffer(), past.told_of_buffer
+    exact, told = past.exact_of_buffer(), past.buffer_figures
     if figures := exact or told:
         kind = "exact" if exact else "as they were told: the exact ones are not in the store"
         yield paragraph(

@@ -134,7 +134,9 @@ def examine(
     names += [] if policy else ["test_fraction", "seed"]
     chosen = {name: getattr(settings, name) for name in names}
     try:
-        found = survey(kind, path, Form.of(settings), store, progress, retry=True, machine=machine)
+        found = survey(
+            kind, path, Form.from_settings(settings), store, progress, retry=True, machine=machine
+        )
     except DataError as error:
         finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
         return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
@@ -179,9 +181,9 @@ def examine(
         images=len(where),
         unusable=found.unusable,
         ignored=dict(found.ignored),
-        classes=_each(of_class, len),
+        classes=_count_each(of_class, len),
         groups=len(np.unique(groups)),
-        patients=_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
+        patients=_count_each(of_class, lambda some: len(np.unique(groups[some]))) if named else {},
         kinds=_counts(f"{h.kind}, {h.channels} x {h.bits} bits" for h in headers),
         sizes=_counts(f"{h.width} x {h.height}" for h in headers),
         copies=copies,
@@ -305,10 +307,10 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         if count and problem not in {finding.problem for finding in card.findings}:
             yield Finding(problem, text.format(count), advice, "amber")
     for what, count in card.ignored.items():
-        yield Finding("ignored-files", *_about_ignored(what, count))
+        yield Finding("ignored-files", *_ignored_files(what, count))
 
 
-def _about_ignored(what: str, count: int) -> tuple[str, str, Literal["amber", "note"]]:
+def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "note"]]:
     """Text, advice and level of a finding about files that are no images."""
     if format_ := next((each for each in FORMATS if each.name == what), None):
         text = f"Files in a format that is not read here ({what}): {count}."
@@ -319,7 +321,7 @@ def _about_ignored(what: str, count: int) -> tuple[str, str, Literal["amber", "n
     return text, "Rename those that are images.", "note"
 
 
-def _each(
+def _count_each(
     of_class: dict[str, dict[str, Indices]], count: Callable[[Indices], int]
 ) -> dict[str, dict[str, int]]:
     return {

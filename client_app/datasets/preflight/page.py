@@ -24,7 +24,7 @@ from pages.page import (
     table,
     verbatim,
 )
-from strategies.protocol.names import some
+from strategies.protocol.names import join_names
 from strategies.protocol.text import counted
 
 LISTED = 100  # of each list on the page; card.json has all
@@ -153,7 +153,7 @@ def _equal(names: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _few(counts: dict[str, int]) -> str:
-    return some([f"{name} ({count})" for name, count in counts.items()])
+    return join_names([f"{name} ({count})" for name, count in counts.items()])
 
 
 def _first(most: int, lines: Sequence[str]) -> list[str]:

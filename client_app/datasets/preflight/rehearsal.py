@@ -50,12 +50,12 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         yield Finding("refused", said, ADVICE)
         return
     if strategy.buffer_size:
-        yield from _without_buffer(hospital, needed=strategy.needs_own_buffer)
+        yield from _check_buffer(hospital, needed=strategy.needs_own_buffer)
     if not policy:
-        yield from _by_default(settings, hospital)
+        yield from _check_default_policy(settings, hospital)
 
 
-def _without_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
+def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
     settings, labels = hospital.settings, hospital.data.train.labels
     fewest = settings.release.min_class_images
     if len(labels) == 0 or int(labels.bincount().max()) < fewest:
@@ -68,7 +68,7 @@ def _without_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
         )
 
 
-def _by_default(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
+def _check_default_policy(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
     """What the rules say that a hospital has if it has written none; a simulation has none."""
     rules = Policy.read()
     pixels = max(hospital.data.train.shape[1:])

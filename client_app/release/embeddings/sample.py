@@ -54,7 +54,7 @@ def embeddings_of(
         return {}, {}
     arrays = {"values": values, "labels": learner.samples.labels[rows]}
     record = ArrayRecord({key: Array(each.cpu().numpy()) for key, each in arrays.items()})
-    return {"embeddings": record}, disclosure.of_embeddings(figures, rows.numpy())
+    return {"embeddings": record}, disclosure.embedding_figures(figures, rows.numpy())
 
 
 def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
