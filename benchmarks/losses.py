@@ -10,10 +10,11 @@ from typing import Any
 
 from flwr.app import Error, Message
 
-from server_app.workers import Workers, WorkersGrid
+from server_app.workers import WorkersGrid
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.settings import rng_for
+from warm.workers import Workers
 
 AWAY = "The hospital is away in this round."
 

@@ -25,10 +25,10 @@ from benchmarks.simulation import run, run_warm, superlink
 from client_app.datasets import LocalData, open_data
 from learning.models import Architecture
 from learning.samples import Samples
-from server_app.workers import Workers
 from strategies.engine.events import LOG, read_events
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
+from warm.workers import Workers
 
 HOSPITALS, PROCESSES = 4, 2
 WORKLOADS: dict[str, dict[str, Any]] = {

@@ -53,12 +53,12 @@ from benchmarks.simulation import USUAL, RunFailed, run, run_warm, superlink
 from client_app.datasets.own import own_data
 from server_app.check import check
 from server_app.summary import Summary
-from server_app.workers import Workers
 from strategies.protocol.console import duration
 from strategies.protocol.files import read_by_hand, read_json
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings, SettingsError, defaults, merged
 from strategies.registry import strategy_of
+from warm.workers import Workers
 
 Values = Callable[[Mapping[str, Any]], list[float | None]]
 TABLES = {path.stem: path for path in Path(__file__).parent.glob("*.toml")}

@@ -22,8 +22,8 @@ from benchmarks.losses import NONE, Losses, UnreliableGrid
 from deploy.supervisor import flower
 from server_app.app import app
 from server_app.launch import COMPLETED, STARTED, status_of
-from server_app.workers import Workers
 from strategies.protocol.settings import merged
+from warm.workers import Workers
 
 APP = Path(__file__).parents[1]
 # In tables `standalone` is a row of its own, and who computes is an option.

@@ -8,9 +8,12 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client_app.authority.ledger import intact, ledger
+from client_app.authority.node_config import simulate
 from client_app.release.guard import guard
 from client_app.resident import resident
 from strategies.protocol.console import Console
+
+__all__ = ["app", "simulate"]  # Flower and a warm process (warm/process.py) know this file alone
 
 # Ray begins each line of a simulated hospital with 27 columns about its process, a SuperNode's
 # supervisor with the time.

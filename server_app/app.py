@@ -15,7 +15,7 @@ from server_app import MISSING_CLUSTER
 from server_app.notices import notices
 from server_app.results import Results
 from server_app.summary import Summary
-from server_app.workers import Workers, WorkersGrid
+from server_app.workers import WorkersGrid
 from server_app.worth import texts
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
@@ -24,6 +24,7 @@ from strategies.engine.strategy import RunError
 from strategies.protocol.console import Console
 from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.registry import strategy_of
+from warm.workers import Workers
 
 # Ray's, about a default of its own that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)

@@ -14,7 +14,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies")
+PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies", "warm")
 
 
 # How fast a busy machine draws examples says nothing of what is tested.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies"}
+OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies", "warm"}
 ALLOWED = {
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
@@ -24,6 +24,7 @@ ALLOWED = {
     "strategies/fedavg.py": {"flwr", "numpy", "strategies", "learning.settings"},
     "strategies/engine": {"flwr", "numpy", "strategies.protocol"},
     "strategies/protocol": {"flwr", "numpy", "cryptography"},
+    "warm": {"flwr", "strategies.protocol"},
     "learning": {
         "torch",
         "torchvision",
@@ -51,7 +52,7 @@ ALLOWED = {
             "cryptography",
             "dp_accounting",
         ),
-        *("gan", "learning", "pages", "strategies.protocol"),
+        *("gan", "learning", "pages", "strategies.protocol", "warm"),
         # What a run's method may order.
         *("strategies.registry", "strategies.engine.orders", "strategies.engine.strategy"),
     },
@@ -66,7 +67,7 @@ ALLOWED = {
     },
     # A table of presets and a page of statistics, without torch.
     "server_app": {
-        *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies"),
+        *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies", "warm"),
         *("gan.presets", "learning.intervals"),
     },
     # Runs inside of Flower's SuperLink.

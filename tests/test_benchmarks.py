@@ -25,9 +25,9 @@ from benchmarks.reproduce import (
     run_missing,
 )
 from benchmarks.simulation import RunFailed
-from server_app.workers import Workers
 from strategies.protocol.settings import merged
 from tests.fakes import run_config, write_archive
+from warm.workers import Workers
 
 TABLE = """
 title = "Two rows"

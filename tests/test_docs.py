@@ -17,7 +17,17 @@ from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import merged
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies", "tests")
+PACKAGES = (
+    "client_app",
+    "deploy",
+    "gan",
+    "learning",
+    "pages",
+    "server_app",
+    "strategies",
+    "tests",
+    "warm",
+)
 
 RUN = """
 from pathlib import Path

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "strategies")
+PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "strategies", "warm")
 # All that is read, by file. "*": handed on whole, to a process that is started.
 READ = {
     # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.
     "client_app/authority/node_config.py": {"FEDHANDOFF_NODE_CONFIG"},
-    "client_app/resident.py": {"*"},
-    "client_app/resident_process.py": {"NODE_CONFIG"},
     # Where the folder of stores is, for who names none; `supernode` names one.
     "strategies/protocol/files.py": {"XDG_DATA_HOME"},
     # What is logged.
@@ -26,6 +24,7 @@ READ = {
     # `supernode` sets it: the approved code. A process without it does not start.
     "deploy/programs/flwr-clientapp": {"FEDHANDOFF_CODE"},
     "deploy/programs/flower-supernode": {"PATH", "*"},
+    "warm/process.py": {"*"},
 }
 
 

@@ -20,9 +20,9 @@ import pytest
 from flwr.common.config import parse_config_args
 
 from benchmarks.simulation import RunFailed, run, run_warm
-from server_app.workers import Workers
 from strategies.protocol.parcel import load
 from tests.fakes import context, metrics_of, models_of, run_config, run_here, write_archive
+from warm.workers import Workers
 
 pytestmark = pytest.mark.slow
 

@@ -21,7 +21,7 @@ from strategies.protocol.settings import defaults
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     *("benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
-    *("strategies", "tests"),
+    *("strategies", "tests", "warm"),
 )
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

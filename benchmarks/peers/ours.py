@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.overhead import events_of
 from benchmarks.simulation import run, run_warm, superlink
-from server_app.workers import Workers
+from warm.workers import Workers
 
 PROCESSES = 2
 STRATEGY = {"handoff": "cwt-serial", "fedavg": "fedavg"}

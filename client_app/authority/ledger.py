@@ -31,16 +31,15 @@ from client_app.authority.ledger_shape import entry_of
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import DEFAULTS, MachineRules, Policy
 from client_app.errors import LedgerError
-from client_app.release.guard import Failed
 from client_app.run import NAME
 from client_app.store import DEFAULT
 from strategies.protocol.code import code_hash
-from strategies.protocol.handover import Handed
-from strategies.protocol.may_leave import Failure
+from strategies.protocol.may_leave import Failed, Failure
 from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, count_bytes, hash_arrays
 from strategies.protocol.records import from_record
 from strategies.protocol.redaction import redacted
+from warm.process import Handed
 
 ORDER = (
     *("run", "round", "hop", "task", "learner", "epochs", "images", "test", "snapshots"),

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from flwr.app import Context, Error, Message
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, failure_of
-from strategies.protocol.may_leave import Failure, check_answer
+from strategies.protocol.may_leave import Failed, Failure, check_answer
 from strategies.protocol.redaction import redacted
 
 PATH = re.compile(
@@ -27,20 +27,6 @@ PATH = re.compile(
 )  # an absolute one, no URL
 # Of a disk that is full or read-only, or of folders that are another user's.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
-
-
-class Failed(Error):
-    """A failure; Flower sends its code and reason alone.
-
-    Args:
-        code: A `Failure`.
-        reason: In words, for the server.
-        rule: What the policy does not allow, for the hospital's ledger; empty for other failures.
-    """
-
-    def __init__(self, code: int, reason: str, rule: str = "") -> None:
-        super().__init__(code, reason)
-        self.rule = rule
 
 
 class Terminated(BaseException):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 
 from strategies.protocol.keys import is_key
 from strategies.protocol.names import check_name, is_array_name, is_name
@@ -237,6 +237,20 @@ class Failure(IntEnum):
     POLICY = 4210  # the hospital's policy does not allow it
     LEDGER = 4211  # the hospital cannot write down what would leave it
     USELESS = 4212  # the model that arrived is of no use: whoever trained it last has failed
+
+
+class Failed(Error):
+    """A failure; Flower sends its code and reason alone.
+
+    Args:
+        code: A `Failure`.
+        reason: In words, for the server.
+        rule: What the policy does not allow, for the hospital's ledger; empty for other failures.
+    """
+
+    def __init__(self, code: int, reason: str, rule: str = "") -> None:
+        super().__init__(code, reason)
+        self.rule = rule
 
 
 class UndeclaredError(ValueError):

@@ -11,15 +11,16 @@ from threading import Thread
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app import resident, resident_process
 from client_app.app import app
 from client_app.authority.ledger import path_of, read
 from client_app.authority.node_config import NODE_CONFIG
+from client_app.resident import place_of
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from tests.fakes import deployed, run_config
+from warm import process, resident
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,7 @@ def test_nothing_that_comes_from_the_socket_is_unpickled(tmp_path):
     place.node_config["resident"] = True
     payload = pickle.dumps(Touch(tmp_path / "owned"))
     with (
-        resident.address_of(place.node_config) as address,
+        resident.address_of(*place_of(place.node_config)) as address,
         listening(address, b"!" + len(payload).to_bytes(4, "big") + payload),
     ):
         answer = ask(place)
@@ -76,18 +77,18 @@ def test_nothing_that_comes_from_the_socket_is_unpickled(tmp_path):
 
 def test_another_user_s_process_is_neither_heard_nor_answered(tmp_path, monkeypatch):
     config = {"store-dir": str(tmp_path)}
-    with resident.address_of(config) as address:
+    with resident.address_of(*place_of(config)) as address:
         me = os.geteuid()
         with listening(address, b"!"):
             monkeypatch.setattr(os, "geteuid", lambda: me + 1)
-            assert resident._call(address) is None
+            assert resident.call(address, 5.0) is None
         Path(address).unlink()
-        monkeypatch.setattr(resident_process, "IDLE", 0.2)
+        monkeypatch.setattr(process, "IDLE", 0.2)
         with socket(AF_UNIX) as listener, socket(AF_UNIX) as stranger:
             listener.bind(address)
             listener.listen()
             stranger.connect(address)
-            resident_process.serve(listener)
+            process.serve(listener, app)
             assert stranger.recv(1) == b""
 
 
@@ -114,8 +115,8 @@ def test_a_folder_that_others_can_open_is_not_used(what, tmp_path, monkeypatch):
 
 def test_a_store_may_lie_deeper_than_the_name_of_a_socket_is_long(tmp_path):
     config = {"store-dir": str(tmp_path / ("x" * 200) / ("y" * 200))}
-    with resident.address_of(config) as address, listening(address, b"!"):
-        connection = resident._call(address)
+    with resident.address_of(*place_of(config)) as address, listening(address, b"!"):
+        connection = resident.call(address, 5.0)
     assert connection
     connection.close()
 

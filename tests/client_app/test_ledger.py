@@ -23,11 +23,11 @@ from client_app.authority.policy import PolicyError
 from client_app.errors import LedgerError
 from client_app.release.guard import guard
 from strategies.protocol.code import code_hash
-from strategies.protocol.handover import Handed
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, pack
 from strategies.protocol.settings import Settings
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
+from warm.process import Handed
 
 HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n"
 

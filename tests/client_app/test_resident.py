@@ -11,15 +11,17 @@ from typing import Any
 import pytest
 from flwr.app import Message, RecordDict
 
-from client_app import resident, resident_process
+from client_app import resident as module
 from client_app.app import app
 from client_app.authority.ledger import path_of, read
 from strategies.protocol.code import code_hash
-from strategies.protocol.handover import send
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
 from tests.fakes import deployed
+from warm import process as warm_process
+from warm import resident
+from warm.wire import Wire
 
 CONFIG: dict[str, Any] = {"strategy": "rwt", "model": "mlp", "train__epochs": 100_000}
 RULES = """
@@ -65,7 +67,7 @@ def residents(store):
         except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has just ended
             continue
         program = path.with_name("cmdline").read_text().split("\0")
-        if "client_app.resident_process" in program and str(store) in environment:
+        if program[1:4] == ["-P", "-m", "warm"] and str(store) in environment:
             found.append(int(path.parent.name))
     return found
 
@@ -130,8 +132,8 @@ def test_one_that_is_killed_at_work_is_answered_for_and_replaced(ask, tmp_path):
 def test_one_that_is_stuck_is_given_up_and_replaced(ask, tmp_path, monkeypatch):
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)
-    for name, seconds in {"GRACE": 0.5, "HELLO": 1.0}.items():
-        monkeypatch.setattr(resident, name, seconds)
+    monkeypatch.setattr(module, "GRACE", 0.5)
+    monkeypatch.setattr(resident, "HELLO", 1.0)
     os.kill(process, signal.SIGSTOP)
     assert not ask("train", first, epochs=1).has_error()  # by another one
     (other,) = set(residents(tmp_path)) - {process}
@@ -148,11 +150,11 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, place, tmp_path):
     first = parcel_of(ask("query.prepare"))
     (process,) = residents(tmp_path)
     content = RecordDict({**first, "order": order_of("train", epochs=100_000)})
-    connection = resident._connect(place.node_config)
-    send(connection, ["train", 60.0, list(place.run_config.items())], content)
+    wire = Wire(module.call_resident(place.node_config))
+    wire.ask(Message(content, 100, "train", ttl=60.0), {}, place.run_config)
     time.sleep(1)
     assert residents(tmp_path) == [process]
-    connection.close()
+    wire.close()
     deadline = time.monotonic() + 60  # of a busy machine
     while residents(tmp_path):
         assert time.monotonic() < deadline
@@ -160,16 +162,16 @@ def test_it_stops_working_when_nobody_waits_any_more(ask, place, tmp_path):
 
 
 def test_it_ends_when_no_message_comes(tmp_path, monkeypatch):
-    monkeypatch.setattr(resident_process, "IDLE", 0.1)
+    monkeypatch.setattr(warm_process, "IDLE", 0.1)
     with socket(AF_UNIX) as listener:
         listener.bind(str(tmp_path / "resident"))
         listener.listen()
-        resident_process.serve(listener)
+        warm_process.serve(listener, app)
 
 
 def test_another_hospital_has_another_one(tmp_path):
     names = set()
     for site in ({}, {"site": "graz"}, {"site": "wien"}):
-        with resident.address_of({"store-dir": str(tmp_path), **site}) as address:
+        with resident.address_of(*module.place_of({"store-dir": str(tmp_path), **site})) as address:
             names.add(Path(address).name)
     assert len(names) == 3

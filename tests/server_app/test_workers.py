@@ -5,78 +5,21 @@ import re
 import signal
 from contextlib import nullcontext
 from io import BytesIO
-from socket import socketpair
 from typing import Any
 
-import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from server_app import app as module
 from server_app.app import app as server_app
 from server_app.runs import find
-from server_app.workers import Workers, WorkersGrid, grid, wire
+from server_app.workers import WorkersGrid
 from strategies.engine.courier import Courier, Letter
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.settings import Settings, merged
 from tests.fakes import context, metrics_of, models_of, run_config, run_here
-
-
-def record(value, size=wire.SMALL):
-    return ArrayRecord({"weights": Array(np.full(size, value, np.uint8))})
-
-
-def test_a_large_record_is_written_once_and_read_once(tmp_path):
-    large, small = record(7), record(3, 10)
-    outbox, inbox = wire.Outbox(tmp_path), wire.Inbox(tmp_path)
-    ours, theirs = socketpair()
-    found = []
-    with ours, theirs, theirs.makefile("rb") as file:
-        for n in range(3):
-            content = RecordDict({"a/model": large, "n": ConfigRecord({"n": n}), "b/model": small})
-            wire.send(ours, ["train", n], content, outbox.place)
-            facts, came = wire.receive(file, inbox.find)
-            assert facts == ["train", n]
-            assert [*came] == [*content]
-            found.append(came)
-    assert len(list(tmp_path.iterdir())) == 1
-    assert [each.config_records["n"]["n"] for each in found] == [0, 1, 2]
-    assert all((each.array_records["a/model"]["weights"].numpy() == 7).all() for each in found)
-    assert all((each.array_records["b/model"]["weights"].numpy() == 3).all() for each in found)
-    shared = [each.array_records["a/model"]["weights"].data for each in found]
-    assert shared[0] is shared[1] is shared[2]
-    del found[0].array_records["a/model"][
-        "weights"
-    ]  # whoever takes a record apart does so for himself
-    assert "weights" in found[1].array_records["a/model"]
-
-
-def test_old_records_go_and_those_under_way_stay(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "KEPT", 2 * wire.SMALL + 1000)
-    outbox, inbox = wire.Outbox(tmp_path), wire.Inbox(tmp_path)
-    names = [outbox.place(each) for each in map(record, range(4))]
-    for name in names:
-        assert inbox.find(name)
-    outbox.clear({names[0]})
-    assert {path.name for path in tmp_path.iterdir()} == {names[0], names[3]}
-    assert [name for name in names if name in inbox._read] == names[2:]
-
-
-def test_the_memory_of_a_process_that_was_killed_is_given_back(tmp_path, monkeypatch):
-    monkeypatch.setattr(wire, "MEMORY", tmp_path)
-    left, new, of_others = (tmp_path / name for name in (f"{wire.PREFIX}a", f"{wire.PREFIX}b", "c"))
-    for folder in (left, new, of_others):
-        folder.mkdir()
-        (folder / "record").write_bytes(b"x")
-    with wire.shared_folder() as in_use:
-        for folder in (left, of_others, in_use):
-            os.utime(folder, (0, 0))
-        with wire.shared_folder():
-            assert not left.exists()
-            assert new.exists()  # the process that made it may not have locked it yet
-            assert of_others.exists()
-            assert in_use.exists()
-    assert not in_use.exists()
+from warm import workers as warm_workers
+from warm.workers import Workers
 
 
 @pytest.fixture(scope="module")
@@ -125,14 +68,11 @@ def test_what_a_run_has_left_under_way_is_no_answer_to_the_next(workers):
 def test_the_processes_end_with_their_context():
     with Workers(1) as running:
         (worker,) = running.workers
-        folder = running.folder
-        assert folder.is_dir()
     assert worker.process.returncode is not None
-    assert not folder.exists()
 
 
 def test_what_a_process_prints_is_printed_by_the_one_that_started_it(capsys):
-    grid._print(BytesIO("ε = 1\n".encode() + b"\xff\n"))
+    warm_workers._print(BytesIO("ε = 1\n".encode() + b"\xff\n"))
     assert capsys.readouterr().out == "ε = 1\n\ufffd\n"
 
 
@@ -186,19 +126,6 @@ def test_a_run_in_warm_processes_is_that_of_one_process(strategy, workers, tmp_p
     (other,) = (tmp_path / "warm").iterdir()
     assert metrics_of(other) == metrics_of(one)
     assert models_of(other) == models_of(one)
-
-
-def test_a_record_for_which_shared_memory_has_no_room_goes_through_the_socket(tmp_path):
-    (tmp_path / "1").symlink_to("/dev/full")  # the name of the first record
-    large, outbox = record(7), wire.Outbox(tmp_path)
-    ours, theirs = socketpair()
-    with ours, theirs, theirs.makefile("rb") as file:
-        wire.send(ours, ["train"], RecordDict({"model": large}), outbox.place)
-        facts, came = wire.receive(file, wire.Inbox(tmp_path).find)
-        assert facts == ["train"]
-        assert (came.array_records["model"]["weights"].numpy() == 7).all()
-        assert list(tmp_path.iterdir()) == []  # no half of a record is left
-        assert outbox.place(large) == "2"  # there is room again
 
 
 @pytest.mark.slow

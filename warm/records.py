@@ -10,9 +10,9 @@ only objects in the JSON are bytes, as {"bytes": hex}; what has names is a list 
 import json
 from collections.abc import Callable
 from socket import socket
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.protocol.records import ParcelError
 
@@ -21,8 +21,11 @@ ARRAYS = 2**34  # bytes of all arrays of a message, at the most
 KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
 
 
-class Handed(Context):
-    """The context of a message that another process of a hospital hands over, and answers."""
+class Readable(Protocol):
+    """A file, or mapped memory."""
+
+    def read(self, size: int, /) -> bytes:
+        """So many bytes; fewer at the end."""
 
 
 def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
@@ -47,7 +50,7 @@ def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict)
         put(array.data)
 
 
-def receive(file: BinaryIO) -> tuple[list[Any], RecordDict]:
+def receive(file: Readable) -> tuple[list[Any], RecordDict]:
     """Read what `send` wrote.
 
     Raises:
@@ -75,7 +78,7 @@ def _described(name: str, record: Any) -> tuple[str, str, list[Any]]:
     )
 
 
-def _record(kind: str, values: list[Any], file: BinaryIO) -> Any:
+def _record(kind: str, values: list[Any], file: Readable) -> Any:
     if kind != "arrays":
         return KINDS[kind](dict(values))
     return ArrayRecord(
@@ -86,7 +89,7 @@ def _record(kind: str, values: list[Any], file: BinaryIO) -> Any:
     )
 
 
-def _read(file: BinaryIO, size: int) -> bytes:
+def _read(file: Readable, size: int) -> bytes:
     data = file.read(size)
     if len(data) < size:
         raise EOFError

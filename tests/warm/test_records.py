@@ -1,4 +1,4 @@
-"""Tests of strategies/protocol/handover.py: records between two processes of a hospital."""
+"""Records between two processes of one owner."""
 
 import json
 from io import BytesIO
@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from strategies.protocol import handover
-from strategies.protocol.handover import ARRAYS, HEAD, receive, send
 from strategies.protocol.records import ParcelError
+from warm import records
+from warm.records import ARRAYS, HEAD, receive, send
 
 FACTS: list[Any] = [
     "train",
@@ -65,7 +65,7 @@ def test_a_size_is_judged_before_anything_is_read(size):
 
 
 def test_what_is_too_large_is_not_sent(monkeypatch):
-    monkeypatch.setattr(handover, "ARRAYS", 100)
+    monkeypatch.setattr(records, "ARRAYS", 100)
     with pytest.raises(ParcelError, match="too large"):
         handed_over([], RecordDict({"model": ArrayRecord({"w": Array(np.zeros(100))})}))
 

@@ -1,0 +1,84 @@
+"""A grid of simulated hospitals in warm processes of this machine, in place of Flower's engine.
+
+Flower's engine looks for messages ten times a second, and sends each through Ray. Here a message is
+at a waiting process at once. It runs the same ClientApp, so a run has the same figures to the last
+bit. Flower's Context has no state here: the app keeps none in it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from itertools import count
+from select import select
+
+from flwr.app import Message
+
+from strategies.engine.courier import LocalGrid
+from warm.workers import RunConfig, Workers
+
+
+class WorkersGrid(LocalGrid):
+    """The hospitals of one run, in warm processes.
+
+    Args:
+        workers: The processes.
+        hospitals: How many are simulated.
+        run_config: The settings of the run.
+    """
+
+    def __init__(self, workers: Workers, hospitals: int, run_config: RunConfig) -> None:
+        workers.rest()
+        self.workers, self.run_config = workers, dict(run_config)
+        self.nodes = range(1, hospitals + 1)
+        self._numbers = count(1)
+        self._queue: deque[Message] = deque()
+        self._answers: dict[str, Message] = {}
+
+    def get_node_ids(self) -> list[int]:
+        """All hospitals are there from the start."""
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Hand messages over; the ids of those for hospitals that there are."""
+        ids = []
+        for message in messages:
+            known = message.metadata.dst_node_id in self.nodes
+            number = f"{next(self._numbers)}" if known else ""
+            if known:
+                message.metadata.__dict__["_message_id"] = number
+                self._queue.append(message)
+            ids.append(number)
+        self._hand_out()
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The answers that have come."""
+        self._collect(0)
+        ids = [each for each in message_ids if each in self._answers]
+        return [self._answers.pop(each) for each in ids]
+
+    def wait(self, seconds: float) -> None:
+        """Wait until an answer has come, but no longer than some seconds."""
+        self._collect(seconds)
+
+    def _hand_out(self) -> None:
+        """Give idle processes the messages that wait."""
+        while self._queue:
+            node = self._queue[0].metadata.dst_node_id
+            if (worker := self.workers.idle(node)) is None:
+                return
+            message = self._queue.popleft()
+            self.workers.send(worker, message, len(self.nodes), self.run_config)
+
+    def _collect(self, seconds: float) -> None:
+        """Take the answers that are there, or come in time, and hand out what waits."""
+        busy = {worker.wire.connection: worker for worker in self.workers.busy()}
+        if not busy:
+            time.sleep(seconds)
+        answered, _, _ = select([*busy], [], [], seconds) if busy else ([], [], [])
+        for connection in answered:
+            worker = busy[connection]
+            assert worker.message is not None
+            number = worker.message.metadata.message_id
+            self._answers[number] = self.workers.receive(worker)
+        self._hand_out()

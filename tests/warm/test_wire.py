@@ -1,0 +1,130 @@
+"""Records between two processes, the large ones in memory that both share."""
+
+import gc
+import os
+import threading
+from contextlib import contextmanager
+from socket import socketpair
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from warm import wire
+from warm.wire import FILES, SMALL, Outbox, Shelf, Wire
+
+
+def record(value, size=SMALL):
+    return ArrayRecord({"weights": Array(np.full(size, value, np.uint8))})
+
+
+@contextmanager
+def ends(outbox=None):
+    ours, theirs = socketpair()
+    one, other = Wire(ours, outbox), Wire(theirs)
+    yield one, other
+    one.close()
+    other.close()
+    if outbox:
+        outbox.clear((0, 0))
+
+
+@pytest.fixture
+def writes(monkeypatch):
+    """The records that are written to memory."""
+    written, write = [], wire._write
+
+    def noted(each):
+        written.append(each)
+        return write(each)
+
+    monkeypatch.setattr(wire, "_write", noted)
+    return written
+
+
+def descriptors():
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_a_large_record_is_written_once_and_read_once(writes):
+    large, small = record(7), record(3, 10)
+    found = []
+    with ends(Outbox()) as (one, other):
+        for n in range(3):
+            content = RecordDict({"a/model": large, "n": ConfigRecord({"n": n}), "b/model": small})
+            one.send(["train", n], content)
+            facts, came = other.receive()
+            assert facts == ["train", n]
+            assert [*came] == [*content]
+            found.append(came)
+    assert writes == [large]
+    assert [each.config_records["n"]["n"] for each in found] == [0, 1, 2]
+    assert all((each.array_records["a/model"]["weights"].numpy() == 7).all() for each in found)
+    assert all((each.array_records["b/model"]["weights"].numpy() == 3).all() for each in found)
+    shared = [each.array_records["a/model"]["weights"].data for each in found]
+    assert shared[0] is shared[1] is shared[2]
+    # Whoever takes a record apart does so for himself.
+    del found[0].array_records["a/model"]["weights"]
+    assert "weights" in found[1].array_records["a/model"]
+
+
+def test_a_record_that_goes_to_one_process_alone_is_not_kept(writes):
+    with ends() as (one, other):
+        for _ in range(2):
+            one.send([], RecordDict({"model": record(7)}))
+            assert (other.receive()[1].array_records["model"]["weights"].numpy() == 7).all()
+    assert len(writes) == 2
+
+
+def test_what_was_sent_long_ago_is_sent_again(writes, monkeypatch):
+    monkeypatch.setattr(wire, "KEPT", (2 * SMALL + 1000, 256))
+    sent = [record(n) for n in range(4)]
+    with ends(Outbox()) as (one, other):
+        for n in (0, 1, 2, 3, 3, 0):
+            one.send([], RecordDict({"model": sent[n]}))
+            came = other.receive()[1].array_records["model"]["weights"].numpy()
+            assert (came == n).all()
+    assert writes == [*sent, sent[0]]
+
+
+@pytest.mark.parametrize("kept", [(25, 9), (99, 2)])
+def test_the_oldest_go_first(kept):
+    shelf: Shelf[str] = Shelf()
+    for n in range(3):
+        shelf.put(n, f"value {n}", 10)
+    assert shelf.find(0) == "value 0"  # so it is the newest
+    assert shelf.clear(kept) == ["value 1"]
+    assert [shelf.find(n) for n in range(3)] == ["value 0", None, "value 2"]
+
+
+def test_what_does_not_fit_into_one_message_goes_through_the_socket():
+    content = RecordDict({str(n): record(n % 256) for n in range(FILES + 3)})
+    with ends(Outbox()) as (one, other):
+        sender = threading.Thread(target=one.send, args=([], content))
+        sender.start()
+        _, came = other.receive()
+        sender.join()
+    assert [*came] == [*content]
+    assert all((came[name]["weights"].numpy() == int(name) % 256).all() for name in came)
+
+
+def test_no_descriptor_is_left_open():
+    before = descriptors()
+    with ends(Outbox()) as (one, other):
+        open_ = descriptors()
+        for n in range(5):
+            one.send([], RecordDict({"a": record(n), "b": record(n)}))
+            other.receive()
+            other.send([], RecordDict({"a": record(n)}))
+            one.receive()
+        one._outbox.clear((0, 0))
+        assert descriptors() == open_
+    assert descriptors() == before
+
+
+def test_the_end_of_the_other_process_is_an_error():
+    with ends() as (one, other):
+        one.close()
+        with pytest.raises(EOFError):
+            other.receive()

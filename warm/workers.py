@@ -1,0 +1,128 @@
+"""Warm processes for simulated hospitals: each answers for any of them, one message at a time."""
+
+import subprocess
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from socket import socketpair
+from typing import IO, Any
+
+from flwr.app import Error, Message
+
+from strategies.protocol.may_leave import Failure
+from warm.process import launch
+from warm.wire import Outbox, Wire
+
+RunConfig = Mapping[str, Any]
+
+
+@dataclass
+class Worker:
+    """A process, and what it does."""
+
+    process: subprocess.Popen[bytes]
+    wire: Wire
+    served: set[int] = field(default_factory=set)  # nodes whose data it may have in memory
+    message: Message | None = None  # what it works on; None = nothing
+
+    def end(self) -> int:
+        """End the process; its exit code."""
+        self.process.terminate()
+        code = self.process.wait()
+        self.wire.close()
+        return code
+
+
+class Workers:
+    """Warm processes, which serve one run after the other.
+
+    Args:
+        processes: How many.
+        variables: For their environment, beside those of this process.
+        log: Where they print; None = where this process does.
+
+    Use it as a context: the processes end with it.
+    """
+
+    def __init__(
+        self,
+        processes: int,
+        variables: Mapping[str, str] | None = None,
+        log: IO[str] | None = None,
+    ) -> None:
+        self.processes, self.variables, self.log = processes, dict(variables or {}), log
+        self.workers: list[Worker] = []
+        self._outbox = Outbox()
+
+    def __enter__(self) -> "Workers":
+        self.workers = [self._start() for _ in range(self.processes)]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.process.terminate()
+        for worker in self.workers:
+            worker.end()
+        self._outbox.clear((0, 0))
+
+    def idle(self, node: int) -> Worker | None:
+        """A process without work, rather one that has the data of a node; None if there is none."""
+        idle = [worker for worker in self.workers if worker.message is None]
+        return min(idle, key=lambda worker: node not in worker.served, default=None)
+
+    def busy(self) -> list[Worker]:
+        """The processes that work."""
+        return [worker for worker in self.workers if worker.message is not None]
+
+    def send(self, worker: Worker, message: Message, hospitals: int, config: RunConfig) -> None:
+        """Give an idle process a message to one of so many hospitals, and the run's settings."""
+        node = message.metadata.dst_node_id
+        worker.message = message
+        worker.served.add(node)
+        with suppress(ConnectionError):  # it has died: `receive` finds that out
+            worker.wire.ask(
+                message, {"partition-id": node - 1, "num-partitions": hospitals}, config
+            )
+
+    def receive(self, worker: Worker) -> Message:
+        """The answer of a process that has one, or has died."""
+        message = worker.message
+        assert message is not None
+        try:
+            answer = worker.wire.answer_to(message)
+        except (EOFError, OSError):
+            worker.process.wait()
+            reason = (
+                f"The hospital's process ended with code {self._replace(worker)} (-9 is usually "
+                "out of memory): give the machine more memory, or use fewer workers."
+            )
+            return Message(Error(Failure.CRASHED, reason), reply_to=message)
+        worker.message = None
+        return answer
+
+    def rest(self) -> None:
+        """End what processes still do for a run that is over."""
+        for worker in self.busy():
+            self._replace(worker)
+
+    def _replace(self, worker: Worker) -> int:
+        """End a process and start another one; the exit code."""
+        code = worker.end()
+        self.workers[self.workers.index(worker)] = self._start()
+        return code
+
+    def _start(self) -> Worker:
+        ours, theirs = socketpair()
+        with theirs:
+            process = launch(theirs, self.variables, self.log or subprocess.PIPE)
+        if process.stdout:
+            threading.Thread(target=_print, args=(process.stdout,), daemon=True).start()
+        return Worker(process, Wire(ours, self._outbox))
+
+
+def _print(lines: IO[bytes]) -> None:
+    """Print what a process prints: Flower shows what this one does, by Python's `print` alone."""
+    with lines:
+        for line in lines:
+            print(line.decode(errors="replace"), end="", flush=True)
