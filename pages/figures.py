@@ -1,20 +1,26 @@
-"""A model's figures at a hospital in the form that pages take, and in words.
+"""Figures of models: how a hospital names them, what follows for several, and in words.
 
-A hospital names them as `may_leave.METRICS` does. A row has them by what they are about, each with
-its interval; the server's report and the hospital's own show such rows.
+A hospital names its figures as `may_leave.METRICS` does. An assessment has them by what they are
+about; the server's report and the hospital's own show such assessments. A figure has the ends of
+its 95 % interval over patients, and the standard deviation of its noise if it has some.
+
+Hospitals have different patients, so their errors are independent; the models at one hospital are
+tested on the same images, so theirs count as one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite, nan, sqrt
-from typing import Any
+from math import hypot, isfinite, nan, sqrt
+from statistics import fmean
+from typing import Any, NotRequired, TypedDict
+
+import numpy as np
 
 from strategies.protocol.text import counted
 
-Row = dict[str, Any]
+Assessment = dict[str, Any]  # a row of `Summary.assessments` (server_app/assessments.py)
 Z = 1.959964  # of 95 %
 BINS = 10
-RARELY = 0.5  # of the images of a class, below which a model finds it rarely
-ESTIMATES = {
+FIGURES = {
     "balanced_accuracy": "balanced-accuracy",
     "accuracy": "accuracy",
     "auroc": "auroc",
@@ -23,9 +29,30 @@ ESTIMATES = {
 }
 
 
-def row_of(
+class Figure(TypedDict):
+    """A figure; its ends are None where nobody knows how sure it is."""
+
+    value: float
+    low: float | None
+    high: float | None
+    noise: NotRequired[float]
+    sampled: NotRequired[bool]  # it is estimated from a sample of all pairs
+
+
+class Headline(Figure):
+    """The figure of a run that is shown first: which one, after which round, and what is behind."""
+
+    figure: str
+    hospitals: int
+    models: int
+    images: float | None
+    patients: float | None
+    round: int
+
+
+def assessment(
     kind: str, model: str, hospital: str, metrics: Mapping[str, float], classes: Sequence[str]
-) -> Row:
+) -> Assessment:
     """What a hospital tells of a model; None where it tells nothing.
 
     Args:
@@ -36,51 +63,44 @@ def row_of(
         classes: Names of the classes, in order.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
-    gain, told = _estimate(metrics, "gain"), all(each["images"] for each in described)
+    gain, all_told = _figure(metrics, "gain"), all(each["images"] for each in described)
     return {
         "kind": kind,
         "model": model,
         "hospital": hospital,
         "images": metrics.get("num-examples"),
         "patients": metrics.get("num-patients"),
-        **{name: _estimate(metrics, metric) for name, metric in ESTIMATES.items()},
-        "compared": compared(gain) if gain and (told or "noise" not in gain) else "",
-        "largest_class": largest(described),
+        **{name: _figure(metrics, metric) for name, metric in FIGURES.items()},
+        "compared": direction(gain) if gain and (all_told or "noise" not in gain) else "",
+        "largest_class": largest_class(described),
         "classes": described,
         "confusion": _confusion(metrics, len(classes)),
         "calibration": [*_bins(metrics)],
     }
 
 
-def _estimate(metrics: Mapping[str, float], name: str) -> Row | None:
+def _figure(metrics: Mapping[str, float], name: str) -> Figure | None:
     if not isfinite(value := metrics.get(name, nan)):
         return None
-    ends = {end: metrics.get(f"{name}-{end}", nan) for end in ("low", "high")}
-    known = {end: value if isfinite(value) else None for end, value in ends.items()}
-    noise = metrics.get(f"{name}-noise")
-    return {"value": value, **known} | ({} if noise is None else {"noise": noise})
+    low, high = (metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))
+    figure = _with_ends(value, low, high)
+    if f"{name}-noise" in metrics:
+        figure["noise"] = metrics[f"{name}-noise"]
+    return figure
 
 
-def compared(gain: Row) -> str:
-    """What may be said of a difference: nothing, if its interval has 0 in it.
-
-    Of one with noise it is said only if it may be said of the exact difference, too, wherever in
-    its own 95 % interval the noise has it. So of 40 such verdicts about one is not the exact one's.
-    """
-    if gain["low"] is None:
-        return ""
-    noise = Z * gain.get("noise", 0.0)
-    below, above = (abs(gain["value"] - gain[end]) for end in ("low", "high"))
-    exact_below, exact_above = (sqrt(max(far**2 - noise**2, 0.0)) for far in (below, above))
-    if gain["value"] - exact_below - noise > 0:
-        return "better"
-    return "worse" if gain["value"] + exact_above + noise < 0 else "not shown"
+def _with_ends(value: float, low: float, high: float) -> Figure:
+    return {
+        "value": value,
+        "low": low if isfinite(low) else None,
+        "high": high if isfinite(high) else None,
+    }
 
 
-def _class(name: str, k: int, metrics: Mapping[str, float]) -> Row:
+def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
     images = metrics.get(f"images-of-class-{k}") or None
     right = metrics.get(f"answers-{k}-of-class-{k}", metrics.get(f"right-of-class-{k}"))
-    recall = _estimate(metrics, f"recall-of-class-{k}")
+    recall = _figure(metrics, f"recall-of-class-{k}")
     if recall is None and images and right is not None:
         recall = {"value": right / images, "low": None, "high": None}
     return {
@@ -90,12 +110,12 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> Row:
         "right": right if images else None,
         "recall": recall,
         "threshold": metrics.get(f"threshold-of-class-{k}"),
-        "sensitivity": _estimate(metrics, f"sensitivity-of-class-{k}"),
-        "specificity": _estimate(metrics, f"specificity-of-class-{k}"),
+        "sensitivity": _figure(metrics, f"sensitivity-of-class-{k}"),
+        "specificity": _figure(metrics, f"specificity-of-class-{k}"),
     }
 
 
-def largest(described: Sequence[Row]) -> Row | None:
+def largest_class(described: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Of classes the one with most images, and its share of all."""
     told = [each for each in described if each["images"]]
     if not told:
@@ -112,7 +132,7 @@ def _confusion(metrics: Mapping[str, float], count: int) -> list[list[float | No
     return cells if any(cell is not None for row in cells for cell in row) else []
 
 
-def _bins(metrics: Mapping[str, float]) -> Iterable[Row]:
+def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
     for b in range(BINS):
         if images := metrics.get(f"images-in-bin-{b}"):
             low, high = b / BINS, (b + 1) / BINS
@@ -121,26 +141,90 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[Row]:
                 "to": high,
                 "images": images,
                 "confidence": metrics.get(f"confidence-in-bin-{b}", (low + high) / 2),
-                "right": _estimate(metrics, f"right-in-bin-{b}"),
+                "right": _figure(metrics, f"right-in-bin-{b}"),
             }
 
 
-def number(estimate: Row, signed: bool = False) -> str:
-    """An estimate in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
+def combine(weights: Sequence[float], figures: Sequence[Figure]) -> Figure:
+    """The weighted sum of figures that err independently.
+
+    Distances to the ends are put together as by Zou and Donner, Statistics in Medicine 27, 2008.
+    """
+    factors = np.array(weights)
+    values = np.array([each["value"] for each in figures])
+    low, high = (np.array([_end(each, end) for each in figures]) for end in ("low", "high"))
+    value = float(factors @ values)
+    below, above = (
+        factors * np.where(factors > 0, one, other)
+        for one, other in ((values - low, high - values), (high - values, values - low))
+    )
+    return _with_ends(value, value - sqrt(below @ below), value + sqrt(above @ above))
+
+
+def _end(figure: Figure, end: str) -> float:
+    value: float | None = figure["low"] if end == "low" else figure["high"]
+    return nan if value is None else value
+
+
+def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
+    """The mean of a figure over assessments; those of one hospital err together."""
+    at: dict[str, list[Figure]] = {}
+    for row in rows:
+        at.setdefault(row["hospital"], []).append(row[name])
+    total = sum(map(len, at.values()))
+    shares = [len(here) / total for here in at.values()]
+    mean = combine(
+        shares,
+        [
+            {
+                "value": fmean(each["value"] for each in here),
+                "low": fmean(_end(each, "low") for each in here),
+                "high": fmean(_end(each, "high") for each in here),
+            }
+            for here in at.values()
+        ],
+    )
+    noise_at = [max(each.get("noise", 0.0) for each in here) for here in at.values()]
+    if noise := hypot(*(share * each for share, each in zip(shares, noise_at, strict=True))):
+        mean["noise"] = noise
+    return mean
+
+
+def direction(difference: Figure) -> str:
+    """What may be said of a difference: nothing, if its interval has 0 in it.
+
+    Of one with noise it is said only if it may be said of the exact difference, too, wherever in
+    its own 95 % interval the noise has it. So of 40 such verdicts about one is not the exact one's.
+
+    Returns:
+        "better", "worse", "not shown"; empty if nobody knows how sure the difference is.
+    """
+    value, low, high = difference["value"], difference["low"], difference["high"]
+    if low is None or high is None:
+        return ""
+    noise = Z * difference.get("noise", 0.0)
+    below, above = (sqrt(max((value - end) ** 2 - noise**2, 0.0)) for end in (low, high))
+    if value - below - noise > 0:
+        return "better"
+    return "worse" if value + above + noise < 0 else "not shown"
+
+
+def number(figure: Figure, signed: bool = False) -> str:
+    """A figure in words: "0.712 (0.634 to 0.781)", or "0.712 (noise ±0.050)"."""
     sign = "+" if signed else ""
-    known = [each for key in ("value", "low", "high") if (each := estimate[key]) is not None]
-    value, *ends = (f"{each:{sign}.3f}" for each in known)
-    if not ends and "noise" in estimate:
-        return f"{value} (noise ±{Z * estimate['noise']:.3f})"
+    known = (figure["value"], figure["low"], figure["high"])
+    value, *ends = (f"{each:{sign}.3f}" for each in known if each is not None)
+    if not ends and "noise" in figure:
+        return f"{value} (noise ±{Z * figure['noise']:.3f})"
     return f"{value} ({' to '.join(ends)})" if ends else value
 
 
-def is_noised(rows: Iterable[Row]) -> bool:
+def is_noised(rows: Iterable[Assessment]) -> bool:
     """Whether a hospital has put noise into figures of these rows."""
-    return any("noise" in (row[name] or ()) for row in rows for name in ESTIMATES)
+    return any("noise" in (row[name] or ()) for row in rows for name in FIGURES)
 
 
-def size(row: Row) -> str:
+def size(row: Mapping[str, Any]) -> str:
     """How many images, and patients if they are known: "128 images of 64 patients"."""
     if row["images"] is None:
         return "an unknown number of images"

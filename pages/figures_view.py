@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import nan
 
 from pages import plots
-from pages.figures import Row, is_noised, number, size
+from pages.figures import Assessment, Figure, is_noised, number, size
 from pages.page import Marked, table
 from pages.plots import Line, Span
-from pages.verdicts import objection
+from pages.verdicts.model import objection
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 COMPARED = {
@@ -18,7 +18,7 @@ COMPARED = {
 OF_CLASS = ("images", "right", "share right", "sensitivity", "specificity")
 
 
-def compared_cell(row: Row) -> object:
+def compared_cell(row: Assessment) -> object:
     """Whether a model is better than the hospital's own, without praise if it is at chance.
 
     Noise hides what exact figures show, so that those say it.
@@ -33,7 +33,7 @@ def compared_cell(row: Row) -> object:
     )
 
 
-def interval(told: Row | None, *, signed: bool = False) -> str:
+def interval(told: Figure | None, *, signed: bool = False) -> str:
     """A figure with its interval, which stays on one line."""
     if told is None:
         return "–"
@@ -41,12 +41,12 @@ def interval(told: Row | None, *, signed: bool = False) -> str:
     return f"{value} {within.replace(' ', NO_BREAK)}".strip()
 
 
-def tested(row: Row) -> str:
+def tested(row: Assessment) -> str:
     """How many images, and below them patients."""
     return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
 
 
-def commonest(largest: Row | None) -> str:
+def commonest(largest: Assessment | None) -> str:
     """The share of the class with most images, and its name."""
     return f"{largest['share']:.3f} ({largest['name']})" if largest else "not told"
 
@@ -56,15 +56,15 @@ def whole(count: float | None) -> str:
     return "–" if count is None else f"{count:.1f}".removesuffix(".0")
 
 
-def span(told: Row | None) -> Span:
+def span(told: Figure | None) -> Span:
     """A figure with its interval, for a picture."""
     if told is None:
         return Span(nan)
-    low, high = (nan if told[end] is None else told[end] for end in ("low", "high"))
+    low, high = (nan if end is None else end for end in (told["low"], told["high"]))
     return Span(told["value"], low, high)
 
 
-def class_row(name: str, told: Row) -> list[object]:
+def class_row(name: str, told: Assessment) -> list[object]:
     """Cells of one class, under `OF_CLASS`.
 
     Args:
@@ -86,7 +86,7 @@ def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) 
     return table(["the image shows ↓, the answer is →", *classes], rows, about="Confusion counts")
 
 
-def reliability(name: str, bins: Sequence[Row]) -> str:
+def reliability(name: str, bins: Sequence[Assessment]) -> str:
     """A picture of how far probabilities can be believed."""
     xs = [each["confidence"] for each in bins]
     ys = [each["right"]["value"] if each["right"] else nan for each in bins]

@@ -11,12 +11,12 @@ from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from pages.verdicts.run import texts
 from server_app import MISSING_CLUSTER
 from server_app.notices import notices
 from server_app.results import Results
 from server_app.summary import Summary
 from server_app.workers import WorkersGrid
-from server_app.worth import texts
 from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run

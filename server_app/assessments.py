@@ -1,18 +1,21 @@
 """What models are worth, hospital by hospital, and with all test images put together.
 
-Hospitals measure, with intervals (client_app/release/details.py); here their figures get the form
-of `Summary.assessments`, and what follows for several hospitals is computed. Hospitals have
-different patients, so their errors are independent; the models at one hospital are tested on the
-same images, so theirs count as one.
+Hospitals measure, with intervals (client_app/release/details.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from math import hypot, isfinite, nan
-from statistics import fmean
+from math import isfinite
 from typing import Any
 
-from learning.intervals import Estimate, combined
-from pages.figures import Row, largest, row_of
+from pages.figures import (
+    Assessment,
+    Figure,
+    Headline,
+    assessment,
+    combine,
+    largest_class,
+    mean_over_hospitals,
+)
 from strategies.engine.events import Event
 
 Pair = tuple[str, str]  # a model, and the hospital that it is tested at
@@ -24,7 +27,7 @@ def assess(
     events: Iterable[Event],
     handed_on: bool,
     classes: Sequence[str],
-) -> list[Row]:
+) -> list[Assessment]:
     """The rows of `Summary.assessments`.
 
     Where nothing was handed on, nothing is compared with what was before the first hand-off.
@@ -39,13 +42,13 @@ def assess(
     rows = []
     for (model, hospital), metrics in sorted(tests.items()):
         known = {k: v for k, v in metrics.items() if handed_on or not k.startswith("gain")}
-        row = row_of("model", model, hospital, known, classes)
+        row = assessment("model", model, hospital, known, classes)
         rows.append(row | {"held": (model, hospital) in held})
     kinds = ("ensemble", "standalone") if handed_on else ("ensemble",)
     told = {(event.verb, event.hospital): event.metrics for event in events if event.verb in kinds}
     for (kind, hospital), metrics in sorted(told.items()):
         model = hospital if kind == "standalone" else ""
-        rows.append(row_of(kind, model, hospital, metrics, classes) | {"held": False})
+        rows.append(assessment(kind, model, hospital, metrics, classes) | {"held": False})
     return rows
 
 
@@ -60,32 +63,21 @@ def was_handed_on(events: Iterable[Event]) -> bool:
     return any(len(hospitals) > 1 for hospitals in trained.values())
 
 
-def _shown(estimate: Estimate) -> Row:
-    ends = {"low": estimate.low, "high": estimate.high}
-    known = {name: end if isfinite(end) else None for name, end in ends.items()}
-    return {"value": estimate.value, **known}
-
-
-def _read(shown: Row) -> Estimate:
-    ends = (nan if shown[name] is None else shown[name] for name in ("low", "high"))
-    return Estimate(shown["value"], *ends)
-
-
-def pool(rows: Iterable[Row]) -> list[Row]:
+def pool(rows: Iterable[Assessment]) -> list[Assessment]:
     """The rows of `Summary.pooled`."""
-    of_model: dict[tuple[str, str], list[Row]] = {}
+    of_model: dict[tuple[str, str], list[Assessment]] = {}
     for row in rows:
         if row["kind"] != "standalone":
             of_model.setdefault((row["kind"], row["model"]), []).append(row)
     return [_pooled(kind, model, tests) for (kind, model), tests in of_model.items()]
 
 
-def _pooled(kind: str, model: str, tests: Sequence[Row]) -> Row:
+def _pooled(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
     images = [row["images"] for row in tests]
     described = zip(*(row["classes"] for row in tests), strict=True)
     classes = [_pooled_class(each, images) for each in described]
-    recalls = [_read(each["recall"]) for each in classes if each["recall"]]
-    balanced = combined([1 / len(recalls)] * len(recalls), recalls, None) if recalls else None
+    recalls = [each["recall"] for each in classes if each["recall"]]
+    balanced = combine([1 / len(recalls)] * len(recalls), recalls) if recalls else None
     confusions = [row["confusion"] for row in tests if row["confusion"]]
     return {
         "kind": kind,
@@ -93,10 +85,10 @@ def _pooled(kind: str, model: str, tests: Sequence[Row]) -> Row:
         "hospitals": [row["hospital"] for row in tests],
         "images": _sum(images),
         "patients": _patients(tests),
-        "balanced_accuracy": _shown(balanced) if balanced else None,
+        "balanced_accuracy": balanced,
         "accuracy": _weighted(tests, "accuracy", images),
         **{name: _weighted(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
-        "largest_class": largest(classes),
+        "largest_class": largest_class(classes),
         "classes": classes,
         "confusion": [
             [_sum(cells) for cells in zip(*lines, strict=True)]
@@ -105,7 +97,7 @@ def _pooled(kind: str, model: str, tests: Sequence[Row]) -> Row:
     }
 
 
-def _pooled_class(each: Sequence[Row], images: Sequence[float | None]) -> Row:
+def _pooled_class(each: Sequence[Assessment], images: Sequence[float | None]) -> Assessment:
     """One class at several hospitals, put together; and of how many images there are in all."""
     told = [row for row in each if row["images"]]
     own = [row["images"] or 0.0 for row in each]
@@ -120,16 +112,17 @@ def _pooled_class(each: Sequence[Row], images: Sequence[float | None]) -> Row:
     }
 
 
-def _weighted(rows: Sequence[Row], name: str, weights: Sequence[float | None]) -> Row | None:
-    """The weighted mean of an estimate over hospitals; None if it was measured at none."""
+def _weighted(
+    rows: Sequence[Assessment], name: str, weights: Sequence[float | None]
+) -> Figure | None:
+    """The weighted mean of a figure over hospitals; None if it was measured at none."""
     parts = [
-        (weight, _read(row[name])) for row, weight in zip(rows, weights, strict=True) if row[name]
+        (weight or 0.0, row[name]) for row, weight in zip(rows, weights, strict=True) if row[name]
     ]
-    total = sum(weight or 0.0 for weight, _ in parts)
+    total = sum(weight for weight, _ in parts)
     if not total:
         return None
-    shares = [(weight or 0.0) / total for weight, _ in parts]
-    return _shown(combined(shares, [estimate for _, estimate in parts], None))
+    return combine([weight / total for weight, _ in parts], [figure for _, figure in parts])
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
@@ -137,14 +130,16 @@ def _sum(values: Iterable[float | None]) -> float | None:
     return sum(told) if told else None
 
 
-def _patients(rows: Sequence[Row]) -> float | None:
+def _patients(rows: Sequence[Assessment]) -> float | None:
     """Patients of several hospitals; where none are named, each image counts as one."""
     if all(row["patients"] is None for row in rows):
         return None
     return _sum(row["images"] if row["patients"] is None else row["patients"] for row in rows)
 
 
-def headline_of(rows: Sequence[Row], figures: Mapping[str, float], round_: int) -> Row | None:
+def headline(
+    rows: Sequence[Assessment], figures: Mapping[str, float], round_: int
+) -> Headline | None:
     """`Summary.headline`: of what hospitals hold; without that, the federation's.
 
     Args:
@@ -171,8 +166,8 @@ def headline_of(rows: Sequence[Row], figures: Mapping[str, float], round_: int) 
     }
 
 
-def everywhere_of(rows: Iterable[Row], figures: Mapping[str, Any]) -> Row | None:
-    """The federation's balanced accuracy, an estimate; None if it tells no more than what is held.
+def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) -> Figure | None:
+    """The federation's balanced accuracy, a figure; None if it tells no more than what is held.
 
     Args:
         rows: `Summary.assessments`.
@@ -186,27 +181,3 @@ def everywhere_of(rows: Iterable[Row], figures: Mapping[str, Any]) -> Row | None
     if low < high:  # estimated from a sample of all pairs
         return {"value": value, "low": low, "high": high, "sampled": True}
     return mean_over_hospitals(tests, "balanced_accuracy")
-
-
-def mean_over_hospitals(rows: Iterable[Row], name: str) -> Row:
-    """The mean of an estimate over rows; those of one hospital err together."""
-    at: dict[str, list[Estimate]] = {}
-    noise_at: dict[str, float] = {}
-    for row in rows:
-        at.setdefault(row["hospital"], []).append(_read(row[name]))
-        noise = max(noise_at.get(row["hospital"], 0.0), row[name].get("noise", 0.0))
-        noise_at[row["hospital"]] = noise
-    total = sum(map(len, at.values()))
-    means = [
-        Estimate(*(fmean(getattr(one, end) for one in here) for end in ("value", "low", "high")))
-        for here in at.values()
-    ]
-    shares = [len(here) / total for here in at.values()]
-    shown = _shown(combined(shares, means, None))
-    noise = hypot(*(share * noise_at[hospital] for share, hospital in zip(shares, at, strict=True)))
-    return shown | ({"noise": noise} if noise else {})
-
-
-def difference(ours: Row, theirs: Row) -> Row:
-    """One estimate less another that errs independently."""
-    return _shown(combined([1, -1], [_read(ours), _read(theirs)], None))

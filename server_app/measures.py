@@ -34,13 +34,19 @@ from math import hypot, isfinite, nan, sqrt
 from statistics import fmean, stdev, variance
 from typing import Any, NamedTuple
 
-from server_app.assessments import assess, everywhere_of, headline_of, pool, was_handed_on
+from pages.verdicts.run import judge_run
+from server_app.assessments import (
+    assess,
+    figure_everywhere,
+    headline,
+    pool,
+    was_handed_on,
+)
 from server_app.data import data_of
 from server_app.embeddings import embeddings_of
 from server_app.over_tasks import measure as measure_over_tasks
 from server_app.over_time import measure as measure_over_time
 from server_app.summary import Summary
-from server_app.worth import sentences
 from strategies.engine.events import Event
 
 Metrics = Mapping[str, float]
@@ -217,7 +223,7 @@ def summarise(
     of_last = [event for event in events if event.round == last.number]
     rows = assess(last.tests, last.held, of_last, was_handed_on(events), classes)
     pooled = pool(rows)
-    headline = headline_of(rows, last.figures, last.number)
+    first = headline(rows, last.figures, last.number)
     balanced = {pair: metrics.get("balanced-accuracy", nan) for pair, metrics in last.tests.items()}
     return Summary(
         strategy=strategy,
@@ -227,10 +233,10 @@ def summarise(
         hospitals=hospitals,
         models=models,
         classes=list(classes),
-        headline=headline,
-        worth=sentences(
-            headline,
-            everywhere_of(rows, last.figures),
+        headline=first,
+        worth=judge_run(
+            first,
+            figure_everywhere(rows, last.figures),
             rows,
             pooled,
             last.number,

@@ -38,6 +38,7 @@ import tomli_w
 from flwr.common import log
 from flwr.common.config import unflatten_dict
 
+from pages.verdicts.run import texts
 from server_app import wording
 from server_app.data import describe
 from server_app.enrolment import plan_of, to_take_part
@@ -45,10 +46,9 @@ from server_app.measures import Round, measure_round, summarise, took_part
 from server_app.nan_json import to_json
 from server_app.report import render
 from server_app.summary import NAME as SUMMARY
-from server_app.summary import Summary
+from server_app.summary import Summary, judge_beside
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
-from server_app.worth import texts, with_baseline
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.engine.courier import Awaited
@@ -338,7 +338,7 @@ class Results:
             enrolment=plan_of(self._settings, events),
         )
         if baseline:
-            summary = replace(summary, worth=with_baseline(summary, baseline))
+            summary = judge_beside(summary, baseline)
         self._config = describe(summary.data, self._settings.dataset) + self._config
         with replacing(self.path / "config.toml") as draft:
             draft.write_text(self._config, encoding="utf-8")

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pages.verdicts import mean_chance
+from pages.verdicts.model import mean_chance
 from server_app.measures import METRICS, mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary

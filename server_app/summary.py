@@ -1,9 +1,12 @@
 """The contents of summary.json, the figures of a run."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
+from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
+from pages.verdicts.run import add_baseline
+from server_app.assessments import figure_everywhere
 from strategies.protocol.files import read_json
 from strategies.protocol.shapes import SHAPE
 
@@ -54,7 +57,7 @@ class Summary:
         models: Lineages that a hospital was asked to train, sorted.
         classes: Their names, in the order of every list of classes; empty if they are not settled.
         headline: The one figure to show first, or None if no model was tested; see below.
-        worth: What may be said of the run, in words and in order (server_app.worth): each with the
+        worth: What may be said of the run, in words and in order (pages/verdicts): each with the
             `text`, its `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it
             is `about` (`run`, `noise`, `hospital`, `class`), and of which `hospital`, `model` and
             `class`.
@@ -156,7 +159,7 @@ class Summary:
     hospitals: list[str]
     models: list[str]
     classes: list[str]
-    headline: dict[str, Any] | None = field(metadata={SHAPE: dict[str, object] | None})
+    headline: Headline | None = field(metadata={SHAPE: dict[str, object] | None})
     worth: list[dict[str, str]]
     assessments: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
     pooled: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
@@ -227,3 +230,26 @@ class Summary:
         """
         path = Path(directory).expanduser() / NAME
         return read_json(path, cls, any_version=any_version)
+
+
+def judge_beside(summary: Summary, baseline: Summary) -> Summary:
+    """The summary with whether its models are better than those of a baseline."""
+    held = _held(summary)
+    means = {
+        "At home": (_mean(held), _mean(_held(baseline))),
+        "Everywhere": (_everywhere(summary), _everywhere(baseline)),
+    }
+    worth = add_baseline(summary.worth, baseline.strategy, means, held)
+    return replace(summary, worth=worth)
+
+
+def _held(summary: Summary) -> list[Assessment]:
+    return [row for row in summary.assessments if row["held"] and row["balanced_accuracy"]]
+
+
+def _mean(rows: list[Assessment]) -> Figure | None:
+    return mean_over_hospitals(rows, "balanced_accuracy") if rows else None
+
+
+def _everywhere(summary: Summary) -> Figure | None:
+    return figure_everywhere(summary.assessments, vars(summary))

@@ -23,13 +23,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pages.verdicts.run import texts
 from server_app import wording
 from server_app.enrolment import to_take_part
 from server_app.measures import Round, Z, measure_round, took_part
 from server_app.results import UNDER_WAY, UnderWay
 from server_app.runs import is_under_way
 from server_app.summary import Summary
-from server_app.worth import texts
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.console import WIDTH, duration

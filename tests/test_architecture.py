@@ -16,7 +16,7 @@ ALLOWED = {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
         *("numpy", "scipy", "sklearn", "matplotlib"),
     },
-    "pages": {"strategies.protocol.text"},
+    "pages": {"numpy", "strategies.protocol.names", "strategies.protocol.text"},
     "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).
     "strategies/fil_ver.py": {"flwr", "strategies", "learning.server_training"},
@@ -65,10 +65,10 @@ ALLOWED = {
     "server_app/check.py": {
         *("server_app", "strategies", "learning.errors", "learning.models", "learning.suited"),
     },
-    # A table of presets and a page of statistics, without torch.
+    # A table of presets, without torch.
     "server_app": {
         *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies", "warm"),
-        *("gan.presets", "learning.intervals"),
+        "gan.presets",
     },
     # Runs inside of Flower's SuperLink.
     "deploy/control.py": {"flwr"},

@@ -17,8 +17,8 @@ from flwr.common.config import flatten_dict
 
 from pages.figures import is_noised
 from pages.page import document, heading, notice, paragraph
-from pages.verdicts import mean_chance
-from server_app import noised
+from pages.verdicts.model import mean_chance, missing_classes
+from pages.verdicts.run import texts
 from server_app.report import (
     embeddings,
     method,
@@ -29,7 +29,6 @@ from server_app.report import (
     worth,
 )
 from server_app.summary import Summary
-from server_app.worth import texts
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.registry import STRATEGIES
@@ -89,8 +88,8 @@ def title_of(name: str, summary: Summary) -> str:
     if summary.classes:
         many = len(summary.classes) > NAMED
         named = f"{len(summary.classes)} classes" if many else ", ".join(summary.classes)
-        if is_noised(summary.assessments) and noised.left_out(summary.assessments):
-            named += f"; figures of {noised.some_of(summary.assessments)}"
+        if is_noised(summary.assessments) and (some := missing_classes(summary.assessments)):
+            named += f"; figures of {some}"
         parts.append(f"({named})")
     if began := re.match(r"\d{4}-\d\d-\d\d", name):
         date = datetime.fromisoformat(began[0])

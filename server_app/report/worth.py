@@ -8,7 +8,7 @@ from math import isfinite
 from typing import Any
 
 from pages import plots
-from pages.figures import Z, size
+from pages.figures import Figure, Z, size
 from pages.figures_view import (
     OF_CLASS,
     class_row,
@@ -32,8 +32,8 @@ from pages.page import (
     table,
 )
 from pages.plots import Row
-from pages.verdicts import chance, mean_chance, worst
-from server_app.assessments import everywhere_of
+from pages.verdicts.model import chance, mean_chance, worst
+from server_app.assessments import figure_everywhere
 from server_app.summary import Summary
 
 TITLE = "What the models are worth"
@@ -110,7 +110,7 @@ def _headline(summary: Summary) -> Iterator[str]:
     value, _, within = interval(first).partition(" ")
     tests = _of_kind(summary, "model")
     held = [row for row in tests if row["held"]] or tests
-    everywhere = everywhere_of(summary.assessments, vars(summary))
+    everywhere = figure_everywhere(summary.assessments, vars(summary))
     rows = [*_mean_and_worst("the models that hospitals hold", first, held)]
     rows += _mean_and_worst("every model at every hospital", everywhere, tests)
     noise = f", and on the noise, which alone may be ±{Z * first.get('noise', 0):.3f}"
@@ -126,7 +126,7 @@ def _headline(summary: Summary) -> Iterator[str]:
     )
 
 
-def _mean_and_worst(name: str, mean: Told | None, tests: Sequence[Told]) -> Iterator[Row]:
+def _mean_and_worst(name: str, mean: Figure | None, tests: Sequence[Told]) -> Iterator[Row]:
     """The mean over models at hospitals, and the worst one."""
     if mean is None:
         return
@@ -331,6 +331,6 @@ def _fold(rows: int, title: str, markup: str) -> str:
     return folded(title, markup) if rows > EACH else markup
 
 
-def _class(row: Told, place: int, key: str) -> Told | None:
-    found: Told | None = row["classes"][place][key]
+def _class(row: Told, place: int, key: str) -> Figure | None:
+    found: Figure | None = row["classes"][place][key]
     return found

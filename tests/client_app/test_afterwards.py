@@ -560,16 +560,16 @@ def test_export_copies_the_model_and_writes_its_card(run, call, tmp_path):
 def test_the_own_report_tests_models_again_as_the_run_did(run):
     """In a simulation figures are exact when they are told: the same, interval by interval."""
     past = PastRun.find("graz", run.store("graz"), None)
-    again = worth_here.tested(past, run.place / "images" / "graz", None)
+    again = worth_here.exact_assessments(past, run.place / "images" / "graz", None)
     alone, *others = again
     assert alone["kind"] == "standalone"
-    assert others == worth_here.told(past)
+    assert others == worth_here.told_assessments(past)
     assert [row["kind"] for row in others] == ["model"] * 3 + ["ensemble"]
     assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
     (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]
     assert alone["balanced_accuracy"]["value"] == event.metrics["balanced-accuracy"]
     with pytest.raises(DataError, match="not the images that the hospital took part"):
-        worth_here.tested(past, run.place / "images" / "linz", None)
+        worth_here.exact_assessments(past, run.place / "images" / "linz", None)
 
 
 def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):

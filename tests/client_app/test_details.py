@@ -13,7 +13,7 @@ from client_app.release.details import Details, Said
 from client_app.release.disclosure import TOLD, Disclosure
 from client_app.store import Store
 from learning.samples import Samples
-from pages.figures import row_of
+from pages.figures import assessment
 from strategies.protocol.may_leave import METRICS, metric_of
 from strategies.protocol.order import Order
 
@@ -212,7 +212,7 @@ def row(tmp_path, seed, policy, most=40):
     (figures.disclosure.request.run.folder / "detailed").unlink(missing_ok=True)
     figures.alone_figures(said(own, "own"))
     told = told_of(figures, said(new, f"model {seed}"))
-    return row_of("model", "a", "graz", told, [*map(str, range(count))])
+    return assessment("model", "a", "graz", told, [*map(str, range(count))])
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -20,7 +20,7 @@ from client_app.afterwards.alone import settings_of
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import use
-from client_app.afterwards.worth_here import AS_LONG, sentences
+from client_app.afterwards.worth_here import own_lineages
 from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
 from client_app.authority.policy import DEFAULTS
@@ -30,8 +30,9 @@ from learning.evaluation import probabilities
 from learning.export import load_model
 from learning.packing import pack_buffer
 from learning.samples import Samples
-from pages.figures import row_of
-from pages.verdicts import is_useful
+from pages.figures import assessment
+from pages.verdicts.home import AS_LONG, judge_home
+from pages.verdicts.model import is_useful
 from strategies.protocol.parcel import hash_arrays
 from strategies.protocol.settings import Settings, SettingsError, defaults
 from tests.fakes import FakeGrid, Ledger, deployed, go, run_config
@@ -237,9 +238,11 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     run(place, "alone", *own(place))
     past = PastRun.find("graz", place / "store", None)
     of = {"num-examples": 40.0, "images-of-class-0": 20.0, "images-of-class-1": 20.0}
-    own_one = row_of("standalone", AS_LONG, "graz", of | estimate("balanced-accuracy", 0.9), "ab")
+    good = of | estimate("balanced-accuracy", 0.9)
+    own_one = assessment("standalone", AS_LONG, "graz", good, "ab")
     worse = of | estimate("balanced-accuracy", 0.7) | estimate("gain", -0.2)
-    text = text_of("".join(use(past, [own_one, row_of("model", "wien", "graz", worse, "ab")])))
+    other = assessment("model", "wien", "graz", worse, "ab")
+    text = text_of("".join(use(past, [own_one, other])))
     assert text.startswith("graz's own, trained alone as long: the best of the others, 'wien'")
     assert f"predict --model {past.run}/alone/graz" in text
 
@@ -427,10 +430,15 @@ def row(model, balanced, gain=None, found=(0.9, 0.9), width=0.05):
             metrics |= {name: value, f"{name}-low": value - width, f"{name}-high": value + width}
     metrics |= {f"images-of-class-{k}": 50.0 for k in range(len(found))}
     kind = model if model in ("standalone", "ensemble") else "model"
-    return row_of(kind, model, "graz", metrics, ["benign", "melanoma"])
+    return assessment(kind, model, "graz", metrics, ["benign", "melanoma"])
 
 
 PAST: Any = SimpleNamespace(site="graz", models={})
+
+
+def sentences(past, rows):
+    said = judge_home(past.site, rows, own_lineages(past))
+    return iter([(each["judgement"], each["text"]) for each in said])
 
 
 @pytest.mark.parametrize(
@@ -478,10 +486,10 @@ def test_where_nothing_was_handed_on_nothing_is_compared():
 def test_a_class_that_is_not_found_is_named():
     rows = [row("a", 0.8, 0.1, found=(0.9, 0.0)), row("b", 0.7, 0.1, found=(0.0, 0.9))]
     said = [text for judgement, text in sentences(PAST, rows) if judgement == "bad"]
-    assert said[0].startswith("It finds no image of 'melanoma': 0 of 50 images (at most 5%")
+    assert said[0].startswith("'a' finds no image of 'melanoma': 0 of 50 images (at most 5%")
     assert said[1] == "'b' finds no image of 'benign'."
     rare = row("a", 0.8, 0.1, found=(0.9, 0.2))
-    assert "It misses most of 'melanoma': it finds 0.200" in [*sentences(PAST, [rare])][-1][1]
+    assert "'a' misses most of 'melanoma': it finds 0.200" in [*sentences(PAST, [rare])][-1][1]
 
 
 def test_what_knows_no_more_than_a_constant_answer_is_not_advised():

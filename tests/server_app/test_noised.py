@@ -14,11 +14,11 @@ import pytest
 from client_app.afterwards import worth_here
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
-from pages.figures import compared, number, row_of
-from server_app import noised, wording
+from pages.figures import Figure, assessment, direction, number
+from pages.verdicts.run import COMMAND, texts
+from server_app import wording
 from server_app.measures import measure_round
 from server_app.summary import Summary
-from server_app.worth import texts
 from tests.fakes import deployment, run_config, run_here
 from tests.server_app.fake_runs import RUNS
 
@@ -31,7 +31,7 @@ def test_the_page_says_that_there_is_noise_and_where_the_exact_figures_are():
     page = page_of(RUNS["with_noise"]())
     assert page.count("Hospitals have put noise into their figures on purpose") == 1
     assert "Of 2 classes, a hospital's figures are about 1 to 2." in page
-    assert noised.COMMAND in page
+    assert COMMAND in page
     assert "(benign, melanoma; figures of 1 to 2)" in page
     assert page.count("noise") > 10  # each caption of a figure
     assert "which alone may be ±0.034" in page  # 1.96 · 0.03 / √3
@@ -79,8 +79,9 @@ def test_where_classes_are_left_out_no_model_is_called_better_than_the_hospital_
     ],
 )
 def test_a_verdict_holds_wherever_noise_has_the_exact_difference(low, high, noise, word):
-    gain = {"value": (low + high) / 2, "low": low, "high": high}
-    assert compared(gain | ({"noise": noise} if noise else {})) == word
+    value = (low + high) / 2
+    gain: Figure = {"value": value, "low": low, "high": high, "noise": noise}
+    assert direction(gain) == word
 
 
 def test_lines_say_how_far_noise_may_have_moved_the_first_figure():
@@ -93,7 +94,7 @@ def test_lines_say_how_far_noise_may_have_moved_the_first_figure():
 
 def test_a_figure_without_an_interval_has_its_noise_beside_it():
     told = {"balanced-accuracy": 0.5, "balanced-accuracy-noise": 0.1}
-    row = row_of("model", "a", "a", told, ["x", "y"])
+    row = assessment("model", "a", "a", told, ["x", "y"])
     assert number(row["balanced_accuracy"]) == "0.500 (noise ±0.196)"
 
 
@@ -135,7 +136,8 @@ def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_r
     assert len(summary.classes) == 3
     for site in SITES:
         past = PastRun.find(site, folder / "store", None)
-        rows = worth_here.tested(past, folder / site, Policy.read(folder / f"{site}.toml"))
+        policy = Policy.read(folder / f"{site}.toml")
+        rows = worth_here.exact_assessments(past, folder / site, policy)
         exact = {(row["kind"], row["model"]): row for row in rows}
         for row in summary.assessments:
             if row["hospital"] != site:

@@ -4,14 +4,14 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from pages.figures import row_of
+from pages.figures import assessment
 from pages.figures_view import compared_cell
 from pages.page import Marked
-from pages.verdicts import judge, objection, pair, worst
-from server_app.assessments import everywhere_of
+from pages.verdicts.model import judge, objection, pair, worst
+from server_app.assessments import figure_everywhere
 from server_app.data import describe
 from server_app.measures import measure_round, summarise
-from server_app.worth import with_baseline
+from server_app.summary import judge_beside
 from strategies.engine.events import Event
 
 CLASSES = ["benign", "melanoma"]
@@ -99,7 +99,7 @@ def test_a_model_that_always_says_the_same_is_called_that():
     assert "no better than always answering 'benign' (0.800)" in run[2][1]
     [(judgement, text)] = said(summary, "class")
     assert judgement == "bad"
-    assert text.startswith("No model finds 'melanoma': 0 of 40 images")
+    assert text.startswith("No model finds an image of 'melanoma': 0 of 40 images")
     assert "sensitivity of 0.750" in text
     assert all("It finds no image of 'melanoma'" in text for _, text in said(summary, "hospital"))
     pooled = summary.pooled[0]
@@ -186,9 +186,9 @@ def test_the_worst_is_at_chance_or_has_the_lowest_figure():
     """Of two classes chance is 0.5: 0.48 is worse than 0.45 of three classes."""
     of_three = told(0.55, 0.55) | {"images-of-class-2": 50, "recall-of-class-2": 0.4}
     of_three |= {"balanced-accuracy": 0.45, "balanced-accuracy-low": 0.4}
-    third = row_of("model", "m", "linz", of_three, [*CLASSES, "other"])
+    third = assessment("model", "m", "linz", of_three, [*CLASSES, "other"])
     poor, good, better = (
-        row_of("model", "m", "graz", told(share, share), CLASSES) for share in (0.48, 0.6, 0.8)
+        assessment("model", "m", "graz", told(share, share), CLASSES) for share in (0.48, 0.6, 0.8)
     )
     assert worst([better, good]) is good
     assert worst([better, third, poor]) is poor
@@ -197,7 +197,7 @@ def test_the_worst_is_at_chance_or_has_the_lowest_figure():
 
 def test_where_one_class_is_tested_nobody_can_say_what_is_above_chance():
     """The same answer is always right there."""
-    perfect = row_of("model", "m", "linz", told(1.0, 0, sizes=(80, 0)), CLASSES)
+    perfect = assessment("model", "m", "linz", told(1.0, 0, sizes=(80, 0)), CLASSES)
     assert judge(perfect) == "note"
     assert not objection(perfect)
 
@@ -237,7 +237,7 @@ def test_a_sample_of_all_pairs_is_no_estimate(ends, estimated):
     figures = {"": 0.75, "_low": ends[0], "_high": ends[1]}
     rows = summary_of(dict.fromkeys(EVERYWHERE, told(0.8, 0.7))).assessments
     named = {f"federation_balanced_accuracy{end}": value for end, value in figures.items()}
-    mean = everywhere_of(rows, named)
+    mean = figure_everywhere(rows, named)
     assert mean is not None
     assert mean["low"] == pytest.approx(ends[0] if estimated else 0.75 - 0.05 / 2**0.5)
     assert ("sampled" in mean) == estimated
@@ -346,7 +346,7 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
     ours = summary_of({each: told(0.8, 0.8, gain=0.2) for each in EVERYWHERE})
     assert "Better than the hospitals' own models" in str(ours.worth)
     theirs = summary_of({each: told(alone, alone) for each in EVERYWHERE})
-    worth = with_baseline(ours, replace(theirs, strategy="standalone"))
+    worth = judge_beside(ours, replace(theirs, strategy="standalone")).worth
     assert [each for each in worth if each["about"] == "run"] == [
         *(e for e in ours.worth if e["about"] == "run" and "own models" not in e["text"]),
         *(each for each in worth if "standalone" in each["text"]),
@@ -362,6 +362,6 @@ def test_a_run_is_compared_with_its_baseline(alone, judgement, begins, differenc
 def test_a_baseline_is_beaten_without_praise_where_a_held_model_is_at_chance():
     ours = summary_of({(m, h): told(0.9, 0.9 if h == "A" else 0.1) for m, h in EVERYWHERE})
     theirs = summary_of({each: told(0.3, 0.3) for each in EVERYWHERE})
-    found = [e for e in with_baseline(ours, theirs) if "alone for as long" in e["text"]]
+    found = [e for e in judge_beside(ours, theirs).worth if "alone for as long" in e["text"]]
     assert [each["judgement"] for each in found] == ["note", "note"]
     assert all("better than cwt" in each["text"] for each in found)

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import privacy, run, worth
-from client_app.afterwards.worth_here import sentences
-from pages.figures import Row
+from client_app.afterwards.worth_here import own_lineages
+from pages.figures import Assessment
 from pages.page import document, heading, judged, notice, paragraph, section
+from pages.verdicts.home import judge_home
 
 
-def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) -> str:
+def page(past: PastRun, rows: Sequence[Assessment], inexact: str, policy: Path | None) -> str:
     """The page, which needs no other file.
 
     Args:
@@ -25,6 +26,7 @@ def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) 
         policy: The file with the policy of the run; None if it is not at hand.
     """
     title = f"{run.method(past)} at {past.site}, {run.dates(past)}"
+    said = judge_home(past.site, rows, own_lineages(past))
     parts = {
         "What the models are worth here": worth.part(past, rows, inexact),
         "Which model to use here": worth.use(past, rows),
@@ -39,7 +41,7 @@ def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) 
         title,
         heading(title, 1),
         paragraph(f"Run {past.run}, as {past.site} knows of it.", soft=True),
-        judged(sentences(past, rows)),
+        judged((each["judgement"], each["text"]) for each in said),
         notice("amber", paragraph(_whose(past, rows, inexact))),
         notice("red", paragraph(f"{past.broken} This page is about what is before."))
         if past.broken
@@ -49,7 +51,7 @@ def page(past: PastRun, rows: Sequence[Row], inexact: str, policy: Path | None) 
     )
 
 
-def _whose(past: PastRun, rows: Sequence[Row], inexact: str) -> str:
+def _whose(past: PastRun, rows: Sequence[Assessment], inexact: str) -> str:
     """Where the figures come from, and where they may go."""
     own = f"This page is for {past.site}'s own eyes, and is to stay inside."
     if not rows:

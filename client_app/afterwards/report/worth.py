@@ -4,16 +4,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from client_app.afterwards.past_run import PastRun
-from client_app.afterwards.worth_here import (
-    AS_LONG,
-    best_of,
-    name_of,
-    own_of,
-    which,
-)
 from learning.export import ModelManifest
 from pages import plots
-from pages.figures import Row, number
+from pages.figures import Assessment, number
 from pages.figures_view import (
     OF_CLASS,
     class_row,
@@ -27,21 +20,22 @@ from pages.figures_view import (
     whole,
 )
 from pages.page import figure, folded, heading, paragraph, table, verbatim
-from pages.verdicts import chance, is_useful
+from pages.verdicts.home import AS_LONG, best_model, model_name, own_model, own_name
+from pages.verdicts.model import chance, is_useful
 
 AFTER = "the best model here after the run"
 COMMAND = "uv run python -m client_app"
 ROUTE = 8  # hospitals of a route that are named
 
 
-def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
+def part(past: PastRun, rows: Sequence[Assessment], inexact: str) -> Iterator[str]:
     """What the models are worth; it says so where nothing is known."""
-    best = best_of(rows)
+    best = best_model(rows)
     if best is None:
         yield paragraph(f"No figures of models are known here. {inexact}".strip())
         yield _kept(past)
         return
-    alone = own_of(rows)
+    alone = own_model(rows)
     shown = [*([alone] if alone else []), *(row for row in rows if row is not alone)]
     drawn = plots.spans(
         "Balanced accuracy by model",
@@ -71,7 +65,7 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
     ]
     yield table([*head, *more], lines, about="All figures of all models")
     yield paragraph(
-        f"Gain: of balanced accuracy on that of the hospital's own model {which(alone)}, "
+        f"Gain: of balanced accuracy on that of the hospital's own model {own_name(alone)}, "
         f"on the same images; an interval with 0 in it shows no difference. {_further(past)}"
         "AUROC: how often an image of a class is given more of this class than an image of "
         "another; 0.5 is guessing. ECE: how far, on average, the probability that a model gives "
@@ -90,9 +84,9 @@ def part(past: PastRun, rows: Sequence[Row], inexact: str) -> Iterator[str]:
     yield _kept(past)
 
 
-def use(past: PastRun, rows: Sequence[Row]) -> Iterator[str]:
+def use(past: PastRun, rows: Sequence[Assessment]) -> Iterator[str]:
     """Which model to use, and the commands for it."""
-    best = best_of(rows)
+    best = best_model(rows)
     models = list(past.models)
     if not models:
         yield paragraph(
@@ -135,22 +129,22 @@ def use(past: PastRun, rows: Sequence[Row]) -> Iterator[str]:
     yield verbatim(_open(past))
 
 
-def _advice(site: str, best: Row, rows: Sequence[Row]) -> str:
+def _advice(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
     """Which model, and why, with what speaks against it."""
     figure = number(best["balanced_accuracy"])
     if _own_is_better(best, rows):
         return (
-            f"{site}'s own, {AS_LONG}: the best of the others, {name_of(best)} (balanced accuracy "
-            f"{figure}), is worse here. No model is a medical device: nobody has approved one for "
-            "diagnosis."
+            f"{site}'s own, {AS_LONG}: the best of the others, {model_name(best)} (balanced "
+            f"accuracy {figure}), is worse here. No model is a medical device: nobody has approved "
+            "one for diagnosis."
         )
     if not is_useful(best):
         return (
-            f"None is advised: the best, {name_of(best)} (balanced accuracy {figure}), is worse "
-            f"than {site}'s own {which(own_of(rows))}, or not shown to know more than a "
+            f"None is advised: the best, {model_name(best)} (balanced accuracy {figure}), is worse "
+            f"than {site}'s own {own_name(own_model(rows))}, or not shown to know more than a "
             "constant answer. The commands below are for looking into it."
         )
-    text = f"{_upper(name_of(best))}: it has the highest balanced accuracy here, {figure}."
+    text = f"{_upper(model_name(best))}: it has the highest balanced accuracy here, {figure}."
     if sum(row["kind"] != "standalone" for row in rows) > 1:
         text += (
             " It was chosen by the images that it was tested on, so that it is probably a little "
@@ -159,9 +153,9 @@ def _advice(site: str, best: Row, rows: Sequence[Row]) -> str:
     return f"{text} No model is a medical device: nobody has approved one for diagnosis."
 
 
-def _own_is_better(best: Row, rows: Sequence[Row]) -> bool:
+def _own_is_better(best: Assessment, rows: Sequence[Assessment]) -> bool:
     """Whether the model that the hospital trained alone as long is shown to be the better one."""
-    return best["compared"] == "worse" and which(own_of(rows)) == AS_LONG
+    return best["compared"] == "worse" and own_name(own_model(rows)) == AS_LONG
 
 
 def _further(past: PastRun) -> str:
@@ -173,7 +167,7 @@ def _further(past: PastRun) -> str:
     )
 
 
-def _classes(best: Row, alone: Row | None) -> Iterator[str]:
+def _classes(best: Assessment, alone: Assessment | None) -> Iterator[str]:
     known = [each for each in best["classes"] if each["recall"]]
     before = [_title(alone)] if alone else []
     yield heading(f"For which class? {_upper(_title(best))}", 3)
@@ -199,7 +193,7 @@ def _classes(best: Row, alone: Row | None) -> Iterator[str]:
     )
 
 
-def _class_table(row: Row) -> str:
+def _class_table(row: Assessment) -> str:
     head, rows = ["class", *OF_CLASS, "threshold"], []
     known = row["patients"] is not None
     if known:
@@ -211,7 +205,7 @@ def _class_table(row: Row) -> str:
     return table(head, rows, about=f"Class by class: {_title(row)}")
 
 
-def _believed(classes: Sequence[str], best: Row, alone: Row | None) -> Iterator[str]:
+def _believed(classes: Sequence[str], best: Assessment, alone: Assessment | None) -> Iterator[str]:
     if best["confusion"]:
         yield folded("What is taken for what", confusion(classes, best["confusion"]))
     panels = [
@@ -261,9 +255,9 @@ def _open(past: PastRun) -> str:
     return f"{COMMAND} open RESULT/parcels/*.npz {_here(past)} --run-config RESULT/config.toml"
 
 
-def _title(row: Row) -> str:
+def _title(row: Assessment) -> str:
     """A row's model in a table."""
-    titles = {"standalone": f"its own, {which(row)}", "ensemble": "mean of all models"}
+    titles = {"standalone": f"its own, {own_name(row)}", "ensemble": "mean of all models"}
     return titles.get(str(row["kind"]), str(row["model"]))
 
 

@@ -1,0 +1,270 @@
+"""What may be said of a model at a hospital, from its assessment (pages/figures.py)."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import isfinite, nan
+from typing import Any
+
+from pages.figures import (
+    Assessment,
+    is_noised,
+    mean_over_hospitals,
+    number,
+    size,
+)
+from strategies.protocol.names import join_names
+
+# `judgement` (pages.page.judged), `text`, what it is `about`, and of which `hospital`, `model` and
+# `class`; empty if of none.
+Verdict = dict[str, str]
+GRAVITY = ("good", "note", "open", "bad")  # judgements, the most favourable first
+COMPARED = {"better": "good", "worse": "bad"}  # the judgement of a direction; others are open
+RARELY = 0.5  # of the images of a class, below which a model finds it rarely
+WIDE = 0.1  # half an interval above which test images are called few
+FEW = 30  # patients of a class (images, if none are named) below which they are called few
+NAMED = 6  # classes of few test images that are named
+ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
+
+
+def verdict(
+    judgement: str,
+    text: str,
+    about: str = "run",
+    *,
+    hospital: str = "",
+    model: str = "",
+    name: str = "",
+) -> Verdict:
+    """A row of `Summary.worth`; `name` is that of a class."""
+    place = {"about": about, "hospital": hospital, "class": name, "model": model}
+    return {**place, "judgement": judgement, "text": text}
+
+
+def gravest(*judgements: str) -> str:
+    """The least favourable of judgements."""
+    return max(judgements, key=GRAVITY.index)
+
+
+def chance(row: Assessment) -> float:
+    """The balanced accuracy of always the same answer.
+
+    NaN if nobody knows of how many classes, or of one alone: there the same answer is always right.
+    """
+    count = len(tested_classes(row))
+    return 1 / count if count > 1 else nan
+
+
+def mean_chance(rows: Iterable[Assessment]) -> float:
+    """The mean of `chance` over assessments; NaN if nobody knows it of any."""
+    known = [same for row in rows if isfinite(same := chance(row))]
+    return sum(known) / len(known) if known else nan
+
+
+def tested_classes(row: Assessment) -> list[Any]:
+    """The classes of which a hospital has test images, and says so."""
+    return [each for each in row["classes"] if each["images"]]
+
+
+def missing_classes(rows: Sequence[Assessment]) -> str:
+    """How many classes there are, and how many figures are about, if some are left out: noise."""
+    told = [len(tested_classes(row)) for row in rows] or [0]
+    count = len(rows[0]["classes"]) if rows else 0
+    if min(told) == count:
+        return ""
+    return f"{min(told)} to {max(told)}" if min(told) < max(told) else f"{min(told)}"
+
+
+def is_inverted(row: Assessment) -> bool:
+    """Whether a model is surer of a class where it is not than where it is."""
+    auroc = row["auroc"]
+    return bool(auroc and auroc["high"] is not None and auroc["high"] < 0.5)
+
+
+def judge(row: Assessment) -> str:
+    """Whether a model knows more than a constant answer does.
+
+    Returns:
+        "good": it is shown to; "bad": it is inverted, or not above chance; "open": it is above,
+        and its interval is not; "note": nobody knows how sure its figure is, or what chance is.
+        A figure with noise is not above chance only if its interval is not.
+    """
+    figure, same = row["balanced_accuracy"], chance(row)
+    most = figure["high"] if "noise" in figure else figure["value"]
+    if is_inverted(row) or (most is not None and most <= same):
+        return "bad"
+    if figure["low"] is None or not isfinite(same):
+        return "note"
+    return "good" if figure["low"] > same else "open"
+
+
+def judge_all(rows: Sequence[Assessment]) -> str:
+    """The judgement of several: good only if that of each is."""
+    found = {judge(row) for row in rows}
+    if "bad" in found or (found == {"open"} and not is_noised(rows)):
+        return "bad"
+    return next((each for each in ("open", "note", "good") if each in found), "open")
+
+
+def is_useful(row: Assessment) -> bool:
+    """Whether a model may be more than a constant answer, and is not worse than the hospital's."""
+    return judge(row) in ("good", "note") and row["compared"] != "worse"
+
+
+def objection(row: Assessment) -> str:
+    """What speaks against a model whatever it is compared with, as a sentence; or nothing."""
+    if is_inverted(row):
+        return f"It is inverted there: AUROC {number(row['auroc'])}, and guessing gives 0.5."
+    if judge(row) in ("bad", "open"):
+        return f"That is not shown to be better than chance ({chance(row):.3f})."
+    return ""
+
+
+def worst(rows: Sequence[Assessment]) -> Assessment:
+    """The pair of model and hospital with the lowest figure, of those that `objection` is about.
+
+    Hospitals differ in what chance is: the lowest figure of all may be far above its own.
+    """
+    return min(rows, key=lambda row: (not objection(row), row["balanced_accuracy"]["value"]))
+
+
+def pair(row: Assessment) -> str:
+    """A model at a hospital, with its figure."""
+    text = f"{number(row['balanced_accuracy'])}, '{row['model']}' at {row['hospital']}"
+    if is_inverted(row):
+        return f"{text}, where it is inverted (AUROC {number(row['auroc'])})"
+    return f"{text}, where chance is {chance(row):.3f}" if objection(row) else text
+
+
+def describe(row: Assessment, subject: str, own: Assessment | None, name: str) -> Verdict:
+    """A model at a hospital, beside the hospital's own.
+
+    Args:
+        row: Of the model.
+        subject: The beginning of the sentence, such as "graz holds a model with".
+        own: Of the hospital's own model; None if nothing is known of it.
+        name: What the hospital's own is called.
+    """
+    noised, text = is_noised([row]), f"{subject} balanced accuracy"
+    text += f" {number(row['balanced_accuracy'])}"
+    if noised:
+        of = missing_classes([row])
+        of = f" of {of} of {len(row['classes'])} classes" if of else ""
+        text += f" with noise, on about {size(row)}{of}."
+    else:
+        text += f" on {size(row)}."
+    judgement = "note"
+    own = own if own and own["balanced_accuracy"] else None
+    if row["gain"] and (noised or own):
+        judgement = COMPARED.get(row["compared"], "open")
+        if judgement != "open":
+            text += f" That is {row['compared']} than {name}"
+        elif noised:
+            text += f" Its exact page says whether that is better than {name}"
+        else:
+            text += f" That is not shown to be better or worse than {name}"
+        if own and not noised:
+            text += f", which had {number(own['balanced_accuracy'])}"
+        with_noise = " with noise" if noised else ""
+        text += f"; the difference{with_noise} is {number(row['gain'], signed=True)}."
+    if not noised and (against := objection(row)):
+        judgement, text = "bad", f"{text} {against}"
+    return verdict(judgement, text, "hospital", hospital=row["hospital"], model=row["model"])
+
+
+def unfound_classes(row: Assessment) -> list[str]:
+    """The classes of which a model finds no image, in quotes."""
+    found = [each for each in row["classes"] if each["recall"]]
+    return [f"'{each['name']}'" for each in found if each["recall"]["value"] == 0]
+
+
+def missed_classes(
+    rows: Sequence[Mapping[str, Any]], name: str, *, learnt: bool, noised: bool = False
+) -> Iterator[Verdict]:
+    """Classes that no model finds, or that all find rarely; with what thresholds would do.
+
+    Args:
+        rows: Of models, each with its `classes`.
+        name: What the model is called if it is one.
+        learnt: Whether they have learnt something: others find each class rarely, as is said.
+        noised: Whether shares have noise.
+    """
+    several = len(rows) > 1
+    for each in zip(*(row["classes"] for row in rows), strict=True):
+        told = [of for of in each if of["recall"] and of["recall"]["high"] is not None]
+        if not told or len(told) < len(rows):
+            continue
+        best = max(told, key=lambda of: float(of["recall"]["value"]))
+        most = max(of["recall"]["high"] for of in told)
+        if best["recall"]["value"] == 0 and not noised:
+            finds = "No model finds an" if several else f"{name} finds no"
+            share = f"0 of {size(best)} (at most {most:.0%} of such images)"
+            text = f"{finds} image of '{best['name']}': {share}.{_operating_point(told)}"
+        elif (most if noised else best["recall"]["high"]) < RARELY and (learnt or noised):
+            misses, finder = (
+                ("All models miss", "the best") if several else (f"{name} misses", "it")
+            )
+            text = f"{misses} most of '{best['name']}': {finder} finds {number(best['recall'])}"
+            text += ", with noise." if noised else f" of {size(best)}.{_operating_point(told)}"
+        else:
+            continue
+        yield verdict("bad", text, "class", name=best["name"])
+
+
+def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
+    """What a class would gain from another operating point than the most probable class."""
+    known = [of for of in told if of["sensitivity"] and of["specificity"]]
+    if not known:
+        return ""
+    best = max(known, key=lambda of: float(of["sensitivity"]["value"] + of["specificity"]["value"]))
+    model = "the best model" if len(told) > 1 else "it"
+    return (
+        f" At a threshold of its own, chosen on training images, {model} has a sensitivity of "
+        f"{number(best['sensitivity'])} and a specificity of {number(best['specificity'])}."
+    )
+
+
+def beside_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
+    """The accuracy of models beside the share of the largest class."""
+    told = [row for row in rows if row["largest_class"] and row["accuracy"]]
+    if not told:
+        return
+    share = sum(row["largest_class"]["share"] for row in told) / len(told)
+    accuracy = mean_over_hospitals(told, "accuracy")
+    names = {row["largest_class"]["name"] for row in told}
+    answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
+    better = (accuracy["value"] if accuracy["low"] is None else accuracy["low"]) > share
+    if better and share < ALIKE * mean_chance(told):
+        return  # no class is so frequent that its share says anything
+    beside = "better" if better else "no better"
+    text = f"Accuracy {number(accuracy)} is {beside} than always answering {answer} ({share:.3f})."
+    yield verdict("note" if better else "bad", text)
+
+
+def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterator[Verdict]:
+    """Whether there are too few test images to see much, in all or of a class at a hospital.
+
+    Args:
+        figure: An estimate with the numbers of images and patients behind it.
+        rows: The assessments that it is of.
+    """
+    if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
+        few = f"There are few test images ({size(figure)})"
+        yield verdict("open", f"{few}: differences below {half:.2f} do not show.")
+    found = sorted(
+        (
+            (min(each["images"], each["patients"] or each["images"]), place, each, row)
+            for row in rows
+            for place, each in enumerate(tested_classes(row))
+        ),
+        key=lambda few: few[:2],
+    )
+    of_few = [each for each in found if each[0] < FEW]
+    if not of_few:
+        return
+    _, _, least, row = of_few[0]
+    named = [f"{size(each)} of '{each['name']}' at {at['hospital']}" for *_, each, at in of_few]
+    text = f"Classes with few test images: {join_names(named, NAMED)}."
+    moves = 1 / least["images"] / len(tested_classes(row))
+    text += f" One image of '{least['name']}' moves the balanced accuracy there by {moves:.3f}"
+    if least["recall"] and least["recall"]["low"] is not None:
+        text += f"; the share that is right is {number(least['recall'])}"
+    yield verdict("note", f"{text}.")

@@ -1,0 +1,223 @@
+"""What may be said of a run, in words: of what hospitals hold, then of every model everywhere."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from pages.figures import (
+    Assessment,
+    Figure,
+    Headline,
+    combine,
+    direction,
+    is_noised,
+    mean_over_hospitals,
+    number,
+)
+from pages.verdicts.model import (
+    COMPARED,
+    GRAVITY,
+    Verdict,
+    beside_largest_class,
+    describe,
+    few_images,
+    gravest,
+    judge,
+    judge_all,
+    mean_chance,
+    missed_classes,
+    missing_classes,
+    pair,
+    unfound_classes,
+    verdict,
+    worst,
+)
+from strategies.protocol.names import join_names
+
+OWN = "the hospitals' own models"  # before the first hand-off
+COMMAND = (
+    "uv run python -m client_app report --site NAME --store-dir FOLDER --data-dir IMAGES "
+    "--to report.html"
+)
+
+
+def judge_run(
+    headline: Headline | None,
+    everywhere: Figure | None,
+    rows: Sequence[Assessment],
+    pooled: Sequence[Mapping[str, Any]],
+    round_: int,
+    holders: Collection[str],
+) -> list[Verdict]:
+    """`Summary.worth`, from other parts of the summary.
+
+    Args:
+        headline: `Summary.headline`.
+        everywhere: Of `server_app.assessments.figure_everywhere`.
+        rows: `Summary.assessments`.
+        pooled: `Summary.pooled`.
+        round_: The last evaluated one.
+        holders: The hospitals that hold a model after it.
+    """
+    if headline is None:
+        return [verdict("open", "No model was tested, or no hospital tells of it.")]
+    tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
+    held = [row for row in tests if row["held"]]
+    own, noised = held or tests, is_noised(tests)
+    learnt = judge_all(own) == "good"
+    found = []
+    if held:
+        silent = sorted({*holders} - {row["hospital"] for row in held})
+        whose = "hospitals, the model that the hospital holds"
+        found.append(_beside_chance("At", whose, headline, held, silent))
+    if everywhere:
+        whose = "tested pairs of model and hospital, the model"
+        found.append(_beside_chance("Everywhere: in", whose, everywhere, tests, ()))
+    found += [verdict("note", _noise(own), "noise")] if noised else beside_largest_class(own)
+    if not noised and headline["low"] is None:
+        return found
+    found += _gain(own, round_, learnt, noised)
+    found += () if noised else few_images(headline, own)
+    models = [row for row in pooled if row["kind"] == "model"]
+    found += missed_classes(models, "The model", learnt=learnt, noised=noised)
+    return found + sorted(_at_hospitals(rows), key=_gravest_first)
+
+
+def _beside_chance(
+    where: str,
+    whose: str,
+    mean: Figure,
+    rows: Sequence[Assessment],
+    silent: Sequence[str],
+) -> Verdict:
+    """How many models are shown to know more than a constant answer, their mean, and the worst."""
+    judgement, same, least = judge_all(rows), mean_chance(rows), worst(rows)
+    shown = sum(judge(row) == "good" for row in rows)
+    text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
+    if is_noised(rows):
+        text += " by figures with noise"
+    if judgement == "note" and not shown:
+        text = (
+            f"{where} {len(rows)} {whose} was tested; whether it is better than chance is not known"
+        )
+    text += f": balanced accuracy {number(mean)}"
+    if len(rows) > 1:
+        of_all = "estimated for all pairs" if "sampled" in mean else "on average"
+        text += f" {of_all}; worst {pair(least)}"
+    if isfinite(same):
+        text += f". Always the same answer gives {same:.3f}"
+    if silent:
+        text += f". No figures from {join_names(silent)}"
+        judgement = gravest(judgement, "open")
+    return verdict(judgement, f"{text}.", hospital=least["hospital"], model=least["model"])
+
+
+def _noise(rows: Sequence[Assessment]) -> str:
+    """That there is noise, why, what is left out, and where the exact figures are."""
+    missing = missing_classes(rows)
+    left_out = (
+        f"Of {len(rows[0]['classes'])} classes, a hospital's figures are about {missing}. It tests "
+        "on too few patients of the others, or on none, and what models have learnt of those "
+        "elsewhere does not show. "
+    )
+    return (
+        "Hospitals have put noise into their figures on purpose, so that nobody can tell from them "
+        f"what a model says of one patient. {left_out if missing else ''}Each hospital's own page "
+        f"is exact. The hospital makes it with `{COMMAND}`."
+    )
+
+
+def _gain(
+    tests: Sequence[Assessment], round_: int, learnt: bool, noised: bool
+) -> Iterator[Verdict]:
+    """Whether hospitals gain on their own models before the first hand-off."""
+    rows = [row for row in tests if row["gain"]]
+    if not rows:
+        return
+    gain, places = mean_over_hospitals(rows, "gain"), len({row["hospital"] for row in rows})
+    partly = noised and missing_classes(rows)
+    word = "" if partly else direction(gain)
+    judgement = COMPARED.get(word, "open")
+    if word in COMPARED:
+        text = f"{word.capitalize()} than {OWN}{', also with noise' if noised else ''}"
+    elif noised:
+        text = f"Whether models are better than {OWN}, each hospital's exact page says. With noise"
+    else:
+        text = f"Not shown to be better than {OWN}"
+    if not learnt or any(row["compared"] == "worse" for row in rows):
+        judgement = gravest(judgement, "note")
+    lowest = min(rows, key=lambda row: float(row["gain"]["value"]))
+    where = f"at {lowest['hospital']}"
+    if places > 1:
+        lowest_gain = number(lowest["gain"], signed=True)
+        where = f"mean over {places} hospitals; lowest {lowest_gain} {where}"
+    whose = "the model that a hospital holds" if rows[0]["held"] else "a model"
+    yield verdict(
+        judgement,
+        f"{text}: {number(gain, signed=True)} in balanced accuracy"
+        f"{' of the classes that are told' if partly else ''}, {whose} after round {round_} beside "
+        f"the hospital's own before the first hand-off, {where}.",
+        hospital=lowest["hospital"],
+        model=lowest["model"],
+    )
+
+
+def _at_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
+    """For each hospital the model that it holds, beside its own."""
+    alone = {row["hospital"]: row for row in rows if row["kind"] == "standalone"}
+    for row in rows:
+        if not (row["held"] and row["balanced_accuracy"]):
+            continue
+        subject, name = f"{row['hospital']} holds a model with", "its own before the first hand-off"
+        said = describe(row, subject, alone.get(row["hospital"]), name)
+        if (unfound := unfound_classes(row)) and not is_noised([row]):
+            text = f"{said['text']} It finds no image of {join_names(unfound)}."
+            said |= {"judgement": "bad", "text": text}
+        yield said
+
+
+def _gravest_first(said: Verdict) -> tuple[int, str]:
+    return -GRAVITY.index(said["judgement"]), said["hospital"]
+
+
+def add_baseline(
+    worth: Sequence[Verdict],
+    strategy: str,
+    means: Mapping[str, tuple[Figure | None, Figure | None]],
+    held: Sequence[Assessment],
+) -> list[Verdict]:
+    """`Summary.worth` with whether the models are better than those of a baseline.
+
+    That takes the place of the comparison with models that were trained for one visit. The tests of
+    the two runs count as independent, which makes the interval rather too wide.
+
+    Args:
+        worth: Of the run.
+        strategy: The baseline's.
+        means: Balanced accuracies of the run and of the baseline, by where they are measured.
+        held: Assessments of the models that the run's hospitals hold.
+    """
+    found = []
+    for where, (ours, theirs) in means.items():
+        if not (ours and theirs) or None in (ours["low"], theirs["low"]):
+            continue
+        gain = combine([1, -1], [ours, theirs])
+        word = direction(gain)
+        judgement = COMPARED.get(word, "open")
+        if judge_all(held) != "good":
+            judgement = gravest(judgement, "note")
+        text = (
+            f"{where} {word if word in COMPARED else 'not shown to be better'} than {strategy}, "
+            "where each hospital trains its own model alone for as long: balanced accuracy "
+            f"{number(ours)} instead of {number(theirs)}, a difference of "
+            f"{number(gain, signed=True)}."
+        )
+        found.append(verdict(judgement, text))
+    said = [each for each in worth if not (found and OWN in each["text"])]
+    after = sum(each["about"] == "run" for each in said)
+    return [*said[:after], *found, *said[after:]]
+
+
+def texts(worth: Iterable[Verdict], *about: str) -> list[str]:
+    """The sentences about some things."""
+    return [each["text"] for each in worth if each["about"] in about]
