@@ -212,7 +212,7 @@ def peak(device: torch.device) -> float | None:
 
 
 def print_rows(folder: Path) -> None:
-    """Print what a folder holds, as results.md has it; the error of a step that failed."""
+    """Print what a folder holds, as results/gpu.md has it; the error of a step that failed."""
     summary = json.loads((folder / SUMMARY).read_text())
     print(f"Commit {summary['commit']}; {summary['machine']}; torch {summary['torch']}.\n")
     print_head("step", "s", "outcome")

@@ -17,7 +17,7 @@ from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
 PADDING, HOLE = 4, 16  # pixels, as published for CIFAR
-# Of affine-colour, as tried on validation images of one skin centre (benchmarks/results.md).
+# Of affine-colour, tried on validation images of one centre (benchmarks/results/skin-recipe.md).
 SCALE, SHIFT = 1.25, 0.05  # an image at most so much larger or smaller; moved by a share of a side
 BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # a factor is 1 give or take as much; tint: of a channel
 

@@ -5,7 +5,7 @@ width at all. So the bootstrap says how many independent patients a share is wor
 number n = p (1 - p) / se² (Korn and Graubard, Survey Methodology 24, 1998), and the interval is
 that of Wilson (JASA 22, 1927) for so many, with Student's t where patients have several images.
 Sums and differences put the distances to the ends together (Zou and Donner, Statistics in Medicine
-27, 2008). benchmarks/results.md has their coverage beside that of percentiles.
+27, 2008). benchmarks/results/interval-coverage.md has their coverage beside that of percentiles.
 """
 
 from collections.abc import Sequence

@@ -24,7 +24,7 @@ move (`HandsOn`): that method still says what a visit is.
 Deviations:
  1. With `shortest`, the default, a model goes to one of the shortest queues, and a hospital without
     any takes the first that waits in the longest. With `uniform`, the paper's, nearly all models
-    soon wait for the slowest hospital (benchmarks/results.md).
+    soon wait for the slowest hospital (benchmarks/results/asynchronous.md).
  2. If no other hospital is there, a model waits for the one that it is at.
 """
 

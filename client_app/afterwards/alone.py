@@ -2,7 +2,7 @@
 
 Of the hospital's own, a run shows the model before the first hand-off, which trained for one visit.
 Only one that trained as long can tell whether it was worth taking part; and `predict` is better
-with it (benchmarks/results.md, "What to use at home").
+with it (benchmarks/results/at-home.md).
 """
 
 import json
