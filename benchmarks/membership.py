@@ -3,7 +3,7 @@
     uv run python -m benchmarks.membership <output folder of benchmarks.reproduce> [networks]
 
 Members are the training images of a hospital, also where a model has seen only synthetic images
-made of them; others are its test images. The attack is learning.membership.network_attack, which
+made of them; others are its test images. The attack is audit.model.network_attack, which
 is PLAN's protocol, with as many networks (5), each with a split of its own: chance is 50 %. A row's
 figure is over all its runs and hospitals.
 
@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from audit.model import Predictions, loss_attack, network_attack
 from benchmarks.markdown import commit, machine, table_head, table_row
 from benchmarks.reproduce import cell, mean_and_std
 from client_app.datasets import open_data
 from learning.evaluation import probabilities
-from learning.membership import Predictions, loss_attack, network_attack
 from learning.packing import unpack_network
 from learning.samples import Samples
 from server_app.summary import Summary
@@ -66,7 +66,7 @@ def attacked(run: Path, networks: int = NETWORKS) -> Iterator[tuple[float, float
         for index in range(hospitals):
             data = open_data(settings, index, hospitals, tuple(settings.class_names))
             members, others = (_probabilities(network, each) for each in (data.train, data.test))
-            by_network = network_attack(members, others, networks).overall.accuracy.value
+            by_network = network_attack(members, others, networks).accuracy.value
             yield by_network, loss_attack(members, others).accuracy.value
 
 

@@ -11,7 +11,7 @@ from pages.page import Marked
 
 PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
 NONE = "–"
-LEVEL = 0.001  # that of gan.audit, which takes seconds to import
+LEVEL = 0.001  # that of audit/copies.py, which takes seconds to import
 CHECKS = ("what was checked", "measured", "limit", "result")
 PASSING = (
     "Passing means that no synthetic image is more like a training image than the hospital's "

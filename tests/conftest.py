@@ -14,7 +14,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "server_app", "strategies", "warm")
+PACKAGES = (
+    "audit",
+    "client_app",
+    "deploy",
+    "gan",
+    "learning",
+    "pages",
+    "server_app",
+    "strategies",
+    "warm",
+)
 
 
 # How fast a busy machine draws examples says nothing of what is tested.
@@ -106,7 +116,7 @@ def _own_umask():
 def _quick_audits():
     """Decoders of embeddings that learn for ten steps alone."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("client_app.release.embeddings.decoders.STEPS", 10)
+        patch.setattr("audit.decoders.STEPS", 10)
         yield
 
 

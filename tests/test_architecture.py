@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OURS = {"client_app", "gan", "learning", "pages", "server_app", "strategies", "warm"}
+OURS = {"audit", "client_app", "gan", "learning", "pages", "server_app", "strategies", "warm"}
 ALLOWED = {
+    "audit": {
+        *("torch", "numpy", "scipy", "sklearn", "gan"),
+        *("learning.errors", "learning.intervals", "learning.randomness", "learning.samples"),
+    },
     "gan": {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
         *("numpy", "scipy", "sklearn", "matplotlib"),
@@ -30,7 +34,6 @@ ALLOWED = {
         "torchvision",
         "safetensors",
         "numpy",
-        *("scipy", "sklearn"),  # exact intervals and ROC curves of attacks
         "opacus",
         "flwr",
         "PIL",
@@ -52,7 +55,7 @@ ALLOWED = {
             "cryptography",
             "dp_accounting",
         ),
-        *("gan", "learning", "pages", "strategies.protocol", "warm"),
+        *("audit", "gan", "learning", "pages", "strategies.protocol", "warm"),
         # What a run's method may order.
         *("strategies.registry", "strategies.engine.orders", "strategies.engine.strategy"),
     },

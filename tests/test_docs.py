@@ -18,6 +18,7 @@ from strategies.protocol.settings import merged
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
+    "audit",
     "client_app",
     "deploy",
     "gan",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "deploy", "gan", "learning", "pages", "strategies", "warm")
+PACKAGES = ("audit", "client_app", "deploy", "gan", "learning", "pages", "strategies", "warm")
 # All that is read, by file. "*": handed on whole, to a process that is started.
 READ = {
     # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.

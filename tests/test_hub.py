@@ -15,7 +15,7 @@ from flwr.supercore.constant import MAX_FILE_BYTES, MAX_FILE_COUNT, MAX_TOTAL_BY
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern")
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client_app", "gan", "learning", "pages", "server_app", "strategies", "warm")
+PACKAGES = ("audit", "client_app", "gan", "learning", "pages", "server_app", "strategies", "warm")
 
 
 @pytest.fixture(scope="module")

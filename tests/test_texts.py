@@ -20,7 +20,7 @@ from strategies.protocol.settings import defaults
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
+    *("audit", "benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
     *("strategies", "tests", "warm"),
 )
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]

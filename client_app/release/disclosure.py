@@ -317,7 +317,7 @@ class Disclosure:
         except PolicyError as error:
             log_once(f"Of further synthetic images no figure is told. {error.explain()}")
             most = 0
-        from gan.audit import HELD_OUT  # its imports take seconds
+        from audit.copies import HELD_OUT  # its imports take seconds
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))

@@ -1,6 +1,6 @@
 """Membership inference on a model before the hospital hands it on.
 
-Attacks (learning.membership) ask of the hospital's own images, from what the model says of them,
+Attacks (audit/model.py) ask of the hospital's own images, from what the model says of them,
 whether it was trained on them: training images against test images. What they find stays here: in
 the hospital's log, in `runs/<run>/membership.jsonl` of its store, and in its own report. With the
 policy's `models.max-membership` below 1 each model is attacked, by its loss, and one that leaks
@@ -14,17 +14,16 @@ attack would have that is always right. A simulation has no policy, and nothing 
 
 import json
 import logging
-from dataclasses import asdict
 
-import numpy as np
 import torch
 from torch import nn
 
+from audit.membership import exceeds
+from audit.model import Predictions, audit_model
+from audit.report import Report
 from client_app.authority.policy import ModelRules, at_most, uphold
 from client_app.request import Request, log_once
 from learning.evaluation import probabilities
-from learning.intervals import Estimate
-from learning.membership import Contrast, Predictions, contrast, exceeds, network_attack
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 
@@ -56,17 +55,9 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
             _predictions(network, part, request.clock.deadline)
             for part in (hospital.data.train, hospital.data.test)
         )
-        found = contrast(-members.losses().cpu().numpy(), -others.losses().cpu().numpy())
-        leak, able = found.leak(), _able(found, limit)
-        noted = {
-            **{"lineage": label.lineage, "round": label.round, "hop": label.hop},
-            **{"limit": limit, "leak": asdict(leak), "by-loss": asdict(found), "able": able},
-        }
-        if last and min(len(members.labels), len(others.labels)) >= 4:
-            by_network = network_attack(members, others, SEEDS, EPOCHS)
-            noted["by-network"] = asdict(by_network.overall)
-    _note(request, noted, leak)
-    for each in found.leaks():
+        report = audit_model(members, others, limit, SEEDS if last else 0, EPOCHS)
+    _note(request, label, report)
+    for each in report.leaks:
         uphold(at_most(RULE, each.high if exceeds(each, limit) else 0.0, limit))
 
 
@@ -77,21 +68,16 @@ def _predictions(network: nn.Module, part: Samples, deadline: float) -> Predicti
     return Predictions(probabilities(network, chosen.images, deadline).nan_to_num(), chosen.labels)
 
 
-def _able(found: Contrast, limit: float) -> bool:
-    """The positive control: whether a model that tells them all apart would be noticed."""
-    members, others = np.ones(found.attack.members), np.zeros(found.attack.others)
-    return contrast(members, others).leak().low > min(limit, 0.5)
-
-
-def _note(request: Request, noted: dict[str, object], leak: Estimate) -> None:
-    log = logging.getLogger("flwr")
-    few = "" if noted["able"] else "; the hospital has too few images to tell"
+def _note(request: Request, label: Manifest, report: Report) -> None:
+    log, leak = logging.getLogger("flwr"), report.evidence["leak"]
+    few = "" if report.evidence["able"] else "; the hospital has too few images to tell"
     log.info(
         "%s: attacks on the model of %s (round %s) tell %.0f%% to %.0f%% of who was trained on%s.",
-        *(request.hospital.name, noted["lineage"], noted["round"]),
-        *(100 * max(end, 0.0) for end in (leak.low, leak.high)),
+        *(request.hospital.name, label.lineage, label.round),
+        *(100 * max(leak[end], 0.0) for end in ("low", "high")),
         few,
     )
+    noted = {"lineage": label.lineage, "round": label.round, "hop": label.hop, **report.evidence}
     path = request.run.folder / FILE
     try:
         with path.open("a", encoding="utf-8") as file:

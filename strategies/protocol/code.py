@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 # The same at server and hospitals.
-PACKAGES = ("client_app", "gan", "learning", "pages", "strategies", "warm")
+PACKAGES = ("audit", "client_app", "gan", "learning", "pages", "strategies", "warm")
 
 
 @cache

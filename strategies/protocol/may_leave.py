@@ -196,8 +196,8 @@ METRICS: Mapping[str, Range] = {
     "frechet-classifier": FIGURE,
     "frechet-untrained": FIGURE,
     "ada-p": SHARE,
-    # The check of the buffer (gan.audit): shares of images; the probability that a generator which
-    # has memorised nothing gives a buffer so near to the training images.
+    # The check of the buffer (audit/copies.py): shares of images; the probability that a generator
+    # which has memorised nothing gives a buffer so near to the training images.
     "release-passed": SHARE,
     "release-discarded": SHARE,
     "release-refused": SHARE,
@@ -205,7 +205,7 @@ METRICS: Mapping[str, Range] = {
     "held-out-refused": SHARE,
     "release-nearer-to-training": SHARE,
     "release-nearer-p": SHARE,
-    # The check of embeddings (client_app.release.embeddings.audit): shares that attackers link to
+    # The check of embeddings (audit/embeddings.py): shares that attackers link to
     # their image, and restore of it; bits that one tells of its image; distances to its own and to
     # the nearest other image's mean, as shares of the spread of all.
     "embedding-linked": SHARE,

@@ -13,6 +13,8 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
+from audit.buffer import ATTACKS as TRIED
+from audit.buffer import SHADOWS
 from client_app import __main__ as commands
 from client_app.app import app
 from client_app.authority.identity import Identity
@@ -23,7 +25,6 @@ from client_app.release.dossier.law import answers
 from client_app.release.dossier.page import ATTACKS, page
 from client_app.run import dossiers, run_folder
 from client_app.store import Store
-from gan import membership
 from learning.samples import Samples
 from strategies.protocol.order import Order
 from strategies.protocol.records import to_record
@@ -301,5 +302,5 @@ def test_nobody_else_reads_it(tmp_path):
 
 
 def test_the_page_knows_each_attack_and_what_left_nothing():
-    assert {*membership.ATTACKS, membership.SHADOWS} == ATTACKS.keys()
+    assert {*TRIED, SHADOWS} == ATTACKS.keys()
     assert "nothing leaves: b." in page(written(), "0" * 64, "")

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 import torch
 
+from audit.report import Report
 from client_app.authority.policy import Policy, PolicyError, PrivacyRules
 from client_app.authority.privacy_account import Account
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import make_buffer
 from client_app.release.buffer.registry import AUDITS
-from gan.audit import Verdict
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -46,7 +46,7 @@ class Passes:
         return torch.zeros(len(labels), dtype=torch.bool)
 
     def check(self, images, labels):
-        return Verdict(True, (), {}, ())
+        return Report()
 
     def draw(self, path, images):
         pass

@@ -8,8 +8,8 @@ import torch
 from scipy.fft import dctn
 from scipy.stats import kstest
 
+from audit.epsilon import audited_epsilon
 from gan import moment_generator
-from gan.audited_epsilon import audited_epsilon
 from gan.moment_generator import MomentGenerator
 from gan.noised_moments import BINS, SHARES, Basis, Moments, release, secure_normal
 

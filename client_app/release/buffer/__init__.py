@@ -28,6 +28,7 @@ from dataclasses import asdict
 import numpy as np
 import torch
 
+from audit.buffer import ATTACKS
 from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
@@ -35,7 +36,6 @@ from client_app.release.buffer.job import Job, Release, frequent
 from client_app.release.buffer.stages import AUDIT, CHECKED, make
 from gan.checkpoint import VERSION
 from gan.codes import SEARCHES
-from gan.membership import ATTACKS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset, chosen_preset

@@ -1,10 +1,10 @@
-"""The audit `copies` (gan/audit.py): no image may be a training image in another dress."""
+"""The audit `copies` (audit/copies.py): no image may be a training image in another dress."""
 
 import numpy as np
 import torch
 
+from audit.copies import Auditor
 from client_app.release.buffer.job import Job
-from gan.audit import Auditor
 
 
 def copies(job: Job) -> Auditor:

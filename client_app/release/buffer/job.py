@@ -67,7 +67,7 @@ class Release:
     Attributes:
         samples: They.
         figures: Of the sampler and the audit, all of them declared.
-        attacked: What attacks found, which stays (`Attacked` of attack.py); empty if nobody
+        attacked: What attacks found, which stays (`Attacked` of audit/buffer.py); empty if nobody
             attacked them.
     """
 

@@ -9,11 +9,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from audit.report import Report
 from client_app.release.buffer.copies import copies
 from client_app.release.buffer.gan_sampler import GANSampler
 from client_app.release.buffer.job import Job
 from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
-from gan.audit import Verdict
 
 
 class Sampler(Protocol):
@@ -37,7 +37,7 @@ class Audit(Protocol):
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Which images uint8 [N, C, H, W] of classes int64 [N] are to be discarded, bool [N]."""
 
-    def check(self, images: Tensor, labels: Tensor) -> Verdict:
+    def check(self, images: Tensor, labels: Tensor) -> Report:
         """Whether images uint8 [N, C, H, W] with labels int64 [N] may leave as a whole."""
 
     def draw(self, path: Path, images: Tensor) -> None:

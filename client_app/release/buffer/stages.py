@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import torch
 
-from client_app.errors import ReleaseError
+from audit.copies import save_found
+from audit.report import Report
+from audit.search import Search
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, some
 from client_app.release.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
-from gan.audit import Verdict, save_found
-from gan.copies import Search
 from gan.quality import mean_of_minimal_distances, within_class_diversity
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
@@ -35,17 +35,17 @@ def make(job: Job) -> Release:
     job = replace(job, learnt=job.train[shown])
     audit = AUDITS[AUDIT](job)
     samples, discarded = render(job, sampler, audit)
-    verdict = audit.check(samples.images, samples.labels)
-    if not verdict.passed:
-        raise refusal(job, verdict)
-    found = attack(job, samples, sampler.figures, train)
-    checked = {"release-passed": 1.0, "release-discarded": discarded, **verdict.figures}
+    copied = audit.check(samples.images, samples.labels)
+    uphold(job, copied)
+    attacked = attack(job, samples, sampler.figures, train)
+    uphold(job, attacked)
+    checked = {"release-passed": 1.0, "release-discarded": discarded, **copied.figures}
     real = job.learnt if job.hospital.policy else job.train  # small classes are in no figure
     mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
     figures = declared({**sampler.figures, **checked, **measured}, job)
     draw(job, samples, audit)
-    return Release(samples, figures, found.as_json())
+    return Release(samples, figures, attacked.evidence)
 
 
 def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
@@ -71,22 +71,21 @@ def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
         rendered += len(drawn)
         discarded += int(refused.sum())
         if discarded > job.hospital.settings.release.max_discarded * rendered:
-            raise refusal(job, audit.check(images, labels))
+            uphold(job, audit.check(images, labels))
         wanted = wanted[refused]
     return Samples(images, labels), discarded / rendered
 
 
-def refusal(job: Job, verdict: Verdict) -> ReleaseError:
-    """What the server learns of a buffer that may not leave; the hospital's own log has the rest.
+def uphold(job: Job, report: Report) -> None:
+    """Refuse what an audit refuses.
 
-    How near an image comes is about the one patient whose image is nearest.
+    Raises:
+        ReleaseError: Says what the server may learn; the hospital's own log has the rest.
     """
-    logging.getLogger("flwr").error(str(job.refusal(*verdict.reasons)))
-    if verdict.refused:
-        return job.refusal("Too many of them are too near to a training image (release.quantile).")
-    if verdict.figures:
-        return job.refusal("As a whole they are nearer to its training images than to others.")
-    return job.refusal("They are not what a buffer must be.")
+    if not report.passed:
+        if report.reasons:
+            logging.getLogger("flwr").error(str(job.refusal(*report.reasons)))
+        raise job.refusal(report.refusal)
 
 
 def diversity(job: Job, samples: Samples) -> dict[str, float]:

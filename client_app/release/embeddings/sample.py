@@ -9,6 +9,7 @@ the samples that have left it, over all runs (`embeddings.max-samples`).
 import hashlib
 import hmac
 import logging
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from filelock import FileLock
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from audit.embeddings import Encoded, audit_embeddings
+from audit.report import Report
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import EmbeddingRules, PolicyError, uphold
 from client_app.release.disclosure import Disclosure
-from client_app.release.embeddings.audit import Encoded, audit
 from client_app.request import Request
 from client_app.store import Store, own_folder
 from learning.learners.fil_ver import FilVer
@@ -91,10 +93,19 @@ def _audited(
     encoded = Encoded(kind, hospital.data.train, embeddings[:, 0], variances)
     rng = rng_for(hospital.settings.seed, "audit", hospital=hospital.name)
     with request.clock.measure("evaluate"):
-        result = audit(encoded, rows, values.flatten(1), rng, request.clock.deadline)
-    result.draw(hospital.store.folder / f"{name}.png")
-    request.run.save(name, {key: np.array(value) for key, value in result.figures.items()})
-    return result.figures
+        report = audit_embeddings(encoded, rows, values.flatten(1), rng, request.clock.deadline)
+    draw(report, hospital.store.folder / f"{name}.png")
+    request.run.save(name, {key: np.array(value) for key, value in report.figures.items()})
+    return report.figures
+
+
+def draw(report: Report, path: Path) -> None:
+    """Write the pictures of an audit, which stay here, as a PNG file of three rows."""
+    from gan.synthesis import save_grid  # with it come imports that take seconds
+
+    if len(report.pictures):
+        own_folder(path.parent)
+        save_grid(path, report.pictures, len(report.pictures) // 3, 64)
 
 
 def _check(

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gan.copies import SCORES, Found, Search, squares
+from audit.search import SCORES, Found, Search, squares
 from tests.gan.drawn import draw
 
 
@@ -156,8 +156,8 @@ def test_images_are_searched_for_one_by_one(search, monkeypatch):
     """What is found does not depend on the other images, nor on the blocks."""
     images = draw(5, seed=9)[0]
     whole = search(images)
-    monkeypatch.setattr("gan.copies.QUERIES", 2)
-    monkeypatch.setattr("gan.copies.VALUES", 8 * 7)
+    monkeypatch.setattr("audit.search.QUERIES", 2)
+    monkeypatch.setattr("audit.search.VALUES", 8 * 7)
     parts = [search(each[None]) for each in images]
     for name in Found.__dataclass_fields__:
         joined = torch.cat([getattr(each, name) for each in parts])

@@ -3,16 +3,8 @@ import pytest
 import torch
 from scipy.stats import binomtest
 
-from learning.membership import (
-    Predictions,
-    auc,
-    clopper_pearson,
-    contrast,
-    loss_attack,
-    network_attack,
-    strictest,
-    success,
-)
+from audit.membership import auc, clopper_pearson, contrast, strictest, success
+from audit.model import Predictions, loss_attack, network_attack
 
 
 @pytest.mark.parametrize(("hits", "number"), [(0, 12), (3, 40), (12, 12)])
@@ -69,15 +61,15 @@ def test_an_overfitted_model_tells_its_members():
     assert by_loss.auc.low > 0.6
     by_network = network_attack(members, others, seeds=2, epochs=30)
     # Half of the others are as members, so 75 % is the best there is.
-    assert 0.65 < by_network.overall.accuracy.value < 0.85
-    assert (by_network.overall.members, by_network.overall.others) == (60, 60)
+    assert 0.65 < by_network.accuracy.value < 0.85
+    assert (by_network.members, by_network.others) == (60, 60)
 
 
 def test_nothing_is_told_of_what_is_alike():
     members, _ = overfitted(400, 4)
     half = torch.arange(400) < 200
     worth = network_attack(members[half], members[~half], seeds=2, epochs=20)
-    assert worth.overall.accuracy.low < 0.5 < worth.overall.accuracy.high
+    assert worth.accuracy.low < 0.5 < worth.accuracy.high
     assert loss_attack(members[half], members[~half]).auc.low < 0.5
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from gan.audit import LEVEL, Auditor, nearer_to
+from audit.copies import LEVEL, Auditor, nearer_to
 from tests.gan.drawn import draw
 
 CLASSES = ("healthy", "ill", "unknown")

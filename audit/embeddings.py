@@ -6,7 +6,7 @@ attackers know it, and the class of each image:
 - One has the hospital's training images, and asks of which an embedding is. The answer is the image
   for which it is the most likely (`embedding-linked`).
 - One has embeddings of other images of the hospital, and these images, and trains decoders
-  (`embedding-inverted`, client_app.release.embeddings.decoders).
+  (`embedding-inverted`, audit/decoders.py).
 - One can do anything. What N(µ, σ²) tells of its image is at most, on the average over images, its
   Kullback-Leibler divergence from any distribution that all have in common; here the normal one
   with the mean and the variance of all embeddings (`embedding-bits`; Alemi et al. 2017, Deep
@@ -23,15 +23,14 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, one_hot
 
-from client_app.release.embeddings.decoders import Known, guesses
-from client_app.store import own_folder
+from audit.decoders import Known, guesses
+from audit.report import Report
 from learning.errors import DeadlineError
 from learning.randomness import seeded
 from learning.samples import Samples
@@ -70,33 +69,9 @@ class Encoded:
         return means, variances if self.kind == "sampled" else torch.zeros_like(means)
 
 
-@dataclass(frozen=True, eq=False)
-class Audit:
-    """What the attackers achieve.
-
-    Attributes:
-        figures: By their names in METRICS; NaN where nothing can be measured.
-        pictures: uint8 [3 s, C, H, W]: s <= `SHOWN` images that embeddings leave of, from the best
-            restored to the worst; what is restored of them; and what their class alone tells. None
-            where nothing can be measured.
-    """
-
-    figures: dict[str, float]
-    pictures: Tensor
-
-    def draw(self, path: Path) -> None:
-        """Write the pictures, which stay here, as a PNG file of three rows."""
-        from gan.synthesis import save_grid  # with it come imports that take seconds
-
-        if not len(self.pictures):
-            return
-        own_folder(path.parent)
-        save_grid(path, self.pictures, len(self.pictures) // 3, 64)
-
-
-def audit(
+def audit_embeddings(
     encoded: Encoded, rows: Tensor, values: Tensor, rng: np.random.Generator, deadline: float
-) -> Audit:
+) -> Report:
     """Attack embeddings that are about to leave.
 
     Nothing can be measured of what is not finite, or if fewer than `FEWEST` images stay.
@@ -108,6 +83,11 @@ def audit(
         rng: Decides who is attacked, on what decoders are trained, and how they begin.
         deadline: When to give up, in the time of `time.monotonic`.
 
+    Returns:
+        The figures, NaN where nothing can be measured; and [3 s, C, H, W] pictures: s <= `SHOWN`
+        images that embeddings leave of, from the best restored to the worst; what is restored of
+        them; and what their class alone tells.
+
     Raises:
         DeadlineError: The deadline has passed.
     """
@@ -118,7 +98,7 @@ def audit(
     finite = all(bool(each.isfinite().all()) for each in (values, means, variances))
     if not finite or not len(rows) or int(stays.sum()) < FEWEST:
         names = ("embedding-linked", "embedding-inverted")
-        return Audit(dict.fromkeys(names, math.nan), encoded.samples.pixels[:0].cpu())
+        return Report(dict.fromkeys(names, math.nan))
     # In units of each coordinate's spread, so that nothing hides in a small one.
     centre, spread = means.mean(0), (means.var(0) + variances.mean(0)).sqrt()
     spread[spread == 0] = 1.0
@@ -138,7 +118,7 @@ def audit(
         attacker = Known(means[learnt], variances[learnt], pixels, classes[: len(learnt)])
         every = guesses(attacker, values, classes[len(learnt) :], deadline)
         inverted, pictures = _inverted(every, _reduced(attacked.images))
-    return Audit(figures | {"embedding-inverted": inverted}, pictures)
+    return Report(figures | {"embedding-inverted": inverted}, pictures=pictures)
 
 
 def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gan.thresholds import Ranks
+from audit.ranks import Ranks
 
 
 def test_ranks_by_hand():

@@ -1,6 +1,6 @@
 """The dresses in which held-out images are compared with training images.
 
-They are those that make images more or less like others: the search (gan/copies.py) is blind to
+They are those that make images more or less like others: the search (audit/search.py) is blind to
 mirrors, turns by 90 degrees, brightness, contrast and inversion.
 
 N images, C channels, H x W pixels; values from 0 to 255.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from gan.copies import blurred
+from audit.search import blurred
 
 
 def in_dresses(images: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from gan.audited_epsilon import audited_epsilon
+from audit.epsilon import audited_epsilon
 
 
 def test_all_right_by_hand():

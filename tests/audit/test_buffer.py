@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from gan.membership import (
+from audit.buffer import (
     NEAREST,
     Attacker,
     by_shadows,

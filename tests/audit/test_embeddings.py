@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from audit import decoders
+from audit.embeddings import FEWEST, SHOWN, Encoded, audit_embeddings
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import Policy
-from client_app.release.embeddings import decoders
-from client_app.release.embeddings.audit import FEWEST, SHOWN, Encoded, audit
+from client_app.release.embeddings.sample import draw
 from learning.errors import DeadlineError
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS
@@ -69,7 +70,7 @@ def audited(encoded: Encoded, rows=None, seconds=60.0, **changes):
         values = values + variances.sqrt() * noise
     if encoded.kind == "stats":
         values = torch.cat([values, variances], dim=1)
-    return audit(
+    return audit_embeddings(
         encoded, rows, values, np.random.default_rng(0), time.monotonic() + seconds, **changes
     )
 
@@ -222,7 +223,7 @@ def test_what_is_not_finite_stays(where, value, tmp_path):
     assert all(map(math.isnan, result.figures.values()))
     lax = "[embeddings]\nkinds = ['sampled']\nmax-bits = 1e9\nmax-linked = 1.0\nmax-inverted = 1.0"
     assert not allowed(policy_of(tmp_path, lax), "sampled", result.figures)
-    result.draw(tmp_path / "empty.png")
+    draw(result, tmp_path / "empty.png")
     assert not (tmp_path / "empty.png").exists()
 
 
@@ -260,7 +261,7 @@ def test_colour_images_of_any_size_and_rows(tmp_path):
     result = audited(encoded(samples, means, 1e-3))
     assert result.figures["embedding-inverted"] > 0.9
     assert result.pictures.shape == (3 * SHOWN, 3, 32, 32)
-    result.draw(tmp_path / "store" / "embeddings.png")
+    draw(result, tmp_path / "store" / "embeddings.png")
     with PIL.Image.open(tmp_path / "store" / "embeddings.png") as picture:
         assert picture.size == (SHOWN * (64 + 2) + 2, 3 * (64 + 2) + 2)
 

@@ -1,19 +1,17 @@
 """The release check: no buffer of synthetic images leaves a hospital without passing it.
 
 It checks the form of a buffer, searches for training images behind each synthetic one in any dress
-(gan/copies.py), and asks whether the buffer as a whole is nearer to the training images than to
+(audit/search.py), and asks whether the buffer as a whole is nearer to the training images than to
 held-out ones. Held-out images, which the generator has not seen, set the scale: they are searched
-for in the same way, as they are and in dresses (gan/dresses.py). What is more like a training image
-than all but a `quantile` of them is refused, and so is any copy.
+for in the same way, as they are and in dresses (audit/dresses.py). What is more like a training
+image than all but a `quantile` of them is refused, and so is any copy.
 
-The texts of a verdict, which name synthetic images, are for the hospital's own log. The check is no
-proof of privacy, and says little about what a buffer reveals as a whole.
+The check is no proof of privacy, and says little about what a buffer reveals as a whole.
 
 N images, C channels, H x W pixels.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import NormalDist
@@ -22,33 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from gan.copies import LEAST, SCORES, SIDE, Found, Search
-from gan.dresses import in_dresses
+from audit.dresses import in_dresses
+from audit.ranks import Ranks
+from audit.report import Report
+from audit.search import LEAST, SCORES, SIDE, Found, Search
 from gan.synthesis import save_grid
-from gan.thresholds import Ranks
 
 HELD_OUT = 300  # held-out images that are enough to set the scale
 MOST = 2.0  # weight of a copy in the test of a whole buffer
 LEVEL = 0.001  # share of honest buffers that are refused for being nearer to training images
 NAMED = 10  # refused images that a reason names
 PAIRS, COLUMNS, PIXELS = 60, 4, 96  # pairs, pairs in a row, smallest side of an image in pixels
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a buffer may leave.
-
-    Attributes:
-        passed: It may.
-        reasons: Why not.
-        figures: What was measured.
-        refused: Indices of the synthetic images that are too near.
-    """
-
-    passed: bool
-    reasons: tuple[str, ...]
-    figures: dict[str, float]
-    refused: tuple[int, ...]
 
 
 class Auditor:
@@ -112,7 +94,7 @@ class Auditor:
         ranks = self.ranks(self._found(images).residuals, labels)
         return self._copied(images) | (ranks <= self.quantile)
 
-    def check(self, images: Tensor, labels: Tensor) -> Verdict:
+    def check(self, images: Tensor, labels: Tensor) -> Report:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
         Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
@@ -121,22 +103,25 @@ class Auditor:
         images that the thresholds would refuse; `release-nearer-to-training` and
         `release-nearer-p` (see `nearer_to`). A buffer of the wrong form has no figures.
         """
-        reasons = list(self._faults(images, labels))
-        if reasons:
-            return Verdict(False, tuple(reasons), {}, ())
+        if faults := tuple(self._faults(images, labels)):
+            return Report(refusal="They are not what a buffer must be.", reasons=faults)
         ranks = self.ranks(self._found(images).residuals, labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
+        near, far = (self.search.aligned(images, each) for each in self.equal)
+        share, p = nearer_to(near, far, len(self.equal[0]))
+        reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:
+            # How near an image comes is about the one patient whose image is nearest.
+            told = "Too many of them are too near to a training image (release.quantile)."
             named = "; ".join(self._why(i, images) for i in refused[:NAMED])
             more = ", ..." if len(refused) > NAMED else "."
-            reasons.append(
+            reasons[told] = (
                 f"{len(refused)} of {len(images)} images are too near to a training image "
                 f"(quantile {self.quantile:g} of held-out images): {named}{more}"
             )
-        near, far = (self.search.aligned(images, each) for each in self.equal)
-        share, p = nearer_to(near, far, len(self.equal[0]))
         if p < LEVEL:
-            reasons.append(
+            told = "As a whole they are nearer to its training images than to others."
+            reasons[told] = (
                 f"{share:.0%} of the images are nearer to a training image than to a held-out one, "
                 f"and by so much: that is so of {p:.2g} of generators that have memorised nothing, "
                 f"and {LEVEL:g} is the limit."
@@ -148,7 +133,12 @@ class Auditor:
             "release-nearer-to-training": share,
             "release-nearer-p": p,
         }
-        return Verdict(not reasons, tuple(reasons), figures, tuple(refused))
+        return Report(
+            figures=figures,
+            refusal=next(iter(reasons), ""),
+            reasons=tuple(reasons.values()),
+            refused=tuple(refused),
+        )
 
     def draw(self, path: Path, images: Tensor) -> None:
         """Draw images beside the training images that they are most like (`save_found`)."""

@@ -12,7 +12,7 @@ refutes the claim. One below it proves nothing: another attack may do better.
 
 from math import inf, log
 
-from scipy.stats import beta
+from audit.membership import clopper_pearson
 
 
 def audited_epsilon(
@@ -56,10 +56,8 @@ def audited_epsilon(
             f"δ is {delta:g} and the confidence {confidence:g}; δ must be in [0, 1), the "
             "confidence between 0 and 1."
         )
-    risk = (1 - confidence) / 2
-    hits, alarms = true_positives, false_positives
-    tpr = beta.ppf(risk, hits, positives - hits + 1) if hits else 0.0  # no more than the true one
-    fpr = beta.isf(risk, alarms + 1, negatives - alarms) if alarms < negatives else 1.0  # no less
+    tpr = clopper_pearson(true_positives, positives, confidence).low  # no more than the true one
+    fpr = clopper_pearson(false_positives, negatives, confidence).high  # no less
     return max(0.0, _log_ratio(tpr - delta, fpr), _log_ratio(1 - fpr - delta, 1 - tpr))
 
 

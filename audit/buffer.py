@@ -1,0 +1,378 @@
+"""Attacks that tell, from synthetic images, which real images a generator has learnt from.
+
+The attacker has the synthetic images, images of the same kind that nothing was learnt from (the
+references), and an image in question. Its score is the higher, the likelier this is a member:
+
+- by the nearest neighbour (Hilprecht et al., PETS 2019; Chen et al., "GAN-Leaks", CCS 2020,
+  arXiv:1909.03935, Eq. 10, with references in place of their reference model): the log of how far
+  the nearest reference is, less the log of how far the nearest synthetic image is;
+- by the density (van Breugel et al., "Membership inference attacks against synthetic data through
+  overfitting detection", DOMIAS, AISTATS 2023, arXiv:2302.12580, Eq. 2): the log of the density of
+  synthetic images there, less that of references;
+- by shadows (Carlini et al., "Membership inference attacks from first principles", LiRA,
+  arXiv:2112.03570, Eq. 4): the attacker trains generators of its own, half of them with the image,
+  and compares how near the nearest synthetic image is. It knows all other images.
+
+Images are compared as small ones of mean 0 and length 1, up to their sign, so that brightness,
+contrast and inversion do not matter; for the nearest neighbour in all mirrorings and turns by 90
+degrees, too. Densities are kernel estimates in the space of the first principal components.
+
+Others, from which nothing was learnt, come in two halves. An attacker has one half as references,
+and is asked about the other and about half of the members; a second one has it the other way round.
+What decides is the excess of an attack over its negative control, members against members, as a
+share of the excess of an attack that tells each member that a buffer of this size can be a copy of,
+and guesses at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
+
+A buffer is refused if a leak is sure (its interval is above 0) and may be above the limit. It
+passes if no true positive rate may be above the limit. Where images are so few that a rate may be
+above it by chance, nobody can tell. The AUC, which asks about all images at once, needs some
+thousand test images for such a decision: it refuses, and lets nothing pass.
+
+The positive control is the same buffer with near-copies of members in place of some of its images.
+If not even half are noticed, the images are too few to tell anything by an attack, too.
+
+Shapes: `N` images, `S` synthetic ones, `R` references, `C` channels, `H, W` pixels, `D` numbers of
+a small image, `K` shadows.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.decomposition import PCA
+from sklearn.neighbors import KernelDensity
+from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d, normalize
+
+from audit.epsilon import audited_epsilon
+from audit.membership import Contrast, Scores, contrast, control, exceeds
+from audit.report import Report
+from learning.intervals import Estimate
+
+SIDE = 16  # most pixels of a small image, each way
+COMPONENTS = 8  # most principal components: more make a kernel estimate of few images flat
+COPY_NOISE = 20.0  # standard deviation of a near-copy's noise, in grey levels
+NEAREST = 1e-6  # the least distance: what is nearer is a copy
+BLOCK = 4096  # images that are compared at once
+LEAST = 4  # references and synthetic images that an attack needs
+COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
+NO_LIMIT = 1.0  # the most that may leak: nothing is attacked
+SHADOWS = "shadow generators"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One attack on the buffer.
+
+    Attributes:
+        attack: Its name.
+        worth: What it tells, beside its negative control.
+        held_out_auc: Of others against others, where it can tell nothing either.
+        held_out_tpr: Likewise.
+        leak_auc: By the excess of its AUC.
+        leak_tpr: By the excess of its true positive rate at 1 % false positives.
+    """
+
+    attack: str
+    worth: Contrast
+    held_out_auc: Estimate
+    held_out_tpr: Estimate
+    leak_auc: Estimate
+    leak_tpr: Estimate
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a sampler claims, and what attacks prove.
+
+    Attributes:
+        epsilon: ε of the claim.
+        delta: δ of the claim.
+        audited: The ε that the attacks prove, with 95 % confidence (epsilon.py), as if the
+            buffer told of each image on its own.
+    """
+
+    epsilon: float
+    delta: float
+    audited: float
+
+    @property
+    def refuted(self) -> bool:
+        """Whether the attacks prove more than the claim allows."""
+        return self.audited > self.epsilon
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What attacks on a buffer found.
+
+    Attributes:
+        limit: The most that may leak (`release.max-membership`).
+        members: Images that the sampler learnt from.
+        others: Images that it did not learn from, as many as were asked about.
+        references: Images of the smaller half, which an attacker knows.
+        synthetic: Images of the buffer.
+        trials: One for each attack; none if there are too few images, or there is no limit.
+        noticed: The least share of near-copies that is noticed; None if none is.
+        bound: What the attacks say of a guarantee; None if none is claimed, or there are no trials.
+    """
+
+    limit: float
+    members: int
+    others: int
+    references: int
+    synthetic: int
+    trials: tuple[Trial, ...] = ()
+    noticed: float | None = None
+    bound: Bound | None = None
+
+    @property
+    def leak(self) -> Estimate | None:
+        """The one that decides: one that is refused, else that of a true positive rate.
+
+        Of several the one that may be largest. None without trials.
+        """
+        leaks = [each.leak_tpr for each in self.trials]
+        leaks += [each.leak_auc for each in self.trials if exceeds(each.leak_auc, self.limit)]
+        return max(leaks, key=lambda x: (exceeds(x, self.limit), x.high), default=None)
+
+    @property
+    def leaks(self) -> bool:
+        """Whether there is a leak for sure, and it may be above the limit."""
+        return self.leak is not None and exceeds(self.leak, self.limit)
+
+    @property
+    def verdict(self) -> str:
+        """What it comes to, in a word: "refused", "passed", "too small to tell", "not attacked"."""
+        if self.limit >= NO_LIMIT:
+            return "not attacked"
+        if self.leaks or (self.bound and self.bound.refuted):
+            return "refused"
+        if self.leak is None or self.noticed is None or self.leak.high > self.limit:
+            return "too small to tell"
+        return "passed"
+
+    def checked_claim(self, epsilon: float, delta: float) -> "Attacked":
+        """The same with what the attacks say of a guarantee."""
+        if not self.trials:
+            return self
+        proven = [
+            audited_epsilon(
+                round(worth.tpr.value * worth.members),
+                worth.members,
+                round(worth.fpr.value * worth.others),
+                worth.others,
+                delta,
+                confidence=1 - 0.05 / len(self.trials),
+            )
+            for worth in (trial.worth.attack for trial in self.trials)
+        ]
+        return replace(self, bound=Bound(epsilon, delta, max(proven)))
+
+    def report(self, untested: bool) -> Report:
+        """The report of the attacks.
+
+        Args:
+            untested: Whether images may leave of which no attack can tell anything.
+        """
+        refusal = ""
+        if self.leaks:
+            refusal = (
+                "An attack tells from them which images the generative model has learnt from "
+                "(release.max-membership)."
+            )
+        elif self.bound and self.bound.refuted:
+            refusal = "An attack tells more from them than their guarantee (ε) allows."
+        elif self.verdict == "too small to tell" and not untested:
+            refusal = (
+                "The hospital has too few images for an attack to tell whether they leak, and "
+                "release.untested (or the policy) does not allow such a release."
+            )
+        leak = self.leak
+        evidence = {**asdict(self), "leak": leak and asdict(leak), "verdict": self.verdict}
+        return Report(refusal=refusal, leaks=(leak,) if leak else (), evidence=evidence)
+
+
+class Attacker:
+    """What an attacker knows: synthetic images and references."""
+
+    def __init__(self, synthetic: Tensor, references: Tensor) -> None:
+        """Prepare both attacks.
+
+        Args:
+            synthetic: uint8 [S, C, H, W].
+            references: uint8 [R, C, H, W], none of which was learnt from.
+
+        Raises:
+            ValueError: There are fewer than four of either.
+        """
+        if min(len(synthetic), len(references)) < LEAST:
+            raise ValueError(f"An attack needs {LEAST} synthetic images and {LEAST} references.")
+        self.synthetic, self.references = synthetic, references
+        known = torch.cat((small(synthetic), small(references))).cpu().numpy()
+        few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, known.shape[1])
+        self.space = PCA(few, whiten=True, random_state=0).fit(known)
+
+    def by_neighbour(self, images: Tensor) -> Scores:
+        """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
+        return nearness(images, self.synthetic) - nearness(images, self.references)
+
+    def by_density(self, images: Tensor) -> Scores:
+        """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
+        places = self._places(small(images))
+        of_synthetic, of_references = (
+            # Scott's rule: a bandwidth for as many images in as many dimensions.
+            KernelDensity(bandwidth="scott").fit(self._places(small(known))).score_samples(places)
+            for known in (self.synthetic, self.references)
+        )
+        return np.asarray(of_synthetic - of_references)
+
+    def _places(self, vectors: Tensor) -> NDArray[np.float64]:
+        return np.asarray(self.space.transform(vectors.cpu().numpy()), dtype=float)
+
+
+ATTACKS = {"nearest neighbour": Attacker.by_neighbour, "density": Attacker.by_density}
+
+
+def attacked(
+    members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
+) -> Attacked:
+    """What the attacks find in synthetic images.
+
+    Args:
+        members: uint8 [N, C, H, W], in a random order.
+        halves: Of the others.
+        synthetic: uint8 [S, C, H, W].
+        limit: The most that may leak.
+        seed: Of the positive control.
+    """
+    others = sum(map(len, halves))
+    sizes = (len(members), others, min(map(len, halves)), len(synthetic))
+    if limit >= NO_LIMIT or min(sizes) < LEAST:
+        return Attacked(limit, *sizes)
+
+    def tried(images: Tensor, noticed: float | None = None) -> Attacked:
+        trials = _trials(images, members, halves)
+        return Attacked(limit, *sizes, trials, noticed)
+
+    controls = (s for s in COPIED if tried(leaky(synthetic, members, s, seed)).leaks)
+    return tried(synthetic, noticed=next(controls, None))
+
+
+def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:
+    """Synthetic images, of which a share is replaced by near-copies of members."""
+    count = round(share * len(synthetic))
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(members), generator=rng)
+    rows = order.repeat(-(-count // len(order)))[:count].to(members.device)
+    return torch.cat((near_copies(members[rows], seed), synthetic[count:]))
+
+
+def shadow_trial(
+    everyone: Tensor,
+    members: int,
+    synthetic: Tensor,
+    count: int,
+    draw: Callable[[int, NDArray[np.bool_]], Tensor],
+) -> Trial:
+    """The attack with generators of its own.
+
+    Each learns from half of members and others, and the next one from the other half.
+
+    Args:
+        everyone: uint8 [N, C, H, W], the members first.
+        members: How many they are.
+        synthetic: uint8 [S, C, H, W].
+        count: Of shadows, an even number.
+        draw: Trains shadow k, from 0, with the images that are chosen, bool [N], and draws.
+    """
+    near, learnt = [], []
+    for k in range(count):
+        half = (np.random.default_rng(k // 2).permutation(len(everyone)) + k) % 2 == 0
+        near.append(nearness(everyone, draw(k, half)))
+        learnt.append(half)
+    target = nearness(everyone, synthetic)
+    scores = by_shadows(target, np.stack(near), np.stack(learnt))
+    return _trial(SHADOWS, scores[:members], scores[members:], len(synthetic))
+
+
+def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
+    """Each attack, by an attacker who has one half as references and is asked about the other."""
+    attackers = [Attacker(synthetic, references) for references in halves]
+    trials = []
+    for name, score in ATTACKS.items():
+        of_members, of_others = (
+            np.concatenate([score(*each) for each in zip(attackers, asked, strict=True)])
+            for asked in ((members[::2], members[1::2]), halves[::-1])
+        )
+        trials.append(_trial(name, of_members, of_others, len(synthetic)))
+    return tuple(trials)
+
+
+def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
+    """What scores are worth, of so many synthetic images."""
+    reach = min(1.0, synthetic / len(members))  # the share of members that they can copy
+    worth = contrast(members, others)
+    return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
+
+
+def nearness(images: Tensor, synthetic: Tensor) -> Scores:
+    """How near the nearest of the synthetic images is, in the attacks' own measure [N].
+
+    Args:
+        images: uint8 [N, C, H, W].
+        synthetic: uint8 [S, C, H, W].
+    """
+    known = small(synthetic)
+    distances = torch.stack([_nearest(small(each), known) for each in dressed(images)]).amin(0)
+    return np.asarray(-distances.log().cpu().numpy(), dtype=float)
+
+
+def by_shadows(target: Scores, shadows: Scores, learnt: NDArray[np.bool_]) -> Scores:
+    """Scores [N]: the log of the likelihood ratio of two normal distributions.
+
+    As shadows are few, all images have one variance (section VI.C of the paper).
+
+    Args:
+        target: `nearness` [N] of the synthetic images in question.
+        shadows: Of those of each shadow [K, N].
+        learnt: Whether the shadow has learnt from the image [K, N]; of each image some have.
+    """
+    within = np.average(shadows, axis=0, weights=learnt)
+    without = np.average(shadows, axis=0, weights=~learnt)
+    spread = float((shadows - np.where(learnt, within, without)).var()) or 1.0
+    return np.asarray(((target - without) ** 2 - (target - within) ** 2) / (2 * spread))
+
+
+def small(images: Tensor) -> Tensor:
+    """Vectors [N, D] of length 1 and mean 0 of images uint8 [N, C, H, W]; float32."""
+    sides = (min(SIDE, images.shape[2]), min(SIDE, images.shape[3]))
+    vectors = torch.cat(
+        [adaptive_avg_pool2d(each.float(), sides).flatten(1) for each in images.split(BLOCK)]
+    )
+    return normalize(vectors - vectors.mean(dim=1, keepdim=True))
+
+
+def dressed(images: Tensor) -> Iterator[Tensor]:
+    """Images [N, C, H, W] in all mirrorings and turns that keep their shape."""
+    square = images.shape[2] == images.shape[3]
+    for turns in range(4) if square else (0, 2):
+        turned = images.rot90(turns, (2, 3))
+        yield turned
+        yield turned.flip(3)
+
+
+def near_copies(images: Tensor, seed: int) -> Tensor:
+    """What a generator that leaks would render: images uint8 [N, C, H, W], mirrored, with noise."""
+    rng = torch.Generator().manual_seed(seed)
+    noise = COPY_NOISE * torch.randn(images.shape, generator=rng)
+    mirrored = images.flip(3).float() + noise.to(images.device)
+    return mirrored.round().clamp(0, 255).to(torch.uint8)
+
+
+def _nearest(vectors: Tensor, known: Tensor) -> Tensor:
+    """The distance [N] of each vector of length 1 to the nearest known one, up to the sign."""
+    alike = torch.cat([(each @ known.T).abs().amax(1) for each in vectors.split(BLOCK)])
+    return (2 - 2 * alike).clamp(min=NEAREST**2).sqrt()  # ‖x − y‖² = 2 − 2xy

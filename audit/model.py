@@ -1,0 +1,194 @@
+"""Attacks that tell, from what a model says of an image, whether it was trained on it.
+
+The attacks see probabilities and labels alone, as anybody does who has the model and the image:
+
+- by loss (Yeom et al., "Privacy risk in machine learning: analyzing the connection to overfitting",
+  CSF 2018, arXiv:1709.01604, Adversary 2): a member is what has less loss than the mean member;
+- by a network on the sorted probabilities (Jia et al., "MemGuard", CCS 2019, arXiv:1909.10594),
+  with the loss of the label beside them. Its training is the protocol of PLAN (arXiv:2306.12968).
+
+Numbered deviations:
+1. PLAN does not say which members are scored: here as many that nothing was trained on as there are
+   others, so that chance is 50 %. Both kinds count alike while the network is trained.
+2. Nor how the attacker is chosen: here it is the epoch with the least loss on the images for it.
+3. Nor when the learning rate drops: here after three quarters of the epochs.
+
+Shapes: `N` images, `K` classes.
+"""
+
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from math import ceil
+from statistics import mean
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from audit.membership import Scores, Success, contrast, success
+from audit.report import Report
+from learning.intervals import Estimate
+
+LEAST = torch.finfo(torch.float32).tiny  # a probability that is rounded to 0
+FEWEST = 4  # members and others that an attack by a network needs
+TRAINED, CHOSEN = 0.3, 0.1  # shares of the images that an attacker is trained and chosen on
+WIDTHS = (512, 256, 128)
+SEEDS, EPOCHS = 5, 400  # PLAN's
+BATCH, LEARNING_RATE = 64, 0.01
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a model says of images.
+
+    Attributes:
+        probabilities: Of the classes, [N, K].
+        labels: What the images show, int64 [N].
+    """
+
+    probabilities: Tensor
+    labels: Tensor
+
+    def __getitem__(self, chosen: Tensor) -> "Predictions":
+        return Predictions(self.probabilities[chosen], self.labels[chosen])
+
+    def losses(self) -> Tensor:
+        """The cross-entropies [N]."""
+        at_label = self.probabilities.gather(1, self.labels[:, None])[:, 0]
+        return -at_label.double().clamp(min=LEAST).log()
+
+    def scores(self) -> Scores:
+        """Those of the attack by loss [N]."""
+        return -self.losses().cpu().numpy()
+
+
+def audit_model(
+    members: Predictions, others: Predictions, limit: float, seeds: int = 0, epochs: int = EPOCHS
+) -> Report:
+    """Attack a model by its loss, and by networks.
+
+    Args:
+        members: What it says of images that it was trained on, more than one.
+        others: And of others, one or more.
+        limit: The most that may leak.
+        seeds: How many networks attack it, too; none if there are too few images.
+        epochs: Of each.
+
+    Returns:
+        The leaks of the attack by loss, and as evidence `limit`, `leak` (of the two leaks that of
+        which more is sure), `by-loss`, `by-network` and `able`: whether a model that tells them all
+        apart would be noticed.
+    """
+    found = contrast(members.scores(), others.scores())
+    perfect = contrast(np.ones(found.attack.members), np.zeros(found.attack.others))
+    evidence = {
+        "limit": limit,
+        "leak": asdict(found.leak()),
+        "by-loss": asdict(found),
+        "able": perfect.leak().low > min(limit, 0.5),
+    }
+    if seeds and min(len(members.labels), len(others.labels)) >= FEWEST:
+        evidence["by-network"] = asdict(network_attack(members, others, seeds, epochs))
+    return Report(leaks=found.leaks(), evidence=evidence)
+
+
+def loss_attack(members: Predictions, others: Predictions) -> Success:
+    """The attack by loss."""
+    own, foreign = members.scores(), others.scores()
+    return success(own, foreign, threshold=float(own.mean()))
+
+
+def network_attack(
+    members: Predictions, others: Predictions, seeds: int = SEEDS, epochs: int = EPOCHS
+) -> Success:
+    """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
+
+    Args:
+        members: 4 or more; at most as many are scored as others.
+        others: 4 or more.
+        seeds: How many networks; each with a split of its own.
+        epochs: Passes over the attacker's training images.
+
+    Returns:
+        The means over the seeds of figures and of the ends of their intervals. No narrower than
+        one seed's: all are about the same images.
+
+    Raises:
+        ValueError: There are too few images to split.
+    """
+    if min(len(members.labels), len(others.labels)) < FEWEST:
+        raise ValueError("An attack by a network needs 4 members and 4 others.")
+    found = [_by_network(members, others, seed, epochs) for seed in range(seeds)]
+
+    def over(figure: str) -> Estimate:
+        parts = [getattr(each, figure) for each in found]
+        return Estimate(*(mean(getattr(x, end) for x in parts) for end in ("value", "low", "high")))
+
+    figures = map(over, ("auc", "accuracy", "tpr", "fpr"))
+    return Success(found[0].members, found[0].others, *figures)
+
+
+def _by_network(members: Predictions, others: Predictions, seed: int, epochs: int) -> Success:
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        parts = [_split(each, len(others.labels)) for each in (members, others)]
+        (train, choose, score) = (_examples(*pair) for pair in zip(*parts, strict=True))
+        network = _train(train, choose, epochs)
+        with torch.no_grad():
+            logits = network(score[0])[:, 0].double().cpu().numpy()
+    truth = score[1].cpu().numpy() == 1
+    return success(logits[truth], logits[~truth], threshold=0.0)
+
+
+def _split(whole: Predictions, others: int) -> tuple[Predictions, Predictions, Predictions]:
+    """At random what the attacker is trained on, chosen with, and scored on."""
+    order = torch.randperm(len(whole.labels)).to(whole.labels.device)
+    trained = ceil(TRAINED * len(order))
+    chosen = trained + ceil(CHOSEN * min(others, len(order)))
+    # As many members as others.
+    last = chosen + others - ceil(TRAINED * others) - ceil(CHOSEN * others)
+    return whole[order[:trained]], whole[order[trained:chosen]], whole[order[chosen:last]]
+
+
+def _examples(members: Predictions, others: Predictions) -> tuple[Tensor, Tensor]:
+    """Sorted probabilities and the label's loss [N, K + 1], and 1 for members, 0 for others [N]."""
+    inputs = [
+        torch.cat((each.probabilities.sort(dim=1, descending=True)[0], each.losses()[:, None]), 1)
+        for each in (members, others)
+    ]
+    truth = torch.cat([torch.full((len(x),), 1.0 - k) for k, x in enumerate(inputs)])
+    return torch.cat(inputs).float(), truth.to(inputs[0].device)
+
+
+def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
+    """The network, as it was after the epoch with the least loss on the images to choose by."""
+    inputs, truth = train
+    layers: list[nn.Module] = []
+    width = inputs.shape[1]
+    for wider in WIDTHS:
+        layers += [nn.Linear(width, wider), nn.ReLU()]
+        width = wider
+    network = nn.Sequential(*layers, nn.Linear(width, 1)).to(inputs.device)
+    optimizer = torch.optim.SGD(network.parameters(), lr=LEARNING_RATE)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [max(1, 3 * epochs // 4)])
+    best, kept = float("inf"), deepcopy(network.state_dict())
+    for _ in range(epochs):
+        for batch in torch.randperm(len(inputs)).to(inputs.device).split(BATCH):
+            optimizer.zero_grad()
+            _loss(network, inputs[batch], truth[batch], truth).backward()
+            optimizer.step()
+        schedule.step()
+        with torch.no_grad():
+            loss = float(_loss(network, *choose, choose[1]))
+        if loss < best:
+            best, kept = loss, deepcopy(network.state_dict())
+    network.load_state_dict(kept)
+    return network
+
+
+def _loss(network: nn.Module, inputs: Tensor, truth: Tensor, all_truth: Tensor) -> Tensor:
+    """The cross-entropy, in which members and others have the same weight over all."""
+    members = all_truth.mean()
+    weights = (0.5 / members).where(truth == 1, 0.5 / (1 - members))
+    return binary_cross_entropy_with_logits(network(inputs)[:, 0], truth, weights)
