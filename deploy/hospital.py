@@ -169,7 +169,7 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
             raise DeployError(
                 f"--members is {hospital.members}, which is no file: give a file with the line of "
                 "each hospital that `python -m client_app identity` prints there; or first-use, or "
-                "none (docs/privacy.md)."
+                "none (docs/privacy/sealing.md)."
             )
     try:
         policy = hospital.policy or find_policy(hospital.folder)

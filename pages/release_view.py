@@ -1,6 +1,6 @@
 """What a hospital measured of its synthetic images before they left, in words with thresholds.
 
-docs/privacy.md says what each figure means, and what passing proves and does not prove.
+docs/privacy/buffers.md says what each figure means, and what passing proves and does not prove.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ PASSING = (
     "Passing means that no synthetic image is more like a training image than the hospital's "
     "patients are like one another, but for the nearest few, whether it is mirrored, turned, "
     "moved, lighter, noisy or mixed, and that the images as a whole are no nearer to training "
-    "images than to others. Some dresses hide a copy (docs/privacy.md). It "
+    "images than to others. Some dresses hide a copy (docs/privacy/buffers.md). It "
     "does not mean that nothing can be learnt from the synthetic images, and it is no "
     "guarantee in the sense of differential privacy. Only a line with ε and δ is one, and it is "
     "about the generative model, not about what this check discards."

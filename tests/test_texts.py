@@ -23,7 +23,7 @@ PACKAGES = (
     *("audit", "benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
     *("strategies", "tests", "warm"),
 )
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 ANY = "|".join(PACKAGES)
 FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|md|toml|html|css|js)\b")

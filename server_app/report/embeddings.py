@@ -1,6 +1,6 @@
 """What left hospitals as embeddings of their images, and what each measured of them before.
 
-docs/privacy.md says what the figures mean, and what passing proves and does not prove.
+docs/privacy/sums.md says what the figures mean, and what passing proves and does not prove.
 """
 
 from collections.abc import Mapping, Sequence

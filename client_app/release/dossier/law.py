@@ -97,7 +97,7 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
             "Is the claimed guarantee (differential privacy) plausible?",
             f"It claims ε = {claimed:.3g} at δ = {dossier['generator']['gan-delta']:.3g}. {proven}",
             "An attack can refute a claim and cannot prove one; it counts each image as a case of "
-            "its own. What proves it is the mechanism's analysis (docs/privacy.md).",
+            "its own. What proves it is the mechanism's analysis (docs/privacy/guarantee.md).",
         )
     yield Answer(
         "Legal basis, necessity, proportionality, information of patients, their rights, "
