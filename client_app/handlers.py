@@ -18,7 +18,7 @@ from client_app.datasets.facts import hashes
 from client_app.errors import DataError, failure_of
 from client_app.parcels import keep_buffer, keep_local, pack, unpack
 from client_app.release.details import Details, Said
-from client_app.release.disclosure import Disclosure, fingerprint
+from client_app.release.disclosure import fingerprint, open_disclosure
 from client_app.request import Clock, Request
 from learning.errors import DivergedError, ModelError
 from learning.evaluation import probabilities
@@ -67,11 +67,11 @@ def prepare(message: Message, context: Context) -> Message:
         order, hospital = request.order, request.hospital
         network = hospital.first_model(order.own_start)
         # Numbers and hashes are about all images, whatever task the order is for.
-        disclosure = Disclosure(replace(request, hospital=hospital.at(0)))
+        disclosure = open_disclosure(replace(request, hospital=hospital.at(0)))
         data = disclosure.data
         metrics = disclosure.counts()
-        smallest = hospital.policy.figures.smallest_group if hospital.policy else 1
-        counts = _numbers(counted(data, smallest, disclosure.number), data.classes)
+        counted_here = counted(data, disclosure.smallest, disclosure.number)
+        counts = _numbers(counted_here, data.classes)
         metrics |= {name: disclosure.rounded(count) for name, count in counts.items()}
         secret = secret_of(hospital.store) if hospital.policy else b""
         card: dict[str, str | list[str] | list[int]] = {
@@ -88,7 +88,7 @@ def prepare(message: Message, context: Context) -> Message:
             from client_app.release.dossier import keep_dossier
 
             check_enough(hospital)
-            told = Disclosure(request)
+            told = open_disclosure(request)
             made = make_buffer(hospital, order.buffer_size, clock.deadline, told.learnt)
             card["dossier"] = keep_dossier(request, made)
             beside["buffer"] = pack_buffer(made.samples, str(card["dossier"]))
@@ -118,7 +118,7 @@ def test(message: Message, context: Context) -> Message:
         DataError: The hospital has too few test images of the tasks so far.
     """
     request = Request.open(message, context, Clock(message.metadata.ttl))
-    clock, hospital, disclosure = request.clock, request.hospital, Disclosure(request)
+    clock, hospital, disclosure = request.clock, request.hospital, open_disclosure(request)
     per_class = hospital.settings.evaluate.per_class
     metrics: dict[str, float] = {}
     models: list[str] = []

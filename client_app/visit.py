@@ -17,7 +17,7 @@ from client_app.authority.privacy_account import Account, Spent
 from client_app.errors import DataError
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.release.details import Details
-from client_app.release.disclosure import Disclosure
+from client_app.release.disclosure import Disclosure, Noised, open_disclosure
 from client_app.release.embeddings.sample import embeddings_of
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
@@ -132,7 +132,7 @@ class Visit:
 
     def tell(self, metrics: dict[str, float]) -> dict[str, float]:
         """What is said of the model; what the learner sends with it is put beside it."""
-        self.disclosure = Disclosure(self.request)
+        self.disclosure = open_disclosure(self.request)
         told, memory = _told(
             self.disclosure, self.learner, self.network, self.label, metrics, self.memory
         )
@@ -246,7 +246,8 @@ def _told(
     model = disclosure.fingerprint(network, label)
     told = {**metrics, "num-examples": disclosure.weight(metrics["num-examples"])}
     sums = isinstance(learner, FedSpace) and len(memory) > 0
-    if disclosure.rules:
+    noised = disclosure if isinstance(disclosure, Noised) else None
+    if noised:
         told.pop("train-loss")
         memory = {} if sums else memory
     try:
@@ -256,10 +257,10 @@ def _told(
         return told, memory
     with request.clock.measure("evaluate"):
         # DP-SGD's guarantee has no room for them.
-        if disclosure.rules and not request.hospital.settings.train.dp.noise_multiplier:
-            told |= disclosure.loss_figures(model, network)
-        if disclosure.rules and sums and request.order.images == "own":
-            memory = disclosure.prototypes(model, rotating(network))
+        if noised and not request.hospital.settings.train.dp.noise_multiplier:
+            told |= noised.loss_figures(model, network)
+        if noised and sums and request.order.images == "own":
+            memory = noised.prototypes(model, rotating(network))
         if request.order.test:
             images = request.hospital.data.test.images
             scores = probabilities(network, images, request.clock.deadline)

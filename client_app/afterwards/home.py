@@ -278,12 +278,12 @@ def counted(
 def _manifest(
     disclosure: Disclosure, label: Manifest, figures: Mapping[str, float]
 ) -> ModelManifest:
-    hospital, rules = disclosure.request.hospital, disclosure.rules
+    hospital = disclosure.request.hospital
     return ModelManifest.of(
         label,
         hospital.settings,
         disclosure.request.run.folder.name,
-        {hospital.name: counted(hospital.data, rules.smallest_group if rules else 1)},
+        {hospital.name: counted(hospital.data, disclosure.smallest)},
         {hospital.name: dict(figures)} if figures else {},
     )
 

@@ -15,7 +15,7 @@ from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import Figures, PastRun
 from client_app.authority.policy import Policy
 from client_app.release.details import Details, Said
-from client_app.release.disclosure import Disclosure
+from client_app.release.disclosure import open_disclosure
 from client_app.request import Clock, Inquiry
 from client_app.run import run_folder
 from learning.errors import DivergedError
@@ -49,7 +49,7 @@ def exact_assessments(past: PastRun, data_dir: Path, policy: Policy | None) -> l
     classes, device, store = hospital.data.classes, hospital.device, hospital.store
     order = Order(0, 0, past.site, list(classes), "plain", past.run)
     run = run_folder(store, past.run)
-    disclosure = Disclosure(Inquiry("", order, Clock(math.inf), hospital, run, None))
+    disclosure = open_disclosure(Inquiry("", order, Clock(math.inf), hospital, run, None))
     details = Details(disclosure)
     rows = []
     longer = past.alone.exists()

@@ -36,7 +36,8 @@ from torch import Tensor, nn
 
 from client_app.authority.agreement import area_between, at_point, shared_out
 from client_app.authority.policy import PolicyError
-from client_app.release.disclosure import COARSEST, TOLD, Disclosure, fingerprint
+from client_app.release.disclosure import Disclosure, Noised, fingerprint
+from client_app.release.noise import COARSEST, TOLD
 from client_app.request import log_once
 from client_app.run import Tested
 from learning.assessment import (
@@ -108,6 +109,7 @@ class Details:
 
     def __init__(self, disclosure: Disclosure) -> None:
         self.disclosure = disclosure
+        self._noised = disclosure if isinstance(disclosure, Noised) else None
         data = disclosure.data
         self.seen: Samples = data.train[torch.from_numpy(disclosure.asked)]
         patients = data.train_patients[disclosure.asked]
@@ -187,7 +189,7 @@ class Details:
 
         Args:
             said: What the model says.
-            figures: What `Disclosure.of_test` tells of it.
+            figures: What `Disclosure.test_figures` tells of it.
         """
         judged = self._judge(said, figures)
         return judged.told | self._gain(judged) if judged else figures
@@ -247,10 +249,10 @@ class Details:
     @property
     def _width(self) -> float:
         """The standard deviation of noise for a table that an image moves by 1; 0 = exact."""
-        if not (rules := self.disclosure.rules):
+        if not self._noised:
             return 0.0
         most = int(np.bincount(self._patients).max())
-        return most * sqrt(TABLES * rules.max_detailed) / TOLD
+        return most * sqrt(TABLES * self._noised.rules.max_detailed) / TOLD
 
     def _release_table(
         self, model: str, name: str, table: Floats, moved: float, most: float | Floats
@@ -263,21 +265,21 @@ class Details:
         shares: Floats = np.divide(
             table, most, out=np.zeros(table.shape), where=np.asarray(most) > 0
         )
-        if not self._width:
+        if not self._noised:
             return shares
-        noise = moved * self._width * self.disclosure.noise_table(name, model, table.shape)
+        noise = moved * self._width * self._noised.noise.table(name, model, table.shape)
         scaled = np.divide(noise, most, out=np.zeros(table.shape), where=np.asarray(most) > 0)
         told: Floats = (shares + scaled).round(DIGITS)
         return told
 
     def _judge(self, said: Said, figures: dict[str, float]) -> Judged | None:
-        disclosure, rules = self.disclosure, self.disclosure.rules
+        disclosure, noised = self.disclosure, self._noised
         if not len(self._labels):
             return None
-        if rules:
+        if noised:
             try:
                 counted = Tested(disclosure.request.run, "detailed", "figures.max-detailed")
-                counted.add(said.model, "", rules.max_detailed)
+                counted.add(said.model, "", noised.rules.max_detailed)
             except PolicyError as error:
                 log_once(f"Of further models only the figures are told. {error.explain()}")
                 return None
@@ -286,7 +288,7 @@ class Details:
         outcome = Outcome(scores, self._labels, self._patients, points)
         hospital = disclosure.request.hospital
         drawn = rng_for(hospital.settings.seed, "bootstrap", hospital=hospital.name)
-        sureness = Sureness(outcome, None if rules else Bootstrap.of(outcome, drawn))
+        sureness = Sureness(outcome, None if noised else Bootstrap.of(outcome, drawn))
         tables = self._tables(said.model, outcome)
         estimates = {
             name: self._sure(sureness, name, share, tables).told(share, tables.noise[name])
@@ -297,8 +299,8 @@ class Details:
             for name in (f"{RECALL}{k}" for k in self._classes)
         ]
         weights = [1 / len(recalls)] * len(recalls)
-        noise = disclosure.noise_of(figures)
-        if rules:
+        noise = noised.deviations(figures) if noised else {}
+        if noised:
             tables.settle(figures := dict(figures), noise)
         for name, of in (
             ("accuracy", lambda value: sureness.of_share("accuracy", value)),
@@ -308,7 +310,7 @@ class Details:
             if name in figures:
                 value = figures[name]
                 estimates[name] = of(value).told(value, noise.get(name, 0.0))
-                figures |= {f"{name}-noise": noise[name]} if rules else {}
+                figures |= {f"{name}-noise": noise[name]} if noised else {}
         told = {**figures, **self._patients_told, **tables.counts}
         told |= {
             f"threshold-of-class-{k}": points[k] for k in self._classes if np.isfinite(points[k])
@@ -332,7 +334,7 @@ class Details:
     def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:
             return sureness.of_calibration_error(share)
-        if name.startswith(IN_BIN) and self.disclosure.rules:  # the model decides what is in a bin
+        if name.startswith(IN_BIN) and self._noised:  # the model decides what is in a bin
             part = tables.counts[f"images-in-bin-{name.removeprefix(IN_BIN)}"] / len(self._labels)
             return wilson(share, rounded(part * sureness.outcome.shares.worth["accuracy"]))
         return sureness.of_share(name, share)
@@ -358,10 +360,10 @@ class Details:
         scores = said.seen.cpu().nan_to_num().double().numpy()
         own, others = above(scores, labels)
         sizes = np.bincount(labels, minlength=len(own)).astype(float)
-        if rules := self.disclosure.rules:
+        if noised := self._noised:
             moved = self._most_seen * sqrt(own.size)
-            width = moved * sqrt(rules.max_detailed) / TOLD
-            noise = partial(self.disclosure.noise_table, model=said.model, shape=own.shape)
+            width = moved * sqrt(noised.rules.max_detailed) / TOLD
+            noise = partial(noised.noise.table, model=said.model, shape=own.shape)
             own, others = (
                 table + width * noise(f"{name} reached")
                 for name, table in (("own", own), ("others", others))

@@ -37,19 +37,18 @@ noise from it, so a few models show whether a patient is there.
 """
 
 import hashlib
-import hmac
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from statistics import NormalDist
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.authority.identity import secret_of
-from client_app.authority.policy import PolicyError
+from client_app.authority.policy import FigureRules, PolicyError
 from client_app.datasets.pool import Indices
+from client_app.release.noise import COARSEST, Noise, effects, effects_of_tasks, step_of
 from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
 from learning.errors import DivergedError
@@ -62,48 +61,47 @@ from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
-TOLD = 4.0
-COARSEST = 0.25
 IMAGES = 1000  # of the training images, about which models are asked
 WORST = 2.0  # the largest loss of an image that counts, in times of guessing
 TESTED = ("accuracy", "balanced-accuracy", "auroc")  # their noise is told beside them
 
 
-class Disclosure:
+def open_disclosure(request: Inquiry) -> "Disclosure":
+    """The figures that a hospital's policy allows; exact ones without a policy, in a simulation."""
+    policy = request.hospital.policy
+    return Noised(request, policy.figures) if policy else Exact(request)
+
+
+class Disclosure(ABC):
     """The figures of a hospital, in answer to one request.
 
     Args:
-        request: Its hospital has the images, and the policy. Without a policy, as in a
-            simulation, figures are exact.
+        request: Its hospital has the images.
+
+    Attributes:
+        smallest: The fewest patients of a class that figures are about.
+        most: The models that may be tested; None = any number.
+        chosen: The test images that figures are about, rows [n].
+        labels: Their classes [n].
+        patients: Whose they are [n].
+        strata: Their classes, each as another one in each task [n].
+        tasks: Their tasks [n]; None without tasks.
+        learnt: The training images of classes of enough patients, rows [m].
     """
+
+    smallest = 1
+    most: int | None = None
 
     def __init__(self, request: Inquiry) -> None:
         self.request, self.data = request, request.hospital.data
-        policy = request.hospital.policy
-        self.rules = policy.figures if policy else None
-        test = self.data.test
         strata, patients = self.data.test_strata, self.data.test_patients
-        smallest = self.rules.smallest_group if self.rules else 1
-        chosen = large_class_rows(patients, strata, smallest)
-        self.chosen, self.patients, self.strata = (
-            torch.from_numpy(chosen),
-            patients[chosen],
-            strata[chosen],
-        )
-        self.labels = test.labels[self.chosen]
+        chosen = large_class_rows(patients, strata, self.smallest)
+        self.chosen = torch.from_numpy(chosen)
+        self.labels = self.data.test.labels[self.chosen]
+        self.patients, self.strata = patients[chosen], strata[chosen]
         self.tasks = None if self.data.test_tasks is None else self.data.test_tasks[chosen]
         self.owners = self.data.train_patients
-        self.learnt = large_class_rows(self.owners, self.data.train_strata, smallest)
-        if self.rules is None:
-            return
-        self.effects = effects(self.patients, self.labels.cpu().numpy())
-        if self.tasks is not None:
-            of_tasks = effects_of_tasks(self.patients, self.tasks)
-            within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
-            self.effects |= of_tasks | within
-        self.secret = secret_of(request.hospital.store)
-        if small := len(test) - len(self.labels):
-            log_once(f"{small} test images are in no figure: too few patients have their class.")
+        self.learnt = large_class_rows(self.owners, self.data.train_strata, self.smallest)
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model with the layers that stay here; empty if nothing uses it.
@@ -115,8 +113,6 @@ class Disclosure:
             network: The model.
             label: Of its parcel.
         """
-        if self.rules is None and self.request.seal is None:
-            return ""
         data = self.data
         asked = f"{data.test_fingerprint} {data.train_fingerprint} {label.architecture}"
         asked += f" {self.request.order.so_far}"  # which classes are answers
@@ -133,25 +129,15 @@ class Disclosure:
 
     def counts(self) -> dict[str, float]:
         """How many images the hospital trains on, tests on, and cannot use."""
-        learnt = self.data.train_strata
         return {
-            "num-train": self.number(learnt if self.rules is None else learnt[self.learnt]),
+            "num-train": self.number(self.data.train_strata[self.learnt]),
             "num-test": self.number(self.strata),
             "num-quarantined": self.rounded(self.data.quarantined),
         }
 
-    def weight(self, images: float) -> float:
-        """The weight of a visit's model in an average, from the visit's number of images."""
-        if self.rules is None or self.request.order.images != "own":
-            return images
-        # One group at the least: a model that counted nothing could not be averaged.
-        learnt = self.number(self.data.train_strata[self.learnt])
-        return max(learnt, float(self.rules.smallest_group))
-
     def rounded(self, count: float) -> float:
-        """A number of images or patients, to whole groups; in a simulation as it is."""
-        group = self.rules.smallest_group if self.rules else 1
-        return float(group * math.floor(count / group + 0.5))
+        """A number of images or patients, to whole groups of `smallest`."""
+        return float(self.smallest * math.floor(count / self.smallest + 0.5))
 
     def number(self, strata: Indices) -> float:
         """The rounded number of some images; strata [n] are the class within the task of each.
@@ -183,10 +169,14 @@ class Disclosure:
             check_newest(self.request.run, label, tested=True)
             tasks = self.request.order.so_far  # which decide on the images it is tested on
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
-        if place or self.rules:
-            most = self.rules.max_models if self.rules else None
-            Tested(self.request.run).add(model, place, most)
+        if place or self.most is not None:
+            Tested(self.request.run).add(model, place, self.most)
 
+    @abstractmethod
+    def weight(self, images: float) -> float:
+        """The weight of a visit's model in an average, from the visit's number of images."""
+
+    @abstractmethod
     def test_figures(
         self, model: str, scores: Tensor, *, per_class: bool = False
     ) -> dict[str, float]:
@@ -204,33 +194,27 @@ class Disclosure:
             DivergedError: A score is not finite, in a simulation. In a deployment the error would
                 tell of the image with that score.
         """
-        if not self.num_test:
-            return {}
-        if self.rules is None:
-            if not scores.isfinite().all():
-                raise DivergedError("The outputs of the model are not finite.")
-            scores = self._mask_future_classes(scores)
-            counts = count_right(scores, self.labels) if per_class else {}
-            return score(scores, self.labels) | self._task_accuracies(scores) | counts
-        scores = self._mask_future_classes(scores[self.chosen].nan_to_num())
-        exact = score(scores, self.labels) | self._task_accuracies(scores)
-        told = {"num-examples": self.number(self.strata)}
-        counts = count_right(scores, self.labels) if per_class else {}
-        for name in self.effects.keys() & {**exact, **counts}:
-            step = step_of(self.effects[name], self.rules.max_models)
-            if step > COARSEST:
-                log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
-            elif name in exact:
-                told[name] = self._coarse(name, model, exact[name], step)
-                if name in TESTED:
-                    told[f"{name}-noise"] = step
-            else:
-                number = name.removeprefix("right-of-class-")
-                images = f"images-of-class-{number}"
-                share = self._coarse(name, model, counts[name] / counts[images], step)
-                size = self.number(self.strata[(self.labels == int(number)).cpu().numpy()])
-                told |= {images: size, name: share * size}
-        return told
+
+    @property
+    @abstractmethod
+    def asked(self) -> Indices:
+        """The training images about which models are asked: the same ones for all runs."""
+
+    @abstractmethod
+    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """The figures of a buffer that may leave."""
+
+    @abstractmethod
+    def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
+        """The figures of embeddings of the training images `rows` that may leave.
+
+        A figure that was not measured, or has no bound, stays.
+        """
+
+    def _score(self, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Scores [n, K] of answers that are possible now, and their figures, exact."""
+        scores = self._mask_future_classes(scores)
+        return scores, score(scores, self.labels) | self._task_accuracies(scores)
 
     def _mask_future_classes(self, scores: Tensor) -> Tensor:
         """Scores [n, K] in which a class that has not arrived yet cannot be the answer."""
@@ -259,21 +243,109 @@ class Disclosure:
                 found[f"accuracy-in-task-{task}"] = right.double().mean().item()
         return found
 
-    def noise_of(self, figures: Iterable[str]) -> dict[str, float]:
-        """The standard deviation of the noise in each of some figures; none in a simulation."""
-        if self.rules is None:
+
+class Exact(Disclosure):
+    """A simulation has one owner: figures are exact, and about all images."""
+
+    def fingerprint(self, network: nn.Module, label: Manifest) -> str:
+        """See the base; models are counted under a seal alone."""
+        return super().fingerprint(network, label) if self.request.seal else ""
+
+    def weight(self, images: float) -> float:
+        """The number of images."""
+        return images
+
+    def test_figures(
+        self, model: str, scores: Tensor, *, per_class: bool = False
+    ) -> dict[str, float]:
+        """See the base."""
+        if not self.num_test:
             return {}
-        most, names = self.rules.max_models, self.effects.keys() & {*figures}
-        return {name: step_of(self.effects[name], most) for name in sorted(names)}
+        if not scores.isfinite().all():
+            raise DivergedError("The outputs of the model are not finite.")
+        scores, exact = self._score(scores)
+        return exact | (count_right(scores, self.labels) if per_class else {})
 
     @property
     def asked(self) -> Indices:
-        """The training images about which models are asked: the same ones for all runs."""
+        """See the base."""
         drawn = rng_for(self.request.hospital.settings.seed, "operating point")
-        if self.rules:
-            key = hmac.digest(self.secret, b"training images", "sha256")
-            drawn = np.random.default_rng(int.from_bytes(key))
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
+
+    def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
+        """All of them."""
+        return dict(figures)
+
+    def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
+        """All that were measured."""
+        return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
+
+
+class Noised(Disclosure):
+    """A hospital's figures in a deployment, by the rules of its policy.
+
+    Args:
+        request: Its hospital has the images.
+        rules: The table `figures` of the policy.
+
+    Attributes:
+        noise: Follows from the hospital's secret.
+        effects: How much one patient can change each figure, at the most.
+    """
+
+    def __init__(self, request: Inquiry, rules: FigureRules) -> None:
+        self.rules, self.smallest, self.most = rules, rules.smallest_group, rules.max_models
+        super().__init__(request)
+        self.noise = Noise(secret_of(request.hospital.store))
+        self.effects = effects(self.patients, self.labels.cpu().numpy())
+        if self.tasks is not None:
+            of_tasks = effects_of_tasks(self.patients, self.tasks)
+            within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
+            self.effects |= of_tasks | within
+        if small := len(self.data.test) - len(self.labels):
+            log_once(f"{small} test images are in no figure: too few patients have their class.")
+
+    def weight(self, images: float) -> float:
+        """See the base; the same for all visits that train on the hospital's own images."""
+        if self.request.order.images != "own":
+            return images
+        # One group at the least: a model that counted nothing could not be averaged.
+        return max(self.number(self.data.train_strata[self.learnt]), float(self.smallest))
+
+    def test_figures(
+        self, model: str, scores: Tensor, *, per_class: bool = False
+    ) -> dict[str, float]:
+        """See the base."""
+        if not self.num_test:
+            return {}
+        scores, exact = self._score(scores[self.chosen].nan_to_num())
+        told = {"num-examples": self.number(self.strata)}
+        counts = count_right(scores, self.labels) if per_class else {}
+        for name in self.effects.keys() & {**exact, **counts}:
+            step = step_of(self.effects[name], self.rules.max_models)
+            if step > COARSEST:
+                log_once(f"No '{name}' leaves: too few patients for figures.max-models models.")
+            elif name in exact:
+                told[name] = self.noise.share(name, model, exact[name], step)
+                if name in TESTED:
+                    told[f"{name}-noise"] = step
+            else:
+                number = name.removeprefix("right-of-class-")
+                images = f"images-of-class-{number}"
+                share = self.noise.share(name, model, counts[name] / counts[images], step)
+                size = self.number(self.strata[(self.labels == int(number)).cpu().numpy()])
+                told |= {images: size, name: share * size}
+        return told
+
+    def deviations(self, figures: Iterable[str]) -> dict[str, float]:
+        """The standard deviation of the noise in each of some figures."""
+        names = self.effects.keys() & {*figures}
+        return {name: step_of(self.effects[name], self.rules.max_models) for name in sorted(names)}
+
+    @property
+    def asked(self) -> Indices:
+        """See the base; nobody else knows which they are."""
+        return np.sort(self.noise.permutation(b"training images", len(self.data.train))[:IMAGES])
 
     def loss_figures(self, model: str, network: nn.Module) -> dict[str, float]:
         """The loss of a trained model on training images, with noise.
@@ -287,9 +359,8 @@ class Disclosure:
         Raises:
             DeadlineError: The deadline has passed.
         """
-        assert self.rules
         asked, strata = self.asked, self.data.train_strata
-        large = large_class_rows(self.owners[asked], strata[asked], self.rules.smallest_group)
+        large = large_class_rows(self.owners[asked], strata[asked], self.smallest)
         if not len(rows := asked[large]):
             return {}
         samples = self.data.train[torch.from_numpy(rows)]
@@ -301,7 +372,7 @@ class Disclosure:
         worst = WORST * math.log(max(2, chances.shape[1]))
         losses = -chances[torch.arange(len(labels)), labels].double().log()
         share = losses.clamp(max=worst).mean().item() / worst
-        return {"train-loss": worst * self._coarse("train-loss", model, share, step)}
+        return {"train-loss": worst * self.noise.share("train-loss", model, share, step)}
 
     def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
         """The figures of a buffer that are about enough patients, with noise.
@@ -309,8 +380,6 @@ class Disclosure:
         A median is about the half of the patients on either side. `figures.max-detailed` buffers
         are told of, since a server can order one after the other.
         """
-        if self.rules is None:
-            return dict(figures)
         buffer, most = fingerprint(sorted(figures.items())), self.rules.max_detailed
         try:
             Tested(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
@@ -335,9 +404,9 @@ class Disclosure:
                 told[name] = _two_digits(figure)
             elif most and (step := step_of(1 / patients, most)) <= COARSEST:
                 if METRICS[metric_of(name)] is SHARE:
-                    told[name] = self._coarse(name, buffer, figure, step)
+                    told[name] = self.noise.share(name, buffer, figure, step)
                 elif figure > 0:
-                    steps = round(math.log(figure) / step + self.noise(name, buffer))
+                    steps = round(math.log(figure) / step + self.noise.draw(name, buffer))
                     told[name] = math.exp(step * steps)
         return told
 
@@ -348,8 +417,6 @@ class Disclosure:
         figure that was not measured, or has no bound, stays. If images of small classes are among
         the rows, all figures stay.
         """
-        if self.rules is None:
-            return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
         patients = len(np.unique(self.owners[rows]))
@@ -379,7 +446,6 @@ class Disclosure:
         Returns:
             Means [K, d], numbers of images [K] and the radius; empty if no class is large enough.
         """
-        assert self.rules
         most, classes = self.rules.max_models, len(self.data.classes)
         samples = self.data.train[torch.from_numpy(self.learnt)]
         random = features_of(network, nobodys(self.data.test, classes).images)
@@ -401,7 +467,7 @@ class Disclosure:
             own = parts[torch.from_numpy(cells[0] == label)]
             step = step_of(2 * shared / len(own), most)
             if step <= COARSEST:
-                noise = self.noise_table(f"prototype {label}", model, (features.shape[1],))
+                noise = self.noise.table(f"prototype {label}", model, (features.shape[1],))
                 told = step * (own.mean(dim=0) / step + torch.from_numpy(noise)).round()
                 means[label], counts[label] = bound * told, self.rounded((labels == label).sum())
                 one, other = own[: len(own) // 2 * 2].unflatten(0, (-1, 2)).unbind(dim=1)
@@ -411,7 +477,7 @@ class Disclosure:
             return {}
         shares = torch.cat(apart)
         step = step_of(shared**2 / len(shares), most)
-        spread = self._coarse("radius", model, shares.mean().item(), step)
+        spread = self.noise.share("radius", model, shares.mean().item(), step)
         radius = torch.tensor(bound * math.sqrt(spread / features.shape[1]))
         return {"means": means, "counts": counts, "radius": radius}
 
@@ -419,24 +485,10 @@ class Disclosure:
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float
     ) -> Iterator[tuple[str, float, float]]:
         """Figures about enough patients, and about how many: the beginnings of names say it."""
-        assert self.rules
         for name, figure in figures.items():
             patients = next((n for begin, n in about.items() if name.startswith(begin)), others)
-            if patients >= self.rules.smallest_group and math.isfinite(figure):
+            if patients >= self.smallest and math.isfinite(figure):
                 yield name, figure, patients
-
-    def _coarse(self, name: str, model: str, value: float, step: float) -> float:
-        return min(max(step * round(value / step + self.noise(name, model)), 0.0), 1.0)
-
-    def noise(self, name: str, model: str) -> float:
-        """A standard normal number, always the same for one figure of one model here."""
-        drawn = hmac.digest(self.secret, f"{name} {model}".encode(), "sha256")
-        return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
-
-    def noise_table(self, name: str, model: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """A standard normal number for each count of a table."""
-        cells = [self.noise(f"{name} {cell}", model) for cell in range(math.prod(shape))]
-        return np.array(cells).reshape(shape)
 
 
 def _two_digits(figure: float) -> float:
@@ -452,60 +504,3 @@ def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indic
     """Which images [n] show a class that at least so many patients have."""
     classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
     return np.flatnonzero(np.bincount(classes)[labels] >= smallest)
-
-
-def effects(patients: Indices, labels: Indices) -> dict[str, float]:
-    """How much one patient's images can change each figure, at the most.
-
-    Args:
-        patients: Whose the images are, [n].
-        labels: Their classes, [n].
-    """
-    if not len(labels):
-        return {}
-    owner = np.unique(patients, return_inverse=True)[1]
-    classes, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    cells, images = np.unique(owner * len(classes) + label, return_counts=True)
-    owner, label = np.divmod(cells, len(classes))  # from here on of each patient in each class
-    share = images / sizes[label]
-    images_of, share_of = np.bincount(owner, images), np.bincount(owner, share)
-    found = {
-        "accuracy": images_of.max() / len(labels),
-        "balanced-accuracy": share_of.max() / len(classes),
-    }
-    if len(classes) > 1:  # a patient's images also stand against those of a class
-        against = len(labels) - sizes
-        stands = images_of * (1 / against).sum() - np.bincount(owner, images / against[label])
-        found["auroc"] = min((share_of + stands).max() / len(classes), 1.0)
-    of_class = {f"right-of-class-{c}": share[label == k].max() for k, c in enumerate(classes)}
-    return {name: float(effect) for name, effect in (found | of_class).items()}
-
-
-def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
-    """How much one patient's images can change the accuracy of each task, at the most.
-
-    A patient may have images in several tasks. So the effects are multiplied by a factor: the
-    largest length of the vector of one patient's effects, each as a share of the largest in its
-    task. With noise in proportion, all tasks together tell of a patient no more than one figure.
-
-    Args:
-        patients: Whose the images are, [n].
-        tasks: The task of each, [n].
-    """
-    owner = np.unique(patients, return_inverse=True)[1]
-    present, task, sizes = np.unique(tasks, return_inverse=True, return_counts=True)
-    table = np.zeros((int(owner.max(initial=-1)) + 1, len(present)))  # [patients, tasks]
-    np.add.at(table, (owner, task), 1)
-    shares = table / sizes
-    largest = shares.max(axis=0, initial=0)
-    length = np.linalg.norm(shares / largest, axis=1).max(initial=1)
-    return {
-        f"accuracy-of-task-{t}": float(min(share * length, 1.0))
-        for t, share in zip(present.tolist(), largest.tolist(), strict=True)
-    }
-
-
-def step_of(effect: float, models: int = 0) -> float:
-    """Between two values of a figure, and the standard deviation of its noise."""
-    effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
-    return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)

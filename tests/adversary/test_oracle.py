@@ -16,6 +16,7 @@ from client_app.authority.policy import PolicyError
 from client_app.authority.sealing import Seal
 from client_app.hospital import open_hospital
 from client_app.release import disclosure
+from client_app.release.noise import step_of
 from learning.models import Architecture
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -326,8 +327,9 @@ def test_the_steps_of_figures_do_not_tell_numbers_either(tmp_path):
     steps = set()
     for k, sizes in enumerate([(100, 100, 3), (100, 103, 9)]):
         (tmp_path / str(k)).mkdir()
-        figures = disclosure.Disclosure(opened(Victim(tmp_path / str(k), sizes)))
-        steps.add(tuple(figures.noise_of(["accuracy"]).values()))
+        figures = disclosure.open_disclosure(opened(Victim(tmp_path / str(k), sizes)))
+        assert isinstance(figures, disclosure.Noised)
+        steps.add(tuple(figures.deviations(["accuracy"]).values()))
         network = Architecture("mlp", 1, SIDE, SIDE, 3).build()
         told = {figures.loss_figures(str(j), network)["train-loss"] for j in range(40)}
         steps.add(round(min(np.diff(sorted(told))), 6))
@@ -395,7 +397,7 @@ def test_a_training_loss_is_told_as_finely_as_the_number_of_patients_says(tmp_pa
         model = victim.linear(np.full((3, PIXELS), k * 1e-9), [1e-9, 0, 0])
         return victim.ask("train", model, epochs=1).content["metrics"]["train-loss"]
 
-    step = disclosure.WORST * np.log(3) * disclosure.step_of(1 / 160, 1000)
+    step = disclosure.WORST * np.log(3) * step_of(1 / 160, 1000)
     steps = np.array([told(k) for k in range(1, 41)]) / step
     assert np.allclose(steps, np.round(steps))
     assert 0.5 < steps.std() < 1.5

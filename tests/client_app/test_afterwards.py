@@ -34,7 +34,7 @@ from client_app.datasets import open_data
 from client_app.datasets.unlabelled import list_images
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
-from client_app.release.disclosure import Disclosure
+from client_app.release.disclosure import open_disclosure
 from client_app.store import Store
 from learning.calibration import LOWEST, fit_temperature
 from learning.evaluation import probabilities
@@ -226,7 +226,9 @@ def test_between_real_hospitals_a_manifest_has_no_class_of_few_patients(smallest
         hospital=replace(hospital, policy=policy), seal=None, run=Store(tmp_path / "run")
     )
     _, label = run.opened("graz")
-    manifest = home._manifest(Disclosure(request), label, {"accuracy": 0.5, "num-examples": 4.0})
+    manifest = home._manifest(
+        open_disclosure(request), label, {"accuracy": 0.5, "num-examples": 4.0}
+    )
     counts = manifest.images["graz"]
     assert ("train/upper" in counts) == ("train" in counts) == (smallest < 9)
     assert ("test/upper" in counts) == ("test" in counts) == (smallest == 1)

@@ -10,7 +10,8 @@ import torch
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
 from client_app.release.details import Details, Said
-from client_app.release.disclosure import TOLD, Disclosure
+from client_app.release.disclosure import Noised, open_disclosure
+from client_app.release.noise import TOLD, Noise
 from client_app.store import Store
 from learning.samples import Samples
 from pages.figures import assessment
@@ -41,7 +42,7 @@ def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
     )
     order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
     request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order)
-    return Details(Disclosure(request))
+    return Details(open_disclosure(request))
 
 
 def said(scores, model="m", seen=None):
@@ -208,7 +209,8 @@ def row(tmp_path, seed, policy, most=40):
     labels, own, new = drawn(seed, most)
     count = new.shape[1]
     figures = details(tmp_path, labels, policy=policy, classes=count)
-    figures.disclosure.secret = seed.to_bytes(2)
+    if isinstance(figures.disclosure, Noised):
+        figures.disclosure.noise = Noise(seed.to_bytes(2))
     (figures.disclosure.request.run.folder / "detailed").unlink(missing_ok=True)
     figures.alone_figures(said(own, "own"))
     told = told_of(figures, said(new, f"model {seed}"))

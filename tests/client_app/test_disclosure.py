@@ -11,14 +11,8 @@ import torch
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.release.disclosure import (
-    COARSEST,
-    WORST,
-    Disclosure,
-    effects,
-    large_class_rows,
-    step_of,
-)
+from client_app.release.disclosure import WORST, Exact, Noised, large_class_rows, open_disclosure
+from client_app.release.noise import COARSEST, Noise, effects, step_of
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.learners.prototypes import rotating
@@ -28,7 +22,7 @@ from strategies.protocol.order import Order
 from tests.fakes import settings
 
 
-def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclosure:
+def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Noised:
     """The disclosure of a hospital with such test images; an empty policy has the defaults."""
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     labels = torch.tensor(labels)
@@ -47,7 +41,9 @@ def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Disclos
     order, run = Order(1, 1, "graz", [], "plain", "1"), Store(tmp_path / "runs/1")
     clock = SimpleNamespace(deadline=math.inf)
     request: Any = SimpleNamespace(hospital=hospital, seal=None, run=run, order=order, clock=clock)
-    return Disclosure(request)
+    found = open_disclosure(request)
+    assert isinstance(found, Noised)
+    return found
 
 
 def saying(labels, classes=3):
@@ -166,8 +162,7 @@ def test_figures_leave_of_so_many_buffers_and_no_more(tmp_path):
 
 def test_one_owner_s_figures_of_a_buffer_are_exact(tmp_path):
     figures = of(tmp_path, [0, 1])
-    figures.rules = None
-    assert figures.buffer_figures(FIGURES) == FIGURES
+    assert Exact(figures.request).buffer_figures(FIGURES) == FIGURES
 
 
 EMBEDDINGS = {
@@ -196,8 +191,7 @@ def test_figures_of_embeddings_are_about_enough_patients(patients, leave, tmp_pa
     figures = of(tmp_path, [0, 1] * 200, groups)
     rows = np.array([*range(patients), *range(200, 200 + patients)])
     assert figures.embedding_figures(EMBEDDINGS, rows) == leave
-    figures.rules = None
-    assert figures.embedding_figures(EMBEDDINGS, rows) == EMBEDDINGS
+    assert Exact(figures.request).embedding_figures(EMBEDDINGS, rows) == EMBEDDINGS
 
 
 def test_no_figure_of_embeddings_is_about_a_class_of_few_patients(tmp_path):
@@ -212,8 +206,7 @@ def test_what_could_not_be_measured_of_embeddings_is_not_told(tmp_path):
     figures = of(tmp_path, [0, 1] * 200)
     unmeasured = {"embedding-linked": float("nan"), "embedding-inverted": float("nan")}
     assert figures.embedding_figures(unmeasured, np.arange(100)) == {}
-    figures.rules = None
-    assert figures.embedding_figures(unmeasured, np.arange(100)) == {}
+    assert Exact(figures.request).embedding_figures(unmeasured, np.arange(100)) == {}
 
 
 @pytest.mark.slow
@@ -250,11 +243,11 @@ def test_what_would_be_too_coarse_is_not_said(tmp_path):
 
 def test_the_secret_is_the_hospital_s_own(tmp_path):
     first, second = (of(tmp_path, [0, 1] * 20) for _ in range(2))
-    assert first.secret == second.secret
+    assert first.noise.secret == second.noise.secret
     path = tmp_path / "figures-secret"
     assert path.stat().st_mode & 0o777 == 0o600
     path.unlink()
-    assert secret_of(Store(tmp_path)) != first.secret
+    assert secret_of(Store(tmp_path)) != first.noise.secret
 
 
 class Looking(torch.nn.Module):
@@ -295,7 +288,7 @@ def test_prototypes_are_of_classes_of_enough_patients(tmp_path):
     torch.manual_seed(0)
     network = rotating(Architecture("rotation-mlp", 1, 2, 2, 3, (2,)).build())
     figures = of(tmp_path, labels, groups, few)
-    figures.secret = b"secret"  # by chance noise may cancel a mean
+    figures.noise = Noise(b"secret")  # by chance noise may cancel a mean
     told = figures.prototypes("m", network)
     assert told["counts"].tolist() == [10, 0, 0]
     assert told["means"].any(dim=1).tolist() == [True, False, False]
@@ -315,7 +308,7 @@ def test_one_patient_of_many_images_moves_a_mean_once_and_not_far(bright, tmp_pa
     """
     labels, groups = [0] * 120, [*range(20), *[0] * 100]
     figures = of(tmp_path, labels, groups, "figures.max-models = 1\n", classes=1)
-    figures.secret = b"secret"
+    figures.noise = Noise(b"secret")
     figures.data.train.pixels[torch.tensor(groups) == 0] = 255
     network = rotating(Architecture("rotation-mlp", 1, 2, 2, 1, (4,)).build())
     with torch.no_grad():

@@ -17,7 +17,8 @@ from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
 from client_app.release import disclosure
-from client_app.release.disclosure import Disclosure, effects_of_tasks, step_of
+from client_app.release.disclosure import Disclosure, Noised, open_disclosure
+from client_app.release.noise import effects_of_tasks, step_of
 from client_app.store import Store
 from learning.evaluation import score
 from learning.samples import Samples
@@ -207,7 +208,7 @@ def disclosed(tmp_path, data, policy: str | None = "", order=NO_TASK) -> Disclos
     request: Any = SimpleNamespace(
         hospital=hospital, seal=None, run=Store(tmp_path / "runs/1"), order=order
     )
-    return Disclosure(request)
+    return open_disclosure(request)
 
 
 def saying(labels, classes):
@@ -310,7 +311,11 @@ def test_each_task_that_shows_an_image_again_has_more_noise(tmp_path):
     """With T tasks of the same n images a model has T figures of each patient: √T more noise."""
     data = local([0, 1] * 200, tuple("ab"), task_cut="permuted", tasks=4)
     figures = [disclosed(tmp_path, data.images_at(task)) for task in (1, 4)]
-    steps = [each.noise_of(["accuracy-of-task-1", "accuracy"]) for each in figures]
+    steps = [
+        each.deviations(["accuracy-of-task-1", "accuracy"])
+        for each in figures
+        if isinstance(each, Noised)
+    ]
     assert steps[0]["accuracy-of-task-1"] == steps[0]["accuracy"] == steps[1]["accuracy"]
     assert steps[1]["accuracy-of-task-1"] == step_of(2 / 400, 1000) > steps[0]["accuracy"]
 
