@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from server_app.measures import took_part
+from server_app.measures import participants
 from strategies.engine.events import Event
 from strategies.engine.presence import ACTIVE, planned
 from strategies.protocol.settings import Settings, SettingsError
@@ -23,9 +23,9 @@ def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]
         return {}
 
 
-def to_take_part(settings: Settings, events: Sequence[Event], server_round: int) -> int:
+def expected_count(settings: Settings, events: Sequence[Event], server_round: int) -> int:
     """How many hospitals are to train in a round: without a plan all that have answered so far."""
     if plan := plan_of(settings, events):
         task = max(task_at(settings, server_round), 1)
         return sum(states[task - 1] == ACTIVE for states in plan.values())
-    return len(took_part(events))
+    return len(participants(events))

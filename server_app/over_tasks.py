@@ -1,7 +1,7 @@
 """What a run measured over its tasks: pure functions of its accuracies.
 
 Images arrive in T tasks, one after the other. R[t, i] is the accuracy on the test images of task i
-after the last evaluated round of task t; it is a mean as the federation accuracy is (measures.py),
+after the last evaluated round of task t; it is a mean as the federation accuracy is (summary.py),
 or of the models that hospitals hold if models are not tested everywhere.
 
     over tasks           1/T Σ R[T, i]; after another round the mean over the tasks up to its own

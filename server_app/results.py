@@ -41,12 +41,12 @@ from flwr.common.config import unflatten_dict
 from pages.verdicts.run import texts
 from server_app import wording
 from server_app.data import describe
-from server_app.enrolment import plan_of, to_take_part
-from server_app.measures import Round, measure_round, summarise, took_part
+from server_app.enrolment import expected_count, plan_of
+from server_app.measures import Round, participants
 from server_app.nan_json import to_json
 from server_app.report import render
 from server_app.summary import NAME as SUMMARY
-from server_app.summary import Summary, judge_beside
+from server_app.summary import Record, Summary, judge_beside, measure_round, summarise
 from server_app.tracking import feed
 from server_app.tracking.feed import Feed
 from strategies.engine import checkpoint
@@ -222,7 +222,7 @@ class Results:
         line = to_json({"time": event.time, **told})
         with (self.path / LOG).open("a", encoding="utf-8") as file:
             file.write(line + "\n")
-        if said := wording.of_event(event):
+        if said := wording.event_line(event):
             self._say(*said)
 
     def round_finished(self, server_round: int) -> None:
@@ -231,15 +231,15 @@ class Results:
         measured = self._measure(server_round, seconds)
         rounds = self._settings.num_server_rounds
         left = wording.time_left([each.seconds for each in self._rounds], rounds)
-        count = to_take_part(self._settings, self._events, server_round)
-        self._say(INFO, wording.of_round(measured, rounds, count, left))
+        count = expected_count(self._settings, self._events, server_round)
+        self._say(INFO, wording.round_line(measured, rounds, count, left))
         self._tell_under_way()
         self._put_away(measured)
 
     def _put_away(self, measured: Round) -> None:
         """Tell trackers of a round; its tests then leave memory, since they may be a million."""
         events = [event for event in self._events if event.round == measured.number]
-        self._feed.round(measured, events, took_part(self._events))
+        self._feed.round(measured, events, participants(self._events))
         tests = {id(event) for event in events if event.verb == "evaluate"}
         self._events = [event for event in self._events if id(event) not in tests]
 
@@ -258,7 +258,7 @@ class Results:
         if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
             waits = [(each.hospital, each.verb, now - each.since) for each in awaited]
-            self._say(INFO, wording.of_wait(waits))
+            self._say(INFO, wording.wait_line(waits))
             self._silence = longer
 
     def _tell_under_way(self) -> None:
@@ -324,19 +324,20 @@ class Results:
         settings = self._settings
         task_at = strategy_of(settings).task_at
         events = self._recorded()
-        summary = summarise(
-            self._settings.strategy,
-            events,
-            self._rounds,
-            wall_seconds,
-            error,
-            self._resumed,
-            state.outputs,
-            timed=self._settings.asynchronous or bool(self._settings.asynchrony.seconds),
+        record = Record(
+            strategy=settings.strategy,
+            events=events,
+            rounds=self._rounds,
+            wall_seconds=wall_seconds,
+            error=error,
+            resumed=self._resumed,
+            classes=state.outputs,
+            timed=settings.asynchronous or bool(settings.asynchrony.seconds),
             tasks=[*map(task_at, range(1, settings.num_server_rounds + 1))],
             own_streams=settings.own_streams,
-            enrolment=plan_of(self._settings, events),
+            enrolment=plan_of(settings, events),
         )
+        summary = summarise(record)
         if baseline:
             summary = judge_beside(summary, baseline)
         self._config = describe(summary.data, self._settings.dataset) + self._config

@@ -1,17 +1,35 @@
-"""The contents of summary.json, the figures of a run."""
+"""The contents of summary.json: one table of figures, each with what it is and what computes it.
 
-from dataclasses import dataclass, field, replace
+With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M models, N hospitals.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
 from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
-from pages.verdicts.run import add_baseline
-from server_app.assessments import figure_everywhere
+from pages.verdicts.model import Verdict
+from pages.verdicts.run import add_baseline, judge_run
+from server_app import measures, over_tasks, over_time
+from server_app.assessments import assess, figure_everywhere, headline, pool, was_handed_on
+from server_app.data import data_of
+from server_app.embeddings import embeddings_of
+from server_app.measures import Round, RoundEvents, average, mean
+from strategies.engine.events import Event
 from strategies.protocol.files import read_json
 from strategies.protocol.shapes import SHAPE
 
 NAME = "summary.json"  # in a result directory
 Curves = dict[str, list[float] | dict[str, list[float]]]
+# How the names begin of what a hospital measures of its synthetic images.
+SYNTHETIC = re.compile(
+    "gan-|fid|frechet-|ada-|release-(?!passed)|held-out-|diversity-|mml-|projection-"
+)
 
 
 class _Share(TypedDict):
@@ -41,96 +59,167 @@ class _Tasks(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Summary:
-    """The contents of summary.json, where NaN is null.
-
-    Accuracies are fractions in [0, 1], of the last evaluated round, and defined at the top of this
-    file. Figures over all models exist only if `evaluate.cross` is true; of
-    those, the federation's are estimated with "sample:k".
+class Record:
+    """What a summary is computed from.
 
     Attributes:
         strategy: Its name.
-        status: `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
-        error: Why the run failed; empty if it did not.
-        rounds: Rounds finished.
-        hospitals: Those that answered at least once, sorted.
-        models: Lineages that a hospital was asked to train, sorted.
-        classes: Their names, in the order of every list of classes; empty if they are not settled.
-        headline: The one figure to show first, or None if no model was tested; see below.
-        worth: What may be said of the run, in words and in order (pages/verdicts): each with the
-            `text`, its `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it
-            is `about` (`run`, `noise`, `hospital`, `class`), and of which `hospital`, `model` and
-            `class`.
-        assessments: One row per model and hospital that tested it after the last evaluated round
-            (`kind` = `model`), per ensemble and hospital, and per hospital for its own model before
-            the first hand-off (`standalone`); see below.
-        pooled: One row per model, and one for the ensemble: the test images of all hospitals put
-            together; AUROC and calibration error are means over hospitals.
-        data: Per hospital what its images are (`kind`), the `images`, `patients`, `classes` and
-            `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
-            `own_settings`, which its node-config replaces.
-        noise: The standard deviation of the noise that hospitals have put into the federation's
-            balanced accuracy (without it: the personalized; or the accuracy); NaN if it is exact.
-        federation_accuracy: With `federation_balanced_accuracy` and `federation_auroc` beside it.
-        federation_accuracy_low: With `federation_accuracy_high`, and the same of balanced accuracy
-            and AUROC, the ends of the 95 % interval of a federation figure that is estimated from a
-            sample of pairs (`evaluate.cross = "sample:k"`); NaN if all pairs are tested, or few.
-        ensemble_accuracy: The same of the mean probability of all models (`evaluate.ensemble`).
-        pooled_federation_accuracy: The same, every image counting alike.
-        disagreement: With `balanced_disagreement`, of the balanced accuracy.
-        personalized_accuracy: With `personalized_balanced_accuracy` and `personalized_auroc`.
-        standalone_balanced_accuracy: Of each hospital's own model before the first hand-off.
-        origin_accuracy: Of the model that started at a hospital, wherever it is.
-        fa_as_printed: The federation accuracy times half the number of models (Eq. 4.11).
-        accuracy_after_visit: Of the last model that each hospital trained in the round.
-        train_loss: Mean over the visits of the round.
-        accuracy_over_tasks: With tasks, the mean of the accuracies on each task so far.
-        accuracy_within_tasks: The same if only classes of an image's own task can be the answer
-            (Task-IL); NaN where tasks share classes.
-        forgetting: Over all tasks but the last; NaN before a round of the last was evaluated.
-        backward_transfer: Likewise; NaN where each hospital has a task order of its own.
-        node_convergence: Per hospital, `mean` and `std` (N - 1) of all models tested there;
-            `balanced_mean` and `balanced_std` of their balanced accuracy.
-        accuracy_matrix: A; rows as in `models`, columns as in `hospitals`.
-        balanced_accuracy_matrix: The same of balanced accuracy.
-        history: The figures above as lists over the evaluated rounds, whose numbers are in `round`;
-            `held` lists the personalized accuracy of each hospital, `held_balanced` its balanced
-            accuracy, `seconds` the wall time.
-        visits: One row per version of a model that was tested, in order: its `round`, `hop`,
-            `epochs` and `lineage`, the `hospital` that trained it there and then (empty if several
-            did, whose models were averaged, or none), `global_accuracy`, `global_balanced_accuracy`
-            (needs `evaluate.per_class`), and under `own_accuracies` that at each hospital.
-        last_rounds: `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and
-            `balanced_std` of the balanced one, over all finished visits of the last `LAST_ROUNDS`
-            rounds. Where one model goes from hospital to hospital, `std` is the amplitude of its
-            oscillation.
-        best_round: The first one with the highest federation balanced accuracy (without one:
-            personalized). It is chosen on test data, as papers do, and so flatters the method.
-        best: The highest of each accuracy over the evaluated rounds, also chosen on test data.
-        wall_seconds: From the start of the run to its end. If it was interrupted, only the time up
-            to its last checkpoint before that counts.
-        resumed: How many times the run was resumed.
-        seconds: Summed over hospitals: the time that they report for each of `PHASES`; as `wait`,
-            the rest of the time between a message and its answer.
-        bytes_sent: To all hospitals together.
-        bytes_received: From all hospitals together.
-        bytes_per_hop: Mean over successful visits of the bytes to and from the hospital.
-        participation: Per hospital the number of its `visits`, the rounds in which it `visited` a
-            model, and the rounds in which it `missed` a visit that was asked of it.
-        epsilon_spent: With DP-SGD, per hospital the ε of its privacy account after its last visit,
-            at the δ of `train.dp.delta`.
-        failures: Which hospitals failed, when, at what and why.
-        synthetic: Per hospital that made synthetic images, what it measured of them.
-        embeddings: One row per hospital and task of which it was asked for embeddings of images:
-            `hospital`, `task` (1 without tasks), `kind`, the `count` that came, 0 if it sent none,
-            and under `figures` what it told of their check.
-        enrolment: If it was planned (`enrolment`), per hospital what it was in each task: `active`,
-            `left` or `not-yet`. Whoever is not active is asked nothing, and misses nothing.
-        tasks: With tasks (server_app/over_tasks.py), in lists over them: with which round each task
-            `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after
-            its last round; over all but the last the `forgetting` and `backward_transfer` of each;
-            and whether hospitals have their `own_streams`.
-        over_time: Of asynchronous runs, and those in virtual time: server_app/over_time.py.
+        events: All of the run.
+        rounds: The finished rounds.
+        wall_seconds: From the start of the run to its end.
+        error: Why it failed; empty if it did not.
+        resumed: How many times it was resumed.
+        classes: Their names, in order.
+        timed: Whether there are figures over time.
+        tasks: Of which task each round of the run is; 0 = there are no tasks.
+        own_streams: Whether hospitals have tasks in an order, or for durations, of their own.
+        enrolment: Who was planned to take part in which task; empty = nothing was planned.
+    """
+
+    strategy: str
+    events: Sequence[Event]
+    rounds: Sequence[Round]
+    wall_seconds: float
+    error: str
+    resumed: int = 0
+    classes: Sequence[str] = ()
+    timed: bool = False
+    tasks: Sequence[int] = ()
+    own_streams: bool = False
+    enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @cached_property
+    def evaluated(self) -> list[Round]:
+        """The rounds that were evaluated."""
+        return [each for each in self.rounds if each.matrix]
+
+    @cached_property
+    def last(self) -> Round:
+        """The last of them; an empty one if there is none."""
+        return self.evaluated[-1] if self.evaluated else measure_round(0, [], cross=False)
+
+    @cached_property
+    def hospitals(self) -> list[str]:
+        """Those that answered."""
+        return measures.participants(self.events)
+
+    @cached_property
+    def visits(self) -> list[Event]:
+        """All visits."""
+        return measures.visits(self.events)
+
+    @cached_property
+    def models(self) -> list[str]:
+        """Their lineages."""
+        return sorted({event.lineage for event in self.visits})
+
+    @cached_property
+    def failures(self) -> list[dict[str, Any]]:
+        """What went wrong."""
+        keys = ("round", "hop", "verb", "hospital", "lineage", "outcome", "reason")
+        failed = [event for event in self.events if event.outcome != "ok"]
+        return [{key: getattr(event, key) for key in keys} for event in failed]
+
+    @cached_property
+    def assessments(self) -> list[Assessment]:
+        """The rows of `Summary.assessments`."""
+        events = [event for event in self.events if event.round == self.last.number]
+        handed_on = was_handed_on(self.events)
+        return assess(self.last.tests, self.last.held, events, handed_on, self.classes)
+
+    @cached_property
+    def pooled(self) -> list[Assessment]:
+        """The rows of `Summary.pooled`."""
+        return pool(self.assessments)
+
+    @cached_property
+    def headline(self) -> Headline | None:
+        """The figure to show first."""
+        return headline(self.assessments, self.last.figures, self.last.number)
+
+    @cached_property
+    def versions(self) -> list[dict[str, Any]]:
+        """The rows of `Summary.visits`."""
+        return [row for each in self.evaluated for row in each.visits]
+
+    @cached_property
+    def over_tasks(self) -> dict[str, Any]:
+        """The figures over tasks; empty without tasks."""
+        by_task = {each.number: each.by_task for each in self.evaluated}
+        return over_tasks.measure(self.tasks, by_task, self.own_streams) if any(self.tasks) else {}
+
+    def matrix(self, metric: str) -> list[list[float]]:
+        """A metric of the last round by model (rows) and hospital."""
+        tests = self.last.tests
+        return [
+            [tests.get((model, hospital), {}).get(metric, nan) for hospital in self.hospitals]
+            for model in self.models
+        ]
+
+
+def run_figure(compute: Callable[[Record], Any], shape: Any = None) -> Any:
+    """A field of `Summary`: what computes it, and its type in JSON if that is wider."""
+    return field(metadata={"run": compute} | ({SHAPE: shape} if shape else {}))
+
+
+def round_figure(compute: Callable[[RoundEvents], float], label: str = "") -> Any:
+    """A figure of each round; that of a run is of its last evaluated one.
+
+    Args:
+        compute: What computes it.
+        label: What it is called in the log's line of a round; empty: it is not there.
+    """
+    return field(metadata={"round": compute, "label": label})
+
+
+def _status(run: Record) -> str:
+    if run.error:
+        return "failed"
+    return "completed with failures" if run.failures else "completed"
+
+
+def _worth(run: Record) -> list[Verdict]:
+    everywhere = figure_everywhere(run.assessments, run.last.figures)
+    holders = {hospital for _, hospital in run.last.held}
+    rows, number = run.assessments, run.last.number
+    return judge_run(run.headline, everywhere, rows, run.pooled, number, holders)
+
+
+def _standalone(run: Record) -> float:
+    rows = [row for row in run.assessments if row["kind"] == "standalone"]
+    return mean(row["balanced_accuracy"]["value"] for row in rows if row["balanced_accuracy"])
+
+
+def _best(run: Record) -> dict[str, float]:
+    names = [name for name in run.last.figures if name.endswith("accuracy")]
+    figures = [each.figures for each in run.evaluated]
+    return {name: max(filter(isfinite, (f[name] for f in figures)), default=nan) for name in names}
+
+
+def _synthetic(run: Record) -> dict[str, dict[str, float]]:
+    return {
+        event.hospital: {k: v for k, v in event.metrics.items() if SYNTHETIC.match(k)}
+        for event in run.events
+        if event.verb == "query.prepare" and "release-passed" in event.metrics
+    }
+
+
+def _epsilon_spent(run: Record) -> dict[str, float]:
+    told = (event for event in run.events if "epsilon-spent" in event.metrics)
+    return {event.hospital: event.metrics["epsilon-spent"] for event in told}
+
+
+def _over_time(run: Record) -> dict[str, Any]:
+    rounds = [each.number for each in run.evaluated]
+    return over_time.measure(run.events, rounds) if run.timed else {}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The contents of summary.json, where NaN is null.
+
+    Accuracies are fractions in [0, 1], of the last evaluated round. Figures over all models exist
+    only if `evaluate.cross` is true; of those, the federation's are estimated with "sample:k".
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
     images where none are named), or None. Details are measured once, after the last round; in other
@@ -152,68 +241,180 @@ class Summary:
                          many `images`, their mean `confidence`, and how many are `right`
     """
 
-    strategy: str
-    status: str
-    error: str
-    rounds: int
-    hospitals: list[str]
-    models: list[str]
-    classes: list[str]
-    headline: Headline | None = field(metadata={SHAPE: dict[str, object] | None})
-    worth: list[dict[str, str]]
-    assessments: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
-    pooled: list[dict[str, Any]] = field(metadata={SHAPE: list[_Row]})
-    data: dict[str, dict[str, Any]] = field(metadata={SHAPE: dict[str, _Data]})
-    noise: float
-    federation_accuracy: float
-    federation_balanced_accuracy: float
-    federation_auroc: float
-    federation_accuracy_low: float
-    federation_accuracy_high: float
-    federation_balanced_accuracy_low: float
-    federation_balanced_accuracy_high: float
-    federation_auroc_low: float
-    federation_auroc_high: float
-    ensemble_accuracy: float
-    ensemble_balanced_accuracy: float
-    ensemble_auroc: float
-    pooled_federation_accuracy: float
-    disagreement: float
-    balanced_disagreement: float
-    personalized_accuracy: float
-    personalized_balanced_accuracy: float
-    personalized_auroc: float
-    standalone_balanced_accuracy: float
-    origin_accuracy: float
-    fa_as_printed: float
-    accuracy_after_visit: float
-    train_loss: float
-    accuracy_over_tasks: float
-    accuracy_within_tasks: float
-    forgetting: float
-    backward_transfer: float
-    node_convergence: dict[str, dict[str, float]]
-    accuracy_matrix: list[list[float]]
-    balanced_accuracy_matrix: list[list[float]]
-    history: dict[str, Any] = field(metadata={SHAPE: Curves})
-    visits: list[dict[str, Any]]
-    last_rounds: dict[str, float]
-    best_round: int | None
-    best: dict[str, float]
-    wall_seconds: float
-    resumed: int
-    seconds: dict[str, float]
-    bytes_sent: int
-    bytes_received: int
-    bytes_per_hop: float
-    participation: dict[str, dict[str, Any]]
-    epsilon_spent: dict[str, float]
-    failures: list[dict[str, Any]]
-    synthetic: dict[str, dict[str, float]]
-    embeddings: list[dict[str, Any]]
-    enrolment: dict[str, list[str]]
-    tasks: dict[str, Any] = field(metadata={SHAPE: _Tasks})
-    over_time: dict[str, Any]
+    strategy: str = run_figure(attrgetter("strategy"))
+    # `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
+    status: str = run_figure(_status)
+    # Why the run failed; empty if it did not.
+    error: str = run_figure(attrgetter("error"))
+    # Rounds finished.
+    rounds: int = run_figure(lambda run: run.rounds[-1].number if run.rounds else 0)
+    # Those that answered at least once, sorted.
+    hospitals: list[str] = run_figure(attrgetter("hospitals"))
+    # Lineages that a hospital was asked to train, sorted.
+    models: list[str] = run_figure(attrgetter("models"))
+    # Their names, in the order of every list of classes; empty if they are not settled.
+    classes: list[str] = run_figure(lambda run: [*run.classes])
+    # The one figure to show first, or None if no model was tested; see above.
+    headline: Headline | None = run_figure(attrgetter("headline"), dict[str, object] | None)
+    # What may be said of the run, in words and in order (pages/verdicts): each with the `text`, its
+    # `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it is `about` (`run`,
+    # `noise`, `hospital`, `class`), and of which `hospital`, `model` and `class`.
+    worth: list[dict[str, str]] = run_figure(_worth)
+    # One row per model and hospital that tested it after the last evaluated round (`kind` =
+    # `model`), per ensemble and hospital, and per hospital for its own model before the first
+    # hand-off (`standalone`); see above.
+    assessments: list[dict[str, Any]] = run_figure(attrgetter("assessments"), list[_Row])
+    # One row per model, and one for the ensemble: the test images of all hospitals put together;
+    # AUROC and calibration error are means over hospitals.
+    pooled: list[dict[str, Any]] = run_figure(attrgetter("pooled"), list[_Row])
+    # Per hospital what its images are (`kind`), the `images`, `patients`, `classes` and
+    # `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
+    # `own_settings`, which its node-config replaces.
+    data: dict[str, dict[str, Any]] = run_figure(
+        lambda run: data_of(run.events, run.classes), dict[str, _Data]
+    )
+    # The standard deviation of the noise that hospitals have put into the federation's balanced
+    # accuracy (without it: the personalized; or the accuracy); NaN if it is exact.
+    noise: float = round_figure(attrgetter("noise"))
+    # 1/N Σ A[held by j, j]: the model that j holds after the hand-off.
+    personalized_accuracy: float = round_figure(
+        lambda r: average(r.at_home.values(), "accuracy"), "held (accuracy)"
+    )
+    personalized_balanced_accuracy: float = round_figure(
+        lambda r: average(r.at_home.values(), "balanced-accuracy"), "held"
+    )
+    personalized_auroc: float = round_figure(lambda r: average(r.at_home.values(), "auroc"))
+    # 1/(M·N) ΣΣ A[m, j]: what any model is worth anywhere. If a sample of the pairs is tested
+    # (`evaluate.cross`), it is estimated; the low and high ones are the ends of its 95 % interval,
+    # and NaN if all pairs are tested, or few.
+    federation_accuracy: float = round_figure(lambda r: r.federation["accuracy"][0], "accuracy")
+    federation_balanced_accuracy: float = round_figure(
+        lambda r: r.federation["balanced-accuracy"][0], "balanced accuracy"
+    )
+    federation_auroc: float = round_figure(lambda r: r.federation["auroc"][0])
+    federation_accuracy_low: float = round_figure(lambda r: r.federation["accuracy"][1])
+    federation_accuracy_high: float = round_figure(lambda r: r.federation["accuracy"][2])
+    federation_balanced_accuracy_low: float = round_figure(
+        lambda r: r.federation["balanced-accuracy"][1]
+    )
+    federation_balanced_accuracy_high: float = round_figure(
+        lambda r: r.federation["balanced-accuracy"][2]
+    )
+    federation_auroc_low: float = round_figure(lambda r: r.federation["auroc"][1])
+    federation_auroc_high: float = round_figure(lambda r: r.federation["auroc"][2])
+    # 1/N Σ A[mean of all models, j]: what they are worth together (`evaluate.ensemble`).
+    ensemble_accuracy: float = round_figure(
+        lambda r: average(r.ensemble, "accuracy"), "ensemble (accuracy)"
+    )
+    ensemble_balanced_accuracy: float = round_figure(
+        lambda r: average(r.ensemble, "balanced-accuracy"), "ensemble"
+    )
+    ensemble_auroc: float = round_figure(lambda r: average(r.ensemble, "auroc"))
+    # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's, every image counting alike.
+    pooled_federation_accuracy: float = round_figure(
+        lambda r: measures.pooled_accuracy(r.everywhere.values())
+    )
+    # 1/N Σ std of A[., j] (M - 1): how much the models differ.
+    disagreement: float = round_figure(lambda r: r.disagreement("accuracy"))
+    balanced_disagreement: float = round_figure(lambda r: r.disagreement("balanced-accuracy"))
+    # Of each hospital's own model before the first hand-off.
+    standalone_balanced_accuracy: float = run_figure(_standalone)
+    # 1/N Σ A[model named j, j]: what a model is worth where it started, wherever it is now.
+    origin_accuracy: float = round_figure(
+        lambda r: mean(a for (model, where), a in r.matrix.items() if model == where)
+    )
+    # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; the federation's if M = 2.
+    fa_as_printed: float = round_figure(lambda r: r.federation["accuracy"][0] * len(r.models) / 2)
+    # 1/N Σ A[trained by j, j]: the last model that j trained in the round, right after that.
+    accuracy_after_visit: float = round_figure(lambda r: mean(r.after_visit()))
+    # Mean over the visits of the round.
+    train_loss: float = round_figure(
+        lambda r: average((event.metrics for event in r.visits), "train-loss")
+    )
+    # With tasks, the mean of the accuracies on each task so far, every task counting alike.
+    accuracy_over_tasks: float = round_figure(lambda r: mean(r.by_task.values()), "over tasks")
+    # The same if only classes of an image's own task can be the answer (Task-IL); NaN where tasks
+    # share classes.
+    accuracy_within_tasks: float = round_figure(lambda r: mean(r.within_tasks.values()))
+    # Over all tasks but the last; NaN before a round of the last was evaluated.
+    forgetting: float = run_figure(lambda run: mean(run.over_tasks.get("forgetting", ())))
+    # Likewise; NaN where each hospital has a task order of its own.
+    backward_transfer: float = run_figure(
+        lambda run: mean(run.over_tasks.get("backward_transfer", ()))
+    )
+    # Per hospital, `mean` and `std` (N - 1) of all models tested there; `balanced_mean` and
+    # `balanced_std` of their balanced accuracy.
+    node_convergence: dict[str, dict[str, float]] = run_figure(
+        lambda run: measures.convergence(run.hospitals, run.last.tests)
+    )
+    # A; rows as in `models`, columns as in `hospitals`.
+    accuracy_matrix: list[list[float]] = run_figure(lambda run: run.matrix("accuracy"))
+    balanced_accuracy_matrix: list[list[float]] = run_figure(
+        lambda run: run.matrix("balanced-accuracy")
+    )
+    # The figures of rounds as lists over the evaluated rounds, whose numbers are in `round`; `held`
+    # lists the personalized accuracy of each hospital, `held_balanced` its balanced accuracy,
+    # `seconds` the wall time.
+    history: dict[str, Any] = run_figure(
+        lambda run: measures.history(run.evaluated, run.last.figures, run.hospitals), Curves
+    )
+    # One row per version of a model that was tested, in order: its `round`, `hop`, `epochs` and
+    # `lineage`, the `hospital` that trained it there and then (empty if several did, whose models
+    # were averaged, or none), `global_accuracy`, which is Σ n[j]·A[m, j] / Σ n[j],
+    # `global_balanced_accuracy` (needs `evaluate.per_class`) of all test images together, and under
+    # `own_accuracies` that at each hospital.
+    visits: list[dict[str, Any]] = run_figure(attrgetter("versions"))
+    # `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and `balanced_std` of the
+    # balanced one, over all finished visits of the last `LAST_ROUNDS` rounds. Where one model goes
+    # from hospital to hospital, `std` is the amplitude of its oscillation.
+    last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
+    # The first one with the highest federation balanced accuracy (without one: personalized). It is
+    # chosen on test data, as papers do, and so flatters the method.
+    best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated))
+    # The highest of each accuracy over the evaluated rounds, also chosen on test data.
+    best: dict[str, float] = run_figure(_best)
+    # From the start of the run to its end. If it was interrupted, only the time up to its last
+    # checkpoint before that counts.
+    wall_seconds: float = run_figure(attrgetter("wall_seconds"))
+    # How many times the run was resumed.
+    resumed: int = run_figure(attrgetter("resumed"))
+    # Summed over hospitals: the time that they report for each of `PHASES`; as `wait`, the rest of
+    # the time between a message and its answer.
+    seconds: dict[str, float] = run_figure(lambda run: measures.seconds(run.events))
+    # To all hospitals together, and from them; mean over successful visits of both.
+    bytes_sent: int = run_figure(lambda run: sum(event.bytes_sent for event in run.events))
+    bytes_received: int = run_figure(lambda run: sum(event.bytes_received for event in run.events))
+    bytes_per_hop: float = run_figure(
+        lambda run: mean(e.bytes_sent + e.bytes_received for e in run.visits if e.outcome == "ok")
+    )
+    # Per hospital the number of its `visits`, the rounds in which it `visited` a model, and the
+    # rounds in which it `missed` a visit that was asked of it.
+    participation: dict[str, dict[str, Any]] = run_figure(
+        lambda run: measures.participation(run.hospitals, run.visits)
+    )
+    # With DP-SGD, per hospital the ε of its privacy account after its last visit, at the δ of
+    # `train.dp.delta`.
+    epsilon_spent: dict[str, float] = run_figure(_epsilon_spent)
+    # Which hospitals failed, when, at what and why.
+    failures: list[dict[str, Any]] = run_figure(attrgetter("failures"))
+    # Per hospital that made synthetic images, what it measured of them.
+    synthetic: dict[str, dict[str, float]] = run_figure(_synthetic)
+    # One row per hospital and task of which it was asked for embeddings of images: `hospital`,
+    # `task` (1 without tasks), `kind`, the `count` that came, 0 if it sent none, and under
+    # `figures` what it told of their check.
+    embeddings: list[dict[str, Any]] = run_figure(lambda run: embeddings_of(run.events, run.tasks))
+    # If it was planned (`enrolment`), per hospital what it was in each task: `active`, `left` or
+    # `not-yet`. Whoever is not active is asked nothing, and misses nothing.
+    enrolment: dict[str, list[str]] = run_figure(
+        lambda run: {name: [*states] for name, states in run.enrolment.items()}
+    )
+    # With tasks (server_app/over_tasks.py), in lists over them: with which round each task
+    # `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after its
+    # last round; over all but the last the `forgetting` and `backward_transfer` of each; and
+    # whether hospitals have their `own_streams`.
+    tasks: dict[str, Any] = run_figure(attrgetter("over_tasks"), _Tasks)
+    # Of asynchronous runs, and those in virtual time: server_app/over_time.py.
+    over_time: dict[str, Any] = run_figure(_over_time)
 
     @classmethod
     def read(cls, directory: str | Path, *, any_version: bool = False) -> Self:
@@ -230,6 +431,43 @@ class Summary:
         """
         path = Path(directory).expanduser() / NAME
         return read_json(path, cls, any_version=any_version)
+
+
+_OF_RUN, _OF_ROUND, LABELS = (
+    {each.name: each.metadata[kind] for each in fields(Summary) if each.metadata.get(kind)}
+    for kind in ("run", "round", "label")
+)
+
+
+def measure_round(
+    number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
+) -> Round:
+    """The figures of one round, from its events.
+
+    Args:
+        number: The round.
+        events: What happened in it.
+        cross: Whether every model was tested everywhere, or at a sample of hospitals; the setting.
+        seconds: How long it took.
+    """
+    known = RoundEvents(number, [event for event in events if event.outcome == "ok"], cross)
+    return Round(
+        number=number,
+        trained=frozenset(event.hospital for event in known.visits),
+        tests=known.tests,
+        matrix=known.matrix,
+        by_task=known.by_task,
+        held=known.held,
+        figures={name: compute(known) for name, compute in _OF_ROUND.items()},
+        visits=known.tested_versions(),
+        seconds=seconds,
+    )
+
+
+def summarise(run: Record) -> Summary:
+    """The figures of a run, from all its events and its finished rounds."""
+    found: dict[str, Any] = {name: compute(run) for name, compute in _OF_RUN.items()}
+    return Summary(**found | run.last.figures)
 
 
 def judge_beside(summary: Summary, baseline: Summary) -> Summary:

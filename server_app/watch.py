@@ -23,13 +23,14 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pages.figures import Z
 from pages.verdicts.run import texts
 from server_app import wording
-from server_app.enrolment import to_take_part
-from server_app.measures import Round, Z, measure_round, took_part
+from server_app.enrolment import expected_count
+from server_app.measures import Round, participants
 from server_app.results import UNDER_WAY, UnderWay
 from server_app.runs import is_under_way
-from server_app.summary import Summary
+from server_app.summary import LABELS, Summary, measure_round
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.protocol.console import WIDTH, duration
@@ -144,11 +145,11 @@ class Followed:
         self.events += [each for each in new if each.verb != "evaluate"]
         return new
 
-    def to_take_part(self, number: int) -> int:
+    def expected_hospitals(self, number: int) -> int:
         """How many hospitals are to train in a round."""
         if self.settings.get("enrolment"):  # settings of other versions may not parse
-            return to_take_part(Settings.parse(self.settings), self.events, number)
-        return len(took_part(self.events))
+            return expected_count(Settings.parse(self.settings), self.events, number)
+        return len(participants(self.events))
 
     def state(self) -> str:
         """In one word or a few: whether it goes on."""
@@ -161,7 +162,7 @@ class Followed:
     def headline(self) -> Iterator[str]:
         """What the run is, and where it stands."""
         yield f"{self.settings['strategy']}, {self.path}"
-        hospitals = took_part(self.events)
+        hospitals = participants(self.events)
         where = f"{self.finished} of {self.rounds} rounds"
         if hospitals:
             where += f", {len(hospitals)} hospitals"
@@ -245,15 +246,15 @@ def lines(run: Followed) -> Iterator[str]:
     shown, said, silence = 0, time.time(), 60.0
     yield next(run.headline())
     for events in _looks(run):
-        told = [text for event in events if (text := wording.of_event(event))]
+        told = [text for event in events if (text := wording.event_line(event))]
         new = [text for _, text in told]
         for measured in run.done[shown:]:
-            hospitals = run.to_take_part(measured.number)
+            hospitals = run.expected_hospitals(measured.number)
             left = run.left if not run.summary else nan
-            new.append(wording.of_round(measured, run.rounds, hospitals, left))
+            new.append(wording.round_line(measured, run.rounds, hospitals, left))
         shown, now = len(run.done), time.time()
         if not new and run.waits and now - said >= silence:
-            new, silence = [wording.of_wait(_ages(run.waits, now))], 2 * silence
+            new, silence = [wording.wait_line(_ages(run.waits, now))], 2 * silence
         elif new:
             silence = 60.0
         said = now if new else said
@@ -293,8 +294,8 @@ def picture(run: Followed, console: Console) -> Group:
     now = time.time()
     for each in run.waits if not run.summary else ():
         clock = time.strftime("%H:%M:%S", time.localtime(min(max(each.since, 0.0), now)))
-        parts.append(Text(printable(f"since {clock}  {wording.of_wait(_ages([each], now))}")))
-    failed = [each for each in map(wording.of_event, run.events) if each and each[0] == WARNING]
+        parts.append(Text(printable(f"since {clock}  {wording.wait_line(_ages([each], now))}")))
+    failed = [each for each in map(wording.event_line, run.events) if each and each[0] == WARNING]
     parts += [Text(printable(text), style="yellow") for _, text in failed[-FAILURES:]]
     return Group(*parts)
 
@@ -303,8 +304,9 @@ def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
     """Each of the foremost figures over the rounds."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for measured in done:
-        for label, value in wording.foremost(measured.figures).items():
-            curves.setdefault(label, []).append((measured.number, value))
+        for name in wording.foremost(measured.figures):
+            value = measured.figures[name]
+            curves.setdefault(LABELS[name], []).append((measured.number, value))
     return curves
 
 

@@ -13,7 +13,9 @@ from logging import INFO, WARNING
 from math import isfinite, nan
 from statistics import fmean
 
-from server_app.measures import Round, Z, finished
+from pages.figures import Z
+from server_app.measures import Round, visit_ends
+from server_app.summary import LABELS
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
@@ -21,16 +23,6 @@ from strategies.protocol.text import counted
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
 LATELY = 5  # rounds by which the time left is estimated
-# Labels of figures, and where they are in `Summary`: the first that was measured counts.
-FIGURES = {
-    "held": "personalized_balanced_accuracy",
-    "held (accuracy)": "personalized_accuracy",
-    "balanced accuracy": "federation_balanced_accuracy",
-    "accuracy": "federation_accuracy",
-    "ensemble": "ensemble_balanced_accuracy",
-    "ensemble (accuracy)": "ensemble_accuracy",
-    "over tasks": "accuracy_over_tasks",
-}
 VERBS = {
     "query.live": "say that it is there",
     "query.enrol": "enrol",
@@ -42,7 +34,7 @@ VERBS = {
 }
 
 
-def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) -> str:
+def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) -> str:
     """The line of a round.
 
     Args:
@@ -52,17 +44,18 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
         left: Seconds until the last round ends; NaN if that is not known.
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
+    figures = measured.figures
     parts += [
-        f"{label} {value:.3f}{_interval(measured.figures, label)}{_lowest(measured, label)}"
-        for label, value in foremost(measured.figures).items()
+        f"{LABELS[name]} {figures[name]:.3f}{_interval(figures, name)}{_lowest(measured, name)}"
+        for name in foremost(figures)
     ]
-    if isfinite(noise := measured.figures["noise"]):
+    if isfinite(noise := figures["noise"]):
         parts.append(f"noise ±{Z * noise:.3f}")
-    visits = finished(measured.visits)
+    visits = visit_ends(measured.visits)
     accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
     if len(accuracies) > len({row["lineage"] for row in visits}):
         parts.append(f"visits {min(accuracies):.3f} to {max(accuracies):.3f}")
-    if len(parts) == 1 and isfinite(loss := measured.figures["train_loss"]):
+    if len(parts) == 1 and isfinite(loss := figures["train_loss"]):
         parts.append(f"loss {loss:.3f}")
     if len(measured.trained) < hospitals:
         parts.append(f"{len(measured.trained)} of {hospitals} hospitals")
@@ -71,15 +64,15 @@ def of_round(measured: Round, rounds: int, hospitals: int, left: float = nan) ->
     return "  ".join(parts)
 
 
-def _interval(figures: dict[str, float], label: str) -> str:
+def _interval(figures: dict[str, float], name: str) -> str:
     """The interval of a figure that is estimated from a sample; empty for others."""
-    low, high = (figures.get(f"{FIGURES[label]}_{end}", nan) for end in ("low", "high"))
+    low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
     return f" ({low:.3f} to {high:.3f})" if low < high else ""  # of all pairs it has no width
 
 
-def _lowest(measured: Round, label: str) -> str:
+def _lowest(measured: Round, name: str) -> str:
     """The worst pair of model and hospital behind a mean; empty if there are not several."""
-    kind, _, metric = FIGURES[label].partition("_")
+    kind, _, metric = name.partition("_")
     pairs = {"personalized": measured.held, "federation": measured.tests.keys() - measured.held}
     if not pairs.get(kind):
         return ""
@@ -91,18 +84,15 @@ def _lowest(measured: Round, label: str) -> str:
     if len(known) < 2:
         return ""
     model, hospital = min(known, key=lambda pair: (known[pair], pair))
-    which = f", '{model}'" if kind == "federation" else ""
-    return f" (lowest {known[model, hospital]:.3f}{which} at {hospital})"
+    named = f", '{model}'" if kind == "federation" else ""
+    return f" (lowest {known[model, hospital]:.3f}{named} at {hospital})"
 
 
-def foremost(figures: dict[str, float]) -> dict[str, float]:
-    """The figures of a round that matter most, by their labels: balanced ones if there are any."""
-    measured = {label: figures[name] for label, name in FIGURES.items() if isfinite(figures[name])}
-    plain = {"balanced accuracy": "accuracy", "held": "held (accuracy)"}
-    plain["ensemble"] = "ensemble (accuracy)"
-    for balanced in measured.keys() & plain:
-        measured.pop(plain[balanced], None)
-    return measured
+def foremost(figures: dict[str, float]) -> list[str]:
+    """The names of the figures of a round that matter most: balanced ones if there are any."""
+    known = {name for name in LABELS if isfinite(figures[name])}
+    plain = {name.replace("_balanced", "") for name in known if "_balanced" in name}
+    return [name for name in LABELS if name in known - plain]
 
 
 def time_left(seconds: Sequence[float], rounds: int) -> float:
@@ -116,7 +106,7 @@ def time_left(seconds: Sequence[float], rounds: int) -> float:
     return fmean(known) * (rounds - len(seconds)) if known else nan
 
 
-def of_event(event: Event) -> tuple[int, str] | None:
+def event_line(event: Event) -> tuple[int, str] | None:
     """The line about an answer, and its level in the log; None if it is not worth one."""
     when = f"round {event.round}: " if event.round else ""
     what = VERBS.get(event.verb, event.verb)
@@ -134,7 +124,7 @@ def of_event(event: Event) -> tuple[int, str] | None:
     return None
 
 
-def of_wait(waits: Sequence[tuple[str, str, float]]) -> str:
+def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
     """Whom the server waits for: hospital, message type, and seconds of each."""
     told = []
     for verb in dict.fromkeys(verb for _, verb, _ in waits):

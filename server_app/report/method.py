@@ -15,7 +15,7 @@ from pages.page import (
     table,
 )
 from pages.plots import Line, Row, Span
-from server_app.measures import LAST_ROUNDS, finished
+from server_app.measures import LAST_ROUNDS, visit_ends
 from server_app.report.worth import noise_note
 from server_app.summary import Summary
 from strategies.engine.events import Event
@@ -173,7 +173,7 @@ def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> Iterator[str
 
 def _is_serial(summary: Summary) -> bool:
     """Whether one model was tested after several visits of a round."""
-    visits = finished(summary.visits)
+    visits = visit_ends(summary.visits)
     return len(summary.models) == 1 and len(visits) > len({row["round"] for row in visits})
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import isnan, nan
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import tomli_w
 from flwr.common.config import unflatten_dict
 
-from server_app.measures import measure_round, summarise
 from server_app.report import render
-from server_app.summary import Summary
+from server_app.summary import Record, Summary, measure_round, summarise
 from strategies.engine.events import Event
 from tests.fakes import run_config
 
@@ -110,7 +110,7 @@ def fake_run(
     classes: Sequence[str] = CLASSES,
     error: str = "",
     tasks: Sequence[int] = (),
-    enrolment: Mapping[str, Sequence[str]] | None = None,
+    enrolment: Mapping[str, Sequence[str]] = MappingProxyType({}),
     **overrides: Any,
 ) -> FakeRun:
     """The run of these events."""
@@ -120,7 +120,7 @@ def fake_run(
         for r in numbers
     ]
     known: dict[str, Any] = {"classes": classes, "tasks": tasks, "enrolment": enrolment}
-    summary = summarise(strategy, events, rounds, 60.0, error, **known)
+    summary = summarise(Record(strategy, events, rounds, 60.0, error, **known))
     config = unflatten_dict(run_config(strategy=strategy, **overrides))
     return FakeRun(summary, events, tomli_w.dumps(config))
 

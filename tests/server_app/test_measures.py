@@ -5,7 +5,7 @@ from statistics import fmean
 
 import pytest
 
-from server_app.measures import measure_round, summarise
+from server_app.summary import Record, measure_round, summarise
 from strategies.engine.events import Event
 from tests.server_app.conftest import evaluated, serial_round
 
@@ -15,7 +15,7 @@ def measured(events, *rounds, cross=True):
 
 
 def summary_of(events, error=""):
-    return summarise("rwt", events, measured(events, 1, 2), 60.0, error)
+    return summarise(Record("rwt", events, measured(events, 1, 2), 60.0, error))
 
 
 def test_the_figures_of_a_round(events):
@@ -248,7 +248,7 @@ def test_the_last_rounds_are_ten_and_only_finished_visits_count():
     """
     before = [evaluated(round_, "global", where, 0.0) for round_ in (1, 2) for where in "AB"]
     events = [*before, *(event for round_ in range(3, 13) for event in serial_round(round_))]
-    last = summarise("cwc", events, measured(events, *range(1, 13)), 60.0, "").last_rounds
+    last = summarise(Record("cwc", events, measured(events, *range(1, 13)), 60.0, "")).last_rounds
     assert last["mean"] == pytest.approx(0.7)
     assert last["std"] == pytest.approx((20 * 0.1**2 / 19) ** 0.5)
     assert isnan(last["balanced_mean"])
@@ -257,7 +257,7 @@ def test_the_last_rounds_are_ten_and_only_finished_visits_count():
 
 def test_without_cross_evaluation_nothing_is_said_about_the_federation(events):
     rounds = measured(events, 1, 2, cross=False)
-    summary = summarise("rwt", events, rounds, 60.0, "")
+    summary = summarise(Record("rwt", events, rounds, 60.0, ""))
     assert isnan(summary.federation_accuracy)
     assert isnan(summary.pooled_federation_accuracy)
     assert isnan(summary.last_rounds["mean"])
@@ -324,7 +324,7 @@ def test_means_are_over_what_was_measured():
 
 
 def test_a_run_that_measured_nothing_can_be_summed_up():
-    summary = summarise("rwt", [], [], 1.0, "RunError: nobody is there")
+    summary = summarise(Record("rwt", [], [], 1.0, "RunError: nobody is there"))
     assert isnan(summary.federation_accuracy)
     assert (summary.hospitals, summary.best_round, summary.rounds) == ([], None, 0)
 

@@ -17,8 +17,7 @@ from client_app.authority.policy import Policy
 from pages.figures import Figure, assessment, direction, number
 from pages.verdicts.run import COMMAND, texts
 from server_app import wording
-from server_app.measures import measure_round
-from server_app.summary import Summary
+from server_app.summary import Summary, measure_round
 from tests.fakes import deployment, run_config, run_here
 from tests.server_app.fake_runs import RUNS
 
@@ -86,10 +85,10 @@ def test_a_verdict_holds_wherever_noise_has_the_exact_difference(low, high, nois
 
 def test_lines_say_how_far_noise_may_have_moved_the_first_figure():
     events = [event for event in RUNS["with_noise"]().events if event.round == 2]
-    line = wording.of_round(measure_round(2, events, cross=True), 4, 3)
+    line = wording.round_line(measure_round(2, events, cross=True), 4, 3)
     assert "noise ±0.020" in line  # 1.96 · 0.03 / √9
     exact = [event for event in RUNS["learnt"]().events if event.round == 2]
-    assert "noise" not in wording.of_round(measure_round(2, exact, cross=True), 4, 3)
+    assert "noise" not in wording.round_line(measure_round(2, exact, cross=True), 4, 3)
 
 
 def test_a_figure_without_an_interval_has_its_noise_beside_it():

@@ -11,13 +11,12 @@ import pytest
 from server_app.compare import records, text
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import OVER_TASKS, compared
-from server_app.measures import measure_round, summarise
 from server_app.over_tasks import backward_transfer, forgetting, matrix
 from server_app.results import Results
-from server_app.summary import Summary
+from server_app.summary import Record, Summary, measure_round, summarise
 from server_app.tables import rounds as rounds_of
 from server_app.tables import tasks as tasks_of
-from server_app.wording import of_round
+from server_app.wording import round_line
 from strategies.engine.events import Event
 from tests.fakes import settings
 from tests.server_app.conftest import evaluated
@@ -51,7 +50,9 @@ def summary(told, tasks=TASKS, cross=True, own_streams=False):
         measure_round(number, [e for e in events if e.round == number], cross)
         for number in range(1, max(told) + 1)
     ]
-    return summarise("fedavg", events, rounds, 1.0, "", tasks=tasks, own_streams=own_streams)
+    return summarise(
+        Record("fedavg", events, rounds, 1.0, "", tasks=tasks, own_streams=own_streams)
+    )
 
 
 def near(expected):
@@ -178,7 +179,7 @@ def test_a_run_without_tasks_has_none_of_this(tasks):
 
 def test_the_line_of_a_round_has_the_mean():
     measured = measure_round(4, told_by(4, TOLD[4]), cross=True)
-    assert "over tasks 0.850" in of_round(measured, 6, 2)
+    assert "over tasks 0.850" in round_line(measured, 6, 2)
 
 
 def test_the_report_draws_them_and_says_them():

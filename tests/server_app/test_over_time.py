@@ -5,9 +5,9 @@ from math import nan
 
 import pytest
 
-from server_app.measures import measure_round, summarise
 from server_app.over_time import measure
 from server_app.report import render
+from server_app.summary import Record, measure_round, summarise
 from strategies.engine.events import Event
 
 
@@ -59,7 +59,7 @@ def test_the_report_shows_them_for_runs_that_have_them():
     events += [Event("hand-off", 1, 1, h, h) for h in names]
     rounds = [measure_round(1, events, cross=True)]
     pages = [
-        render("run", summarise("rwt", events, rounds, 1.0, "", timed=timed), events, "")
+        render("run", summarise(Record("rwt", events, rounds, 1.0, "", timed=timed)), events, "")
         for timed in (True, False)
     ]
     assert ["Over time" in page for page in pages] == [True, False]

@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord
 from flwr.common.config import parse_config_args
 
 from server_app import results as module
-from server_app.measures import measure_round, summarise
 from server_app.nan_json import to_json
 from server_app.results import Results
+from server_app.summary import Record, measure_round, summarise
 from strategies.engine.courier import Awaited
 from strategies.engine.events import LOG, Event, read_events
 from strategies.engine.shelf import Shelf
@@ -295,7 +295,7 @@ def test_tests_of_rounds_that_are_over_leave_memory_and_count_all_the_same(resul
         measure_round(n, [event for event in recorded if event.round == n], True, each.seconds)
         for n, each in enumerate(results._rounds, 1)
     ]
-    expected = asdict(summarise("rwt", recorded, rounds, 0.0, ""))
+    expected = asdict(summarise(Record("rwt", recorded, rounds, 0.0, "")))
     told = summary_of(results)
     for key in expected.keys() - {"strategy", "wall_seconds"}:
         assert told[key] == json.loads(to_json(expected[key])), key

@@ -6,10 +6,9 @@ from math import isnan, nan
 
 import pytest
 
-from server_app.measures import measure_round, summarise
 from server_app.nan_json import to_json
 from server_app.results import Results
-from server_app.summary import Summary
+from server_app.summary import Record, Summary, measure_round, summarise
 from server_app.tables import events as events_of
 from server_app.tables import rounds as rounds_of
 from strategies.engine.events import Event
@@ -22,7 +21,7 @@ def summary_of(events):
         measure_round(number, [each for each in events if each.round == number], True)
         for number in numbers
     ]
-    return summarise("rwt", events, rounds, 12.5, "")
+    return summarise(Record("rwt", events, rounds, 12.5, ""))
 
 
 def write(folder, summary):

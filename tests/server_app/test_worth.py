@@ -10,8 +10,7 @@ from pages.page import Marked
 from pages.verdicts.model import judge, objection, pair, worst
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
-from server_app.measures import measure_round, summarise
-from server_app.summary import judge_beside
+from server_app.summary import Record, judge_beside, measure_round, summarise
 from strategies.engine.events import Event
 
 CLASSES = ["benign", "melanoma"]
@@ -62,7 +61,7 @@ def summary_of(tests, standalone=None, held=(("A", "A"), ("B", "B")), details=Tr
     trained = [Event("train", 1, 1, model, model) for model in models]
     trained += [Event("train", 1, 2, "AB"[model == "A"], model) for model in models if not stays]
     measured = measure_round(1, [*trained, *events], cross=True)
-    return summarise("cwt", [*trained, *events], [measured], 1.0, "", classes=CLASSES)
+    return summarise(Record("cwt", [*trained, *events], [measured], 1.0, "", classes=CLASSES))
 
 
 EVERYWHERE = [(model, hospital) for model in "AB" for hospital in "AB"]
@@ -315,7 +314,7 @@ def test_what_hospitals_say_of_their_images_is_in_the_summary():
     numbers = {"num-train": 8, "num-test": 2, "num-quarantined": 1, "num-train-patients": 4}
     numbers |= {"train-images-of-class-1": 3, "test-images-of-class-0": 2}
     event = Event("query.prepare", 0, 0, "A", "A", metrics=numbers, facts=facts)
-    data = summarise("cwt", [event], [], 1.0, "", classes=CLASSES).data["A"]
+    data = summarise(Record("cwt", [event], [], 1.0, "", classes=CLASSES)).data["A"]
     assert data["train"] == {
         "images": 8,
         "patients": 4,
