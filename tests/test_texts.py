@@ -24,6 +24,7 @@ PACKAGES = (
     *("strategies", "tests", "warm"),
 )
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+RESULTS = ROOT / "benchmarks" / "results"
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 ANY = "|".join(PACKAGES)
 FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|md|toml|html|css|js)\b")
@@ -85,6 +86,24 @@ def missing_from(text):
 def test_a_page_names_what_is_there(path):
     text = path.read_text("utf-8")
     assert {*missing_from(text)} <= EXAMPLES
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_of_results_names_what_is_there_or_in_the_history(path):
+    text = path.read_text("utf-8")
+    history = re.findall(r"`git show [0-9a-f]+:(benchmarks/\w+)\.py`", text)
+    assert {*missing_from(text)} <= {name.replace("/", ".") for name in history}
+    for name in re.findall(r"benchmarks\.reproduce (\w+)", text):
+        assert (ROOT / "benchmarks" / f"{name}.toml").is_file(), name
+
+
+def test_the_index_of_results_names_each_page_and_each_table_that_was_not_run():
+    index = (RESULTS / "README.md").read_text("utf-8")
+    pages = {path.stem for path in RESULTS.glob("*.md")} - {"README"}
+    assert {*re.findall(r"\]\(([\w-]+)\.md\)", index)} == pages
+    tables = {path.stem for path in (ROOT / "benchmarks").glob("*.toml")}
+    not_run = {*re.findall(r"`(\w+)`", index.partition("## Not run")[2])}
+    assert not_run == {name for name in tables if name.replace("_", "-") not in pages}
 
 
 @pytest.mark.slow
