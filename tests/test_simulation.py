@@ -27,10 +27,10 @@ from warm.workers import Workers
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = "".join((ROOT / page).read_text() for page in ("README.md", "docs/settings.md"))
 COMMANDS = [
     line.removeprefix("pip install uv && ")
-    for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
+    for block in re.findall(r"```sh\n(.*?)```", PAGES, re.DOTALL)
     for line in block.splitlines()
 ]
 RUNS = [line for line in COMMANDS if re.search("(flwr|server_app) run", line)]
@@ -95,9 +95,9 @@ def flower(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def result_of(flower, tmp_path_factory):
-    """The result folder of a command of the README, which is run once.
+    """The result folder of a command of the pages, which is run once.
 
-    It is run with an archive where the README has one, and fewer rounds.
+    It is run with an archive where a page has one, and fewer rounds.
     """
     data = {"XDG_DATA_HOME": str(tmp_path_factory.mktemp("stores"))}
 
@@ -133,7 +133,7 @@ def test_the_readme_names_the_two_commands():
 
 
 @pytest.mark.parametrize("command", RUNS)
-def test_the_commands_of_the_readme_work(command, result_of):
+def test_the_commands_of_the_pages_work(command, result_of):
     result = result_of(command)
     assert json.loads((result / "summary.json").read_text())["status"] == "completed"
     assert {path.name for path in result.iterdir() if "-standalone" not in path.name} == {
@@ -146,7 +146,7 @@ def test_the_commands_of_the_readme_work(command, result_of):
 def test_a_run_is_repeated_from_its_own_config_by_another_number_of_actors(
     command, hospitals, flower, result_of
 ):
-    """The README's has one actor, at which hospitals work one after the other; then two do."""
+    """The page's has one actor, at which hospitals work one after the other; then two do."""
     first = result_of(next(run for run in RUNS if command in run))
     second = run(flower, first.parent, hospitals, cpus=1, config=first / "config.toml")
     assert metrics_of(first) == metrics_of(second)

@@ -226,11 +226,11 @@ def test_the_command_refuses_a_key_without_torch():
     assert not re.search(r"\| +(torch|matplotlib)$", bad.stderr, re.MULTILINE)
 
 
-def test_the_settings_in_the_readme_can_be_used(monkeypatch):
+def test_the_settings_that_pages_name_can_be_used(monkeypatch):
     """Those of every run and of every check, but for their data."""
     monkeypatch.setattr(module, "_missing", lambda kind, sources: ())
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    texts = re.findall(r"(?:flwr run|server_app (?:check|run)).* --run-config \"([^\"]*)\"", readme)
+    pages = "".join((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/settings.md"))
+    texts = re.findall(r"(?:flwr run|server_app (?:check|run)).* --run-config \"([^\"]*)\"", pages)
     assert len(texts) > 5
     for text in texts:
         judged(text)
