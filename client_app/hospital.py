@@ -17,7 +17,7 @@ from client_app.authority.policy import MachineRules, Policy, PolicyError, at_mo
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
-from learning.dp_training import check_network
+from learning.dp_sgd import check_network
 from learning.models import Architecture
 from learning.randomness import seeded
 from learning.samples import Samples, joined

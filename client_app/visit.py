@@ -1,7 +1,7 @@
 """A visit: one local training of one model, at the hospital where it has arrived."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from client_app.release.disclosure import Disclosure, Noised, open_disclosure
 from client_app.release.embeddings.sample import embeddings_of
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
-from learning.dp_training import Plan, check_network, train_privately
+from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.evaluation import probabilities
 from learning.learners.plain import Learner, Received
 from learning.learners.prototypes import FedSpace, rotating
@@ -31,7 +31,7 @@ from learning.training import train
 from strategies.protocol.console import Pace
 from strategies.protocol.parcel import Manifest, bundle, drop_encoder, parcel_in
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import PUBLIC, require, rng_for
+from strategies.protocol.settings import PUBLIC, TrainSettings, require, rng_for
 
 
 def train_here(message: Message, context: Context) -> Message:
@@ -104,24 +104,23 @@ class Visit:
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
             in_round = settings.train.in_round(order.round)
-            after_epoch = self._keep_snapshot
+            private, spent = None, {}
             if in_round.dp.noise_multiplier:
-                metrics = _train_privately(request, self.learner, rng, after_epoch, pace)
-            else:
-                fewest = hospital.policy.images.min_batch if hospital.policy else 2
-                metrics = train(
-                    self.learner,
-                    in_round,
-                    order.epochs,
-                    rng,
-                    clock.deadline,
-                    after_epoch,
-                    pace,
-                    fewest,
-                )
+                private, spent["epsilon-spent"] = _private_steps(request, in_round, self.network)
+            metrics = train(
+                self.learner,
+                in_round,
+                order.epochs,
+                rng,
+                clock.deadline,
+                self._keep_snapshot,
+                pace,
+                fewest=hospital.policy.images.min_batch if hospital.policy else 2,
+                private=private,
+            )
             self.judge.check_visit()
             self.memory = self.learner.memory(rng_for(settings.seed, "importance", *place))
-        return metrics
+        return metrics | spent
 
     def attack(self) -> None:
         """Attack the model before it leaves, if the policy has rules about what attacks tell."""
@@ -178,24 +177,19 @@ class Visit:
             self.snapshots[f"epoch-{epoch}"] = pack(self.request, self.network, label)
 
 
-def _train_privately(
-    request: Request,
-    learner: Learner,
-    rng: np.random.Generator,
-    after_epoch: Callable[[int], None],
-    progress: Callable[[int, int], None],
-) -> dict[str, float]:
-    """Train by DP-SGD, after the hospital's privacy account has let it.
+def _private_steps(
+    request: Request, settings: TrainSettings, network: nn.Module
+) -> tuple[PrivateSteps, float]:
+    """The steps of DP-SGD, once the hospital's privacy account has let them; and the ε spent.
 
     In a simulation each run has an account, and the seed decides on the noise. In a deployment the
     server knows the seed: whoever draws the noise again can subtract it.
     """
     hospital, order, policy = request.hospital, request.order, request.hospital.policy
-    settings = hospital.settings.train.in_round(order.round)
     settings.check_learner(order.learner)
     if order.images != "own":
         raise ParcelError("With train.dp a model is trained on the hospital's own images alone.")
-    check_network(learner.model)
+    check_network(network)
     owners = hospital.data.train_patients
     plan, dp = Plan.of(owners, settings.batch_size), settings.dp
     allowed = "below one over the number of patients (or images) that a hospital trains on"
@@ -207,18 +201,7 @@ def _train_privately(
     total = Account(folder / "privacy.jsonl").spend(spent, dp.delta, rules)
     place_of_noise = rng_for(hospital.settings.seed, "dp", *request.visit, hospital.name)
     secret = np.random.default_rng() if policy else place_of_noise  # of the system's entropy
-    metrics = train_privately(
-        learner,
-        settings,
-        order.epochs,
-        plan,
-        rng,
-        secret,
-        request.clock.deadline,
-        after_epoch,
-        progress,
-    )
-    return {**metrics, "epsilon-spent": total}
+    return PrivateSteps(plan, dp, secret), total
 
 
 def _told(

@@ -4,7 +4,7 @@
 needs is declared beside it: `tables` and `check_suited`.
 """
 
-from learning.dp_training import check_network
+from learning.dp_sgd import check_network
 from learning.learners import LEARNERS
 from learning.models import Architecture
 from strategies.protocol.settings import Settings

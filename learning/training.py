@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from learning.augmentation import AUGMENTATIONS, Draws
 from learning.balance import class_weights
+from learning.dp_sgd import PrivateSteps, noise_alone
 from learning.errors import DeadlineError
 from learning.learners.plain import Learner
 from learning.randomness import seeded
@@ -26,6 +28,7 @@ def train(
     after_epoch: Callable[[int], None] = lambda epoch: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     fewest: int = 2,
+    private: PrivateSteps | None = None,
 ) -> dict[str, float]:
     """Train a model on a hospital's images, with a new optimizer.
 
@@ -38,11 +41,13 @@ def train(
         after_epoch: Called with the number of each epoch, from 1, at its end.
         progress: Called after every step with how many images are done, and of how many.
         fewest: Images of a step.
+        private: Makes the steps those of DP-SGD; they draw their images, whatever `fewest` is.
 
     Returns:
         `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
 
     Raises:
+        ModelError: The steps are private, and the network mixes images of a batch.
         DeadlineError: The deadline has passed.
     """
     samples = learner.samples
@@ -55,27 +60,38 @@ def train(
     )
     generator = torch.Generator().manual_seed(int(rng.integers(2**63)))
     draws = Draws(generator, AUGMENTATIONS[settings.augment])
-    done = 0
-    with seeded(rng):
+    done = seen = 0
+    dtype = torch.double if private else torch.float
+    stepping = private.over(learner.model, optimizer) if private else nullcontext(optimizer)
+    with seeded(rng), stepping as optimizer:
         for epoch in range(1 - learner.warm_up, epochs + 1):
             learner.begin_epoch(epoch)
-            total = torch.zeros((), device=device)  # read once, not at every step
-            order = epoch_order(samples.labels, settings, generator)
-            for batch in batches(order, settings.batch_size, fewest):
+            total = torch.zeros((), dtype=dtype, device=device)  # read once, not at every step
+            if private:
+                cut = private.batches()
+            else:
+                order = epoch_order(samples.labels, settings, generator)
+                cut = batches(order, settings.batch_size, fewest)
+            seen = sum(map(len, cut))
+            most = done + (epochs + 1 - epoch) * seen
+            for batch in cut:
                 if time.monotonic() > deadline:
                     raise DeadlineError("Training took longer than allowed (hop-timeout).")
                 optimizer.zero_grad()
-                loss = learner.observe(samples[batch.to(device)], draws)
-                loss.backward()
+                if len(batch):
+                    loss = learner.observe(samples[batch.to(device)], draws)
+                    loss.backward()
+                    total += loss.detach().to(dtype) * len(batch)
+                else:
+                    noise_alone(learner.trained())
                 learner.before_step()
                 optimizer.step()
                 learner.after_step()
-                total += loss.detach() * len(batch)
                 done += len(batch)
-                progress(done, (learner.warm_up + epochs) * len(order))
+                progress(done, most)
             if epoch > 0:
                 after_epoch(epoch)
-    return {"train-loss": total.item() / len(samples), "num-examples": len(samples)}
+    return {"train-loss": total.item() / max(1, seen), "num-examples": len(samples)}
 
 
 def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Generator) -> Tensor:

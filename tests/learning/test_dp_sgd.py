@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from learning.dp_training import Plan, check_network, train_privately
+from learning.dp_sgd import Plan, PrivateSteps, check_network
 from learning.errors import ModelError
 from learning.learners.plain import Plain
+from learning.training import train
 from tests.learning.test_training import data, learner_of, network
 
 NOISE, NORM = 0.7, 0.05
@@ -20,8 +21,9 @@ def visit(samples, plan, seed=0, epochs=1, model=None, **overrides):
     settings = learner.settings.train
     dp = replace(settings.dp, noise_multiplier=NOISE, clipping_norm=NORM)
     settings = replace(settings, optimizer="sgd", learning_rate=1.0, dp=dp, **overrides)
-    rngs = np.random.default_rng(1), np.random.default_rng(seed)
-    found = train_privately(learner, settings, epochs, plan, *rngs, time.monotonic() + 60)
+    private = PrivateSteps(plan, dp, np.random.default_rng(seed))
+    rng, deadline = np.random.default_rng(1), time.monotonic() + 60
+    found = train(learner, settings, epochs, rng, deadline, private=private)
     return model, found
 
 
@@ -85,3 +87,19 @@ def test_a_network_with_batchnorm_is_refused():
     check_network(network("mlp"))
     with pytest.raises(ModelError, match="BatchNorm"):
         check_network(network("cnn"))
+
+
+def test_progress_counts_the_images_that_are_drawn():
+    learner, told = learner_of(Plain, network(), data(20)), []
+    dp = replace(learner.settings.train.dp, noise_multiplier=NOISE)
+    train(
+        learner,
+        learner.settings.train,
+        epochs=2,
+        rng=np.random.default_rng(1),
+        deadline=time.monotonic() + 60,
+        progress=lambda *done: told.append(done),
+        private=PrivateSteps(Plan.of(np.arange(20), 5), dp, np.random.default_rng(0)),
+    )
+    assert len(told) == 8
+    assert told[-1][0] == told[-1][1]
