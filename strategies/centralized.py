@@ -15,17 +15,17 @@ hospital that has its own images refuses.
 The hospital's half: learning/learners/centralized.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from strategies.cwt_serial import CWTSerial
 from strategies.engine.state import State
 from strategies.engine.visit import Visit
 from strategies.feder import FedERSettings
+from strategies.protocol.declared import declared
 from strategies.protocol.settings import Settings
 
 
-@dataclass(frozen=True)
+@declared
 class CentralizedSettings:
     """The keys `centralized.*`."""
 

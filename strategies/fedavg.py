@@ -17,7 +17,7 @@ Deviations:
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import WARNING
 from typing import Any, Literal
 
@@ -26,24 +26,24 @@ from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 from flwr.common import log
 from numpy.typing import NDArray
 
-from learning.settings import CARRIES
 from strategies.engine.state import Model, State
 from strategies.engine.strategy import RunError, Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
+from strategies.protocol.declared import Count, declared
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 
+# Learners whose memory travels with a model and has no average (`Learner.memory`).
+CARRIED = frozenset({"mah", "twf"})
 
-@dataclass(frozen=True)
+
+@declared
 class FedAvgSettings:
     """What the average does: the keys `fedavg.*`, for all methods that average."""
 
     weights: Literal["images", "equal"]
-    sample: int
-
-    def __post_init__(self) -> None:
-        require(self.sample >= 0, "fedavg.sample", self.sample, "0 or more")
+    sample: Count
 
 
 class FedAvg(Strategy):
@@ -59,7 +59,7 @@ class FedAvg(Strategy):
             f"one without a memory that travels, since strategy '{settings.strategy}' averages "
             "models: for this one choose a strategy that hands them on, such as rwt, or standalone"
         )
-        require(settings.learner not in CARRIES, "learner", settings.learner, allowed)
+        require(settings.learner not in CARRIED, "learner", settings.learner, allowed)
         one = len({name.strip() for name in settings.model.split(",")}) == 1
         allowed = f"one network, since strategy '{settings.strategy}' averages models"
         require(one, "model", settings.model, allowed)

@@ -24,28 +24,27 @@ Deviations:
 The hospital's half: learning/learners/feder.py.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 from strategies.engine.state import State
 from strategies.engine.strategy import HandsOn
 from strategies.engine.topology import random_ring, stay
 from strategies.engine.visit import Visit
+from strategies.protocol.declared import Count, declared
 from strategies.protocol.settings import Settings, require, rng_for
 
 
-@dataclass(frozen=True)
+@declared
 class FedERSettings:
     """What is handed on: of the keys `feder.*`."""
 
     variant: Literal["full", "buffer-only", "synthetic-only"]
-    buffer_size: int
+    buffer_size: Count
 
     def __post_init__(self) -> None:
-        size = self.buffer_size
-        require(size >= 0, "feder.buffer-size", size, "0 or more")
-        if self.variant == "synthetic-only":
-            require(size > 0, "feder.buffer-size", size, "1 or more with variant synthetic-only")
+        fits = self.buffer_size > 0 or self.variant != "synthetic-only"
+        allowed = "1 or more with variant synthetic-only"
+        require(fits, "feder.buffer-size", self.buffer_size, allowed)
 
 
 class FedER(HandsOn):

@@ -27,11 +27,12 @@ The hospital's half: learning/learners/fedrewind.py, or that of the base or `lea
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
+from pydantic import Field
 
 from strategies.cwt import CWT
 from strategies.engine.state import Model, State
@@ -40,6 +41,7 @@ from strategies.engine.topology import GLOBAL, derangement
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg
 from strategies.fedspace import FedSpace
+from strategies.protocol.declared import declared
 from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
@@ -52,18 +54,14 @@ BASES: dict[str, type[Strategy]] = {
 }
 
 
-@dataclass(frozen=True)
+@declared
 class RewindSettings:
     """What is rewound, how far and where to: of the keys `rewind.*`."""
 
     base: Literal["cwt", "rwt", "fedavg", "fedspace"]
-    fraction: float
+    fraction: Annotated[float, Field(ge=0, lt=0.5)]
     partner: Literal["previous", "random"]
     batch_norm: Literal["train", "reference"]
-
-    def __post_init__(self) -> None:
-        allowed = "0 or more, and below 0.5"
-        require(0 <= self.fraction < 0.5, "rewind.fraction", self.fraction, allowed)
 
     def epochs(self, total: int) -> int:
         """Those of the rewind leg, out of a visit's: λE, rounded up."""

@@ -20,7 +20,7 @@ half: learning/learners/prototypes.py.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -31,24 +31,21 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg, cast, network
+from strategies.protocol.declared import ShareAboveZero, declared
 from strategies.protocol.parcel import Layout, pack
 from strategies.protocol.prototypes import check_prototypes
 from strategies.protocol.records import ParcelError
-from strategies.protocol.settings import Settings, require
+from strategies.protocol.settings import Settings
 
 Arrays = dict[str, NDArray[Any]]
 
 
-@dataclass(frozen=True)
+@declared
 class FedSpaceSettings:
     """What the server keeps of a round: of the keys `fedspace.*`."""
 
-    ema: float  # a
-    mix: float  # b
-
-    def __post_init__(self) -> None:
-        for key, share in (("ema", self.ema), ("mix", self.mix)):
-            require(0 < share <= 1, f"fedspace.{key}", share, "above 0, and at most 1")
+    ema: ShareAboveZero  # a
+    mix: ShareAboveZero  # b
 
 
 class FedSpace(FedAvg):

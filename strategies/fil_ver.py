@@ -29,10 +29,10 @@ The hospital's half: learning/learners/fil_ver.py. The encoder travels to each h
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from logging import INFO
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
 from flwr.common import log
@@ -41,30 +41,30 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, build_global
+from strategies.protocol.declared import Count, OneOrMore, declared, fitting
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
 ENCODER = "encoder."  # how the names of its arrays begin
 
 
-@dataclass(frozen=True)
+def _names_images(chosen: str) -> bool:
+    path = chosen.removeprefix(PUBLIC)
+    return chosen in ("first-hospital", "pooled", "none") or (
+        chosen != path and Path(path).is_absolute()
+    )
+
+
+@declared
 class FilVerSettings:
     """What is pretrained, what is sent, and what the server does: of the keys `filver.*`."""
 
     variant: Literal["sampled", "stats", "ebr"]
-    pretrain: str
-    pretrain_epochs: int
-    server_steps: int
-
-    def __post_init__(self) -> None:
-        chosen, rest = self.pretrain, self.pretrain.removeprefix(PUBLIC)
-        usable = chosen in ("first-hospital", "pooled", "none")
-        usable = usable or (chosen != rest and Path(rest).is_absolute())
-        allowed = "first-hospital, public:<absolute file>, pooled or none"
-        require(usable, "filver.pretrain", chosen, allowed)
-        epochs, steps = self.pretrain_epochs, self.server_steps
-        require(epochs >= 1, "filver.pretrain-epochs", epochs, "1 or more")
-        require(steps >= 0, "filver.server-steps", steps, "0 or more")
+    pretrain: Annotated[
+        str, fitting(_names_images, "first-hospital, public:<absolute file>, pooled or none")
+    ]
+    pretrain_epochs: OneOrMore
+    server_steps: Count
 
 
 class FilVer(FedAvg):

@@ -21,19 +21,18 @@ ALLOWED = {
         *("numpy", "scipy", "sklearn", "matplotlib"),
     },
     "pages": {"numpy", "strategies.protocol.names", "strategies.protocol.text"},
-    "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
+    "strategies": {"flwr", "numpy", "pydantic"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).
     "strategies/fil_ver.py": {"flwr", "strategies", "learning.server_training"},
-    # Which learners' models cannot be averaged.
-    "strategies/fedavg.py": {"flwr", "numpy", "strategies", "learning.settings"},
     "strategies/engine": {"flwr", "numpy", "strategies.protocol"},
-    "strategies/protocol": {"flwr", "numpy", "cryptography"},
+    "strategies/protocol": {"flwr", "numpy", "cryptography", "pydantic"},
     "warm": {"flwr", "strategies.protocol"},
     "learning": {
         "torch",
         "torchvision",
         "safetensors",
         "numpy",
+        "pydantic",  # declared settings
         "opacus",
         "flwr",
         "PIL",
@@ -54,6 +53,7 @@ ALLOWED = {
             "filelock",
             "cryptography",
             "dp_accounting",
+            "pydantic",
         ),
         *("audit", "gan", "learning", "pages", "strategies.protocol", "warm"),
         # What a run's method may order.

@@ -4,11 +4,11 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any
 
 from flwr.app import Context
 
+from strategies.protocol.declared import near_miss
 from strategies.protocol.may_leave import OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -46,12 +46,6 @@ class OwnError(SettingsError):
     def explain(self) -> str:
         """What the hospital's own people are told."""
         return f"The hospital's {self.what} cannot be used: {self.why}"
-
-
-def near_miss(name: str, known: Mapping[str, object]) -> str:
-    """A question for whoever wrote an unknown name, or nothing."""
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; it may be {', '.join(known)}."
 
 
 def check_node_config(config: Mapping[str, Any]) -> None:

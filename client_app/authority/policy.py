@@ -8,20 +8,33 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-from client_app.authority.node_config import OwnError, near_miss
+from pydantic import AfterValidator
+
+from client_app.authority.node_config import OwnError
 from gan.presets import chosen_preset
 from learning.settings import LwFSettings, ReservoirSettings
 from strategies.engine.strategy import Strategy
 from strategies.protocol.code import code_hash
+from strategies.protocol.declared import (
+    Amount,
+    Count,
+    OneOrMore,
+    Share,
+    TwoOrMore,
+    declared,
+    fitting,
+    near_miss,
+    read,
+)
 from strategies.protocol.embeddings import PARTS
 from strategies.protocol.files import read_by_hand
 from strategies.protocol.may_leave import METRICS
-from strategies.protocol.settings import Settings, SettingsError, read_section
+from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
@@ -52,47 +65,26 @@ class PolicyError(ValueError):
         return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
 
 
-@dataclass(frozen=True)
-class Range:
-    """The numbers that a rule may have; more than 10^9 of anything is a slip."""
-
-    least: float = 0
-    most: float = 10**9
-
-    def refuses(self, value: float) -> str:
-        """What is allowed in the place of a number; empty if that is."""
-        inside = self.least <= value <= self.most
-        return "" if inside else f"{self.least:g} to {self.most:.10g}"
+def _is_hash(text: str) -> bool:
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """The names of which a rule may have some."""
-
-    names: tuple[str, ...]
-
-    def refuses(self, value: str) -> str:
-        """What is allowed in the place of a name; empty if that is."""
-        known = dict.fromkeys(self.names)
-        return "" if value in known else f"known names{near_miss(value, known).rstrip('.')}"
+def _is_name(text: str) -> bool:
+    return re.fullmatch(r"\S(.*\S)?", text) is not None
 
 
-@dataclass(frozen=True)
-class Like:
-    """The texts of which a rule may have some: those that are like a pattern."""
+def known(names: Iterable[str]) -> AfterValidator:
+    """An annotation of names of which a rule may have some."""
+    choices = dict.fromkeys(names)
 
-    pattern: str
-    words: str
+    def checked(name: str) -> str:
+        if name not in choices:
+            raise ValueError(f"known names{near_miss(name, choices).rstrip('.')}")
+        return name
 
-    def refuses(self, value: str) -> str:
-        """What is allowed in the place of a text; empty if that is."""
-        return "" if re.fullmatch(self.pattern, value) else self.words
+    return AfterValidator(checked)
 
 
-Count = Annotated[int, Range()]
-OneOrMore = Annotated[int, Range(1)]
-Amount = Annotated[float, Range()]
-Share = Annotated[float, Range(0, 1)]
 LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
 # Models are weighed by `num-examples` where they are averaged, `refused` is no figure, and what
 # says how sure a figure is goes with it.
@@ -101,64 +93,6 @@ FIGURES = tuple(
     for name in METRICS
     if name not in ("num-examples", "refused") and not re.search("-(low|high|noise)$", name)
 )
-
-
-@dataclass(frozen=True)
-class CodeRules:
-    """The table `code`."""
-
-    approved: Annotated[list[str], Like("[0-9a-f]{64}", "hashes of 64 digits, from 0 to f")]
-
-
-@dataclass(frozen=True)
-class RunRules:
-    """The table `runs`."""
-
-    strategies: Annotated[list[str], OneOf((*STRATEGIES, *LEARNERS))]
-    sealed_only: bool
-    max_rounds: OneOrMore
-    max_epochs: OneOrMore
-    max_hours: Amount
-    max_visits: Count
-
-
-@dataclass(frozen=True)
-class ImageRules:
-    """The table `images`."""
-
-    classes: Annotated[list[str], Like(r"\S(.*\S)?", "names without blanks around them")]
-    max_size: OneOrMore
-    max_quarantined: Share
-    min_test_fraction: Share
-    max_test_fraction: Share
-    max_folds: Count
-    min_train_patients: Annotated[int, Range(2)]
-    min_batch: Annotated[int, Range(2)]
-
-
-@dataclass(frozen=True)
-class ModelRules:
-    """The table `models`."""
-
-    max_megabytes: Amount
-    max_membership: Share
-
-
-@dataclass(frozen=True)
-class ReleaseRules:
-    """The table `release`."""
-
-    buffers: bool
-    max_images: Count
-    min_quantile: Share
-    max_discarded: Share
-    min_class_images: OneOrMore
-    min_averaged: Count
-    min_privacy_weight: Amount
-    without_privacy: bool
-    max_gan_iterations: Count
-    max_membership: Share
-    untested: bool
 
 
 @dataclass(frozen=True)
@@ -178,11 +112,69 @@ class Ruling:
     holds: bool
 
 
-@dataclass(frozen=True)
+@declared
+class CodeRules:
+    """The table `code`."""
+
+    approved: list[Annotated[str, fitting(_is_hash, "hashes of 64 digits, from 0 to f")]]
+
+
+@declared
+class RunRules:
+    """The table `runs`."""
+
+    strategies: list[Annotated[str, known((*STRATEGIES, *LEARNERS))]]
+    sealed_only: bool
+    max_rounds: OneOrMore
+    max_epochs: OneOrMore
+    max_hours: Amount
+    max_visits: Count
+
+
+@declared
+class ImageRules:
+    """The table `images`."""
+
+    classes: list[Annotated[str, fitting(_is_name, "names without blanks around them")]]
+    max_size: OneOrMore
+    max_quarantined: Share
+    min_test_fraction: Share
+    max_test_fraction: Share
+    max_folds: Count
+    min_train_patients: TwoOrMore
+    min_batch: TwoOrMore
+
+
+@declared
+class ModelRules:
+    """The table `models`."""
+
+    max_megabytes: Amount
+    max_membership: Share
+
+
+@declared
+class ReleaseRules:
+    """The table `release`."""
+
+    buffers: bool
+    max_images: Count
+    min_quantile: Share
+    max_discarded: Share
+    min_class_images: OneOrMore
+    min_averaged: Count
+    min_privacy_weight: Amount
+    without_privacy: bool
+    max_gan_iterations: Count
+    max_membership: Share
+    untested: bool
+
+
+@declared
 class EmbeddingRules:
     """The table `embeddings`."""
 
-    kinds: Annotated[list[str], OneOf(tuple(PARTS))]
+    kinds: list[Annotated[str, known(tuple(PARTS))]]
     max_bits: Amount
     max_linked: Share
     max_inverted: Share
@@ -200,11 +192,11 @@ class EmbeddingRules:
             yield at_most(f"embeddings.max-{name}", figures.get(figure, math.nan), limit)
 
 
-@dataclass(frozen=True)
+@declared
 class PrivacyRules:
     """The table `privacy`."""
 
-    require: Annotated[list[str], OneOf(("training", "buffers", "sums"))]
+    require: list[Annotated[str, known(("training", "buffers", "sums"))]]
     max_epsilon: Amount
     max_delta: Share
 
@@ -237,17 +229,17 @@ class PrivacyRules:
         yield at_most("privacy.max-delta", max(deltas), self.max_delta)
 
 
-@dataclass(frozen=True)
+@declared
 class FigureRules:
     """The table `figures`."""
 
-    withheld: Annotated[list[str], OneOf(FIGURES)]
+    withheld: list[Annotated[str, known(FIGURES)]]
     smallest_group: OneOrMore
     max_models: OneOrMore
     max_detailed: Count
 
 
-@dataclass(frozen=True)
+@declared
 class MachineRules:
     """The table `machine`."""
 
@@ -255,9 +247,9 @@ class MachineRules:
     max_disk_gb: Amount
 
 
-@dataclass(frozen=True)
+@declared
 class Policy:
-    """All rules of a hospital; a rule's name is its field's with dashes."""
+    """All rules of a hospital."""
 
     code: CodeRules
     runs: RunRules
@@ -276,23 +268,24 @@ class Policy:
         Raises:
             OwnError: The file cannot be read, or has a table, rule or value that is unknown.
         """
-        rules = _rules(DEFAULTS.read_text("utf-8"))
-        if path is None:
-            return read_section(rules, cls)
-        try:
-            text = read_by_hand(path)
-            own = _rules(text)
-        except (OSError, ValueError, RecursionError) as error:
-            raise OwnError("policy", f"{path} cannot be read: {error}") from error
+        rules, text, own = _rules(DEFAULTS.read_text("utf-8")), "", {}
+        if path is not None:
+            try:
+                text = read_by_hand(path)
+                own = _rules(text)
+            except (OSError, ValueError, RecursionError) as error:
+                raise OwnError("policy", f"{path} cannot be read: {error}") from error
+        policy, problems = read(rules | own, cls)
         for rule in own.keys() - rules.keys():
-            where = f"{path}, line {_line_of(text, rule)}"
-            raise OwnError("policy", f"{where}: there is no rule '{rule}'{near_miss(rule, rules)}")
-        try:
-            return read_section(rules | own, cls)
-        except SettingsError as error:
-            rule = next((each for each in own if f"'{each}'" in str(error)), "")
-            where = f"{path}, line {_line_of(text, rule)}" if rule else str(path)
-            raise OwnError("policy", f"{where}: {error}") from error
+            problems[rule] = f"there is no rule '{rule}'{near_miss(rule, rules)}"
+        if policy is None or problems:
+            lines = {rule: _line_of(text, rule) for rule in problems}
+            said = [
+                f"line {lines[rule]}: {problems[rule]}"
+                for rule in sorted(lines, key=lines.__getitem__)
+            ]
+            raise OwnError("policy", f"{path}, {' '.join(said)}")
+        return policy
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
         """What each rule about a run as a whole says of its settings.

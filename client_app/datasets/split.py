@@ -52,8 +52,10 @@ def split(
         DataError: The data set has no test images of its own though `test-fraction` is 0, too few
             images of a class to test on `per_class`, or too few images or groups for so many folds.
     """
+    seed = settings.seed
     if secret:
-        settings, per_class = fixed(settings, secret), 0
+        settings, per_class = fixed(settings), 0
+        seed = int.from_bytes(hmac.digest(secret, b"split", "sha256"))
         labels, own = pool.labels, np.sort(own)  # the server numbers classes, and cuts the pool
         places = _places(pool, secret)
 
@@ -85,17 +87,17 @@ def split(
     elif settings.num_folds > 0:
         own = own[~held_out]
         groups = own if pool.groups is None else pool.groups[own]
-        held_out = _fold(labels[own], groups, settings, hospital)
+        rng = rng_for(seed, "folds", hospital=str(hospital))
+        held_out = _fold(labels[own], groups, settings, rng)
     return own[~held_out], own[held_out]
 
 
-def fixed(settings: Settings, secret: bytes) -> Settings:
+def fixed(settings: Settings) -> Settings:
     """The settings by which a real hospital is split, whatever a run says.
 
     Args:
         settings: Of the run, which says whether the hospital tests on its test images, or on some
             of the others (`validation-fraction`, or one of its folds).
-        secret: The hospital's own.
 
     Raises:
         SettingsError: The run wants other folds than the hospital's.
@@ -104,7 +106,6 @@ def fixed(settings: Settings, secret: bytes) -> Settings:
     require(settings.num_folds in (0, FOLDS), "num-folds", settings.num_folds, allowed)
     return replace(
         settings,
-        seed=int.from_bytes(hmac.digest(secret, b"split", "sha256")),
         test_fraction=TESTED,
         test_balanced=False,
         test_per_class="",
@@ -128,11 +129,13 @@ def _places(pool: Pool, secret: bytes) -> NDArray[np.uint64]:
     return np.array([int.from_bytes(each[:8]) for each in drawn], dtype=np.uint64)
 
 
-def _fold(labels: Indices, groups: Indices, settings: Settings, hospital: int) -> NDArray[np.bool_]:
+def _fold(
+    labels: Indices, groups: Indices, settings: Settings, rng: np.random.Generator
+) -> NDArray[np.bool_]:
     """Which images [n] are in the fold to test on; each is in one of them."""
     from sklearn.model_selection import StratifiedGroupKFold  # takes seconds
 
-    seed = int(rng_for(settings.seed, "folds", hospital=str(hospital)).integers(2**32))
+    seed = int(rng.integers(2**32))
     folds = StratifiedGroupKFold(settings.num_folds, shuffle=True, random_state=seed)
     held_out = np.zeros(len(labels), dtype=np.bool_)
     try:

@@ -16,4 +16,6 @@ _QUERY = re.compile(
 
 def redacted(text: str) -> str:
     """A text with *** for each password or token in it."""
-    return _QUERY.sub(r"\1***", _USER.sub(r"\1***@", text))
+    if "://" in text:
+        text = _USER.sub(r"\1***@", text)
+    return _QUERY.sub(r"\1***", text) if "=" in text else text

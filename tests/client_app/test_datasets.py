@@ -321,7 +321,7 @@ def test_test_images_are_counted_per_class_and_hospital(npz):
     with pytest.raises(DataError, match=r"'test-per-class' is 30, .* images of class 0: set it"):
         open_data(replace(settings, test_per_class="30"), 0, 1)
     with pytest.raises(SettingsError, match=r"'test-per-class' is '5,x'"):
-        replace(settings, test_per_class="5,x")
+        Settings.parse({**defaults(), "test-per-class": "5,x"})
 
 
 def test_balance_is_for_the_test_set_and_not_for_validation(npz):

@@ -148,8 +148,8 @@ def test_a_hospital_that_releases_no_buffers_takes_part_where_there_are_none(tmp
         ("privacy.max-epsilon = inf", "a number, and finite"),
         ("privacy.max-epsilon = 1e400", "a number, and finite"),
         ("runs.max-hours = 1e10", "it must be 0 to 1000000000"),
-        (f"runs.max-rounds = {10**30}", "a number of at most 18 digits"),
-        ("runs.max-rounds = 0x" + "f" * 5000, "a number of at most 18 digits"),
+        (f"runs.max-rounds = {10**30}", "it must be 1 to 1000000000"),
+        ("runs.max-rounds = 0x" + "f" * 5000, "it must be 1 to 1000000000"),
         ("a = " + "[" * 5000, "cannot be read"),
         ("figures.smallest-group = 0", "smallest-group"),
         ("[", "cannot be read"),
@@ -221,9 +221,7 @@ def test_the_command_says_what_is_wrong_with_the_file(tmp_path, monkeypatch, cap
     path.write_text("\n[runs]\nmax-epochs = -2", "utf-8")
     assert command(monkeypatch, path) == 2
     said = capsys.readouterr().err
-    assert (
-        f"{path}, line 3: The setting 'runs.max-epochs' is -2; it must be 1 to 1000000000" in said
-    )
+    assert f"{path}, line 3: The setting 'runs.max-epochs' is -2; it must be 1 or more." in said
 
 
 def test_the_command_explains_a_run(tmp_path, monkeypatch, capsys):

@@ -18,8 +18,8 @@ from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.samples import Samples, joined
-from learning.settings import CARRIES
 from learning.training import batches, epoch_order, train
+from strategies.fedavg import CARRIED
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.registry import STRATEGIES
 from tests.fakes import settings
@@ -91,8 +91,8 @@ def test_every_learner_trains(learner):
 def test_a_learner_whose_memory_travels_is_not_averaged(name):
     model = network(OWN.get(name, "cnn"))
     learner = learner_of(LEARNERS[name or "plain"], model)
-    assert bool(learner.memory(np.random.default_rng(0))) == (name in CARRIES)
-    if name in CARRIES:
+    assert bool(learner.memory(np.random.default_rng(0))) == (name in CARRIED)
+    if name in CARRIED:
         words = f"'learner' is '{name}'; it must be one without a memory .* 'fedavg' averages"
         with pytest.raises(SettingsError, match=words):
             STRATEGIES["fedavg"](settings(strategy="fedavg", learner=name))

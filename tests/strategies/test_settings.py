@@ -35,7 +35,7 @@ def test_without_a_checkout_there_are_no_defaults(tmp_path, monkeypatch):
         ("num-server-rounds", True, "'num-server-rounds' is True; it must be a whole number"),
         ("train.epochs", "3", "'train.epochs' is '3'; it must be a whole number"),
         ("train.optimizer", "adan", "'train.optimizer' is 'adan'; it must be one of adam, sgd."),
-        ("train.learning-rate", -1, "'train.learning-rate' is -1.0; it must be above 0"),
+        ("train.learning-rate", -1, "'train.learning-rate' is -1; it must be above 0"),
         ("partition", "random", "it must be one of iid, dirichlet, classes, site"),
         ("evaluate.cross", "yes", "'evaluate.cross' is 'yes'; it must be true or false"),
         ("evaluate.cross", "sample:1", "or 'sample:' and a number of 2 or more"),

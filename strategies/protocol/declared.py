@@ -1,0 +1,165 @@
+"""Declared tables: frozen dataclasses whose annotations say what each value may be.
+
+The settings of a run, the rules of a policy and the keys of a node-config are such tables. pydantic
+judges them: it converts no type, but a whole number serves as a fraction. One error names all wrong
+keys of a table, each with its value and with what is allowed.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_args
+
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic.fields import FieldInfo
+
+from strategies.protocol.redaction import redacted
+
+TableT = TypeVar("TableT")
+
+SHOWN = 300  # characters of a value in an error
+MOST = 10**9  # more of anything is a slip
+LARGEST = 2**63 - 1  # of the whole numbers that Flower's messages hold
+# Tables are built when they are read for the first time: a run reads few of them.
+_CONFIG = ConfigDict(strict=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True)
+_WORDS = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number, and finite",
+    "finite_number": "a number, and finite",
+    "string_type": "a text",
+    "list_type": "a list of texts",
+}
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(Field,))
+def declared(table: type[TableT]) -> type[TableT]:
+    """Make a class a frozen dataclass; a field's key is its name with dashes."""
+    return dataclass(table, frozen=True, config=_CONFIG)  # type: ignore[return-value]
+
+
+def fitting(fits: Callable[[Any], bool], allowed: str) -> AfterValidator:
+    """An annotation of values that a function lets through, and that are called `allowed`."""
+
+    def checked(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(allowed)
+        return value
+
+    return AfterValidator(checked)
+
+
+Count = Annotated[int, Field(ge=0, le=MOST)]
+OneOrMore = Annotated[int, Field(ge=1, le=MOST)]
+TwoOrMore = Annotated[int, Field(ge=2, le=MOST)]
+Amount = Annotated[float, Field(ge=0, le=MOST)]
+AboveZero = Annotated[float, Field(gt=0, le=MOST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
+Probability = Annotated[float, Field(gt=0, lt=1)]
+
+
+def read(
+    values: Mapping[str, Any], table: type[TableT], prefix: str = ""
+) -> tuple[TableT | None, dict[str, str]]:
+    """Build a declared table, and the tables in it, from the values whose keys start with `prefix`.
+
+    Returns:
+        The table, or None; and for each key whose value is missing or wrong a sentence that names
+        it, its value and what is allowed. A sentence about several keys stands under "".
+    """
+    problems: dict[str, str] = {}
+    return _read(values, table, prefix, problems), problems
+
+
+def keys_of(table: type[Any], prefix: str = "") -> Iterator[str]:
+    """The keys of a declared table, and of the tables in it."""
+    for field in fields(table):
+        key = prefix + field.name.replace("_", "-")
+        if isinstance(field.type, type) and is_dataclass(field.type):
+            yield from keys_of(field.type, f"{key}.")
+        else:
+            yield key
+
+
+def near_miss(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """The end of a sentence about an unknown name: which was meant, or which there are."""
+    names = list(known)
+    if near := get_close_matches(name, names, n=1):
+        return f"; did you mean '{near[0]}'?"
+    return f"; {otherwise or 'it may be ' + ', '.join(names)}."
+
+
+def refusal(key: str, value: Any, allowed: str) -> str:
+    """The sentence about a value that is not allowed."""
+    return f"The setting '{key}' is {_shown(value)}; it must be {allowed}."
+
+
+def _read(
+    values: Mapping[str, Any], table: type[Any], prefix: str, problems: dict[str, str]
+) -> Any:
+    """The table; None if a value is wrong, of which `problems` then have a sentence."""
+    keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
+    given = {name: values[key] for name, key in keys.items() if key in values}
+    tables = {
+        field.name: _read(values, field.type, f"{keys[field.name]}.", problems)
+        for field in fields(table)
+        if isinstance(field.type, type) and is_dataclass(field.type)
+    }
+    try:
+        return table(**given, **tables)
+    except ValidationError as error:
+        for each in error.errors(include_url=False):
+            if not each["loc"]:  # from __post_init__
+                problems.setdefault("", str(each["ctx"]["error"]))
+                continue
+            name = str(each["loc"][0])
+            key = keys[name]
+            if each["type"] == "missing":
+                text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
+                problems.setdefault(key, text)
+            elif name not in tables:  # these have problems of their own
+                allowed = _allowed(each, table.__pydantic_fields__[name])
+                problems.setdefault(key, refusal(key, given[name], allowed))
+    return None
+
+
+def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
+    """What is allowed in the place of a value that has an error.
+
+    Args:
+        error: Of pydantic.
+        field: As it is declared.
+    """
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "literal_error":
+            return "one of " + ", ".join(str(each) or "''" for each in get_args(field.annotation))
+        case kind if kind in _WORDS:
+            return _WORDS["list_type" if isinstance(error["loc"][-1], int) else kind]
+    limits = {
+        name: getattr(mark, name)
+        for mark in field.metadata
+        for name in ("ge", "gt", "le", "lt")
+        if hasattr(mark, name)
+    }
+    least = f"above {limits['gt']}" if "gt" in limits else f"{limits['ge']} or more"
+    if "lt" in limits:
+        return f"{least}, and below {limits['lt']}"
+    if limits["le"] in (MOST, LARGEST) and not error["type"].startswith("less"):
+        return least  # every number has such a limit
+    if "ge" in limits:
+        return f"{limits['ge']} to {limits['le']}"
+    return f"{least}, and at most {limits['le']}"
+
+
+def _shown(value: Any) -> str:
+    """A value as Python writes it, without a password or token; the beginning of a long one."""
+    try:
+        text = redacted(repr(value))
+    except ValueError:  # Python writes some thousand digits
+        return "a number without end"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
