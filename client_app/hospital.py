@@ -264,8 +264,8 @@ def _own_settings(
     asked, rules = settings.release, policy.release
     allowed = replace(
         asked,
-        without_privacy=asked.without_privacy and rules.without_privacy,
-        untested=asked.untested and rules.untested,
+        without_privacy=asked.without_privacy and rules.allow_without_privacy,
+        untested=asked.untested and rules.allow_untested,
     )
     # A server that chose it would find out by refusals which share is unusable.
     return replace(settings, release=allowed, max_quarantined=policy.images.max_quarantined)

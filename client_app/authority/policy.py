@@ -160,14 +160,14 @@ class ReleaseRules:
     buffers: bool
     max_images: Count
     min_quantile: Share
-    max_discarded: Share
-    min_class_images: OneOrMore
+    max_discarded_share: Share
+    min_class_training_images: OneOrMore
     min_averaged: Count
     min_privacy_weight: Amount
-    without_privacy: bool
+    allow_without_privacy: bool
     max_gan_iterations: Count
-    max_membership: Share
-    untested: bool
+    max_membership_leak: Share
+    allow_untested: bool
 
 
 @declared
@@ -343,9 +343,17 @@ class Policy:
         most = release.max_images if release.buffers else 0
         yield at_most("release.max-images", strategy.buffer_size, most)
         yield at_least("release.min-quantile", check.quantile, release.min_quantile)
-        yield at_most("release.max-discarded", check.max_discarded, release.max_discarded)
-        yield at_least("release.min-class-images", check.min_class_images, release.min_class_images)
-        yield at_most("release.max-membership", check.max_membership, release.max_membership)
+        yield at_most(
+            "release.max-discarded-share", check.max_discarded, release.max_discarded_share
+        )
+        yield at_least(
+            "release.min-class-training-images",
+            check.min_class_images,
+            release.min_class_training_images,
+        )
+        yield at_most(
+            "release.max-membership-leak", check.max_membership, release.max_membership_leak
+        )
         yield from self.privacy.judge(strategy)
         if gan.method != "stylegan2-ada":
             return
@@ -354,10 +362,10 @@ class Policy:
             yield at_least("release.min-averaged", fewest, release.min_averaged)
         yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
         yield Ruling(
-            "release.without-privacy",
-            "a buffer without it" if release.without_privacy else "a privacy-weight above 0",
+            "release.allow-without-privacy",
+            "a buffer without it" if release.allow_without_privacy else "a privacy-weight above 0",
             gan.privacy_weight,
-            gan.privacy_weight > 0 or release.without_privacy,
+            gan.privacy_weight > 0 or release.allow_without_privacy,
         )
         trained = chosen_preset(gan.preset, gan.iterations).most_iterations
         yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)

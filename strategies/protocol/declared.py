@@ -102,14 +102,14 @@ def _read(
 ) -> Any:
     """The table; None if a value is wrong, of which `problems` then have a sentence."""
     keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
-    given = {name: values[key] for name, key in keys.items() if key in values}
     tables = {
         field.name: _read(values, field.type, f"{keys[field.name]}.", problems)
         for field in fields(table)
         if isinstance(field.type, type) and is_dataclass(field.type)
     }
+    given = {name: values[key] for name, key in keys.items() if key in values} | tables
     try:
-        return table(**given, **tables)
+        return table(**given)
     except ValidationError as error:
         for each in error.errors(include_url=False):
             if not each["loc"]:  # from __post_init__
@@ -149,7 +149,7 @@ def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
     least = f"above {limits['gt']}" if "gt" in limits else f"{limits['ge']} or more"
     if "lt" in limits:
         return f"{least}, and below {limits['lt']}"
-    if limits["le"] in (MOST, LARGEST) and not error["type"].startswith("less"):
+    if limits["le"] in (MOST, LARGEST) and error["type"].startswith("greater"):
         return least  # every number has such a limit
     if "ge" in limits:
         return f"{limits['ge']} to {limits['le']}"

@@ -86,8 +86,8 @@ def is_path(text: str) -> bool:
     return text.startswith("~") or Path(text).is_absolute()
 
 
-def _whole(number: object) -> object:
-    if type(number) is not int:  # Python holds False for 0
+def _channels(number: object) -> object:
+    if type(number) is not int or number not in (0, 3):  # Python holds False for 0
         raise ValueError("one of 0, 3")
     return number
 
@@ -304,7 +304,7 @@ class Settings:
     ]
     image_size: Count
     image_fit: Literal["squash", "pad", "crop"]
-    image_channels: Annotated[Literal[0, 3], BeforeValidator(_whole)]
+    image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
     pixels: Literal["unit", "symmetric", "per-image"]
     seed: Annotated[int, Field(ge=0, le=LARGEST)]
     cpu_threads: _Threads

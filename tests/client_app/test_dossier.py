@@ -117,7 +117,7 @@ def test_it_says_what_leaves_under_which_rules_and_by_which_code(sealed):
     told = json.loads(file_of(sealed, "graz").read_bytes())
     leaves = {"images": 8, "shape": [1, 8, 8], "classes": {"a": 4, "b": 4}, "left-out": []}
     assert told["leaves"] == leaves
-    assert told["policy"]["release"]["max-membership"] == 0.05
+    assert told["policy"]["release"]["max-membership-leak"] == 0.05
     assert told["settings"]["release"]["min-class-images"] == 10
     assert len(told["salt"]) == len(told["fingerprints"]["code"]) == 64
     card = sealed.cards["graz"]

@@ -159,7 +159,7 @@ def test_a_hospital_s_images_are_its_own_word(tmp_path):
 @pytest.mark.parametrize("allowed", [False, True])
 @pytest.mark.parametrize("asked", [False, True])
 def test_run_and_policy_both_decide_on_a_buffer_without_privacy(allowed, asked, tmp_path):
-    policy = f"[release]\nwithout-privacy = {str(allowed).lower()}"
+    policy = f"[release]\nallow-without-privacy = {str(allowed).lower()}"
     hospital = deployed(tmp_path, policy, release__without_privacy=asked)
     assert hospital.settings.release.without_privacy == (allowed and asked)
 

@@ -11,6 +11,7 @@ from client_app.authority.node_config import OwnError
 from client_app.authority.policy import DEFAULTS, WITH_SUMS, Policy, PolicyError
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
+from strategies.protocol.declared import keys_of
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
@@ -28,8 +29,8 @@ def test_the_default_settings_pass_the_default_policy():
     ("rule", "settings"),
     [
         ("release.min-quantile", {"release.quantile": 0.0}),
-        ("release.max-discarded", {"release.max-discarded": 0.999}),
-        ("release.min-class-images", {"release.min-class-images": 1}),
+        ("release.max-discarded-share", {"release.max-discarded": 0.999}),
+        ("release.min-class-training-images", {"release.min-class-images": 1}),
         ("release.min-averaged", {"gan.sampler": "k-salsa", "gan.k": 4}),
         ("release.min-averaged", {"gan.sampler": "k-salsa-plan", "gan.k": 4}),
         ("release.min-averaged", {"gan.sampler": "lci", "gan.clusters": "20"}),
@@ -78,13 +79,13 @@ def test_averages_of_five_images_or_of_none_pass_the_default_policy(settings):
         ("release.min-privacy-weight", "release.min-privacy-weight = 2", {}),
         ("release.max-images", "release.buffers = false", {}),
         (
-            "release.without-privacy",
+            "release.allow-without-privacy",
             "release.min-privacy-weight = 0",
             {"gan.privacy-weight": 0},
         ),
         (  # a class of four images has an average of four
             "release.min-averaged",
-            "release.min-class-images = 4",
+            "release.min-class-training-images = 4",
             {"gan.sampler": "k-salsa", "release.min-class-images": 4},
         ),
         ("code.approved", f'code.approved = ["{"0" * 64}"]', {}),
@@ -142,7 +143,12 @@ def test_a_hospital_that_releases_no_buffers_takes_part_where_there_are_none(tmp
         ("images.classes = ['']", "names without blanks around them"),
         ("code.approved = ['0']", "hashes of 64 digits"),
         ("privacy.require = ['train']", "did you mean 'training'?"),
-        ("release.max-membership = 5", "is 5; it must be 0 to 1"),
+        ("release.max-membership-leak = 5", "is 5; it must be 0 to 1"),
+        ("release.max-discarded = 1", "did you mean 'release.max-discarded-share'?"),
+        ("release.max-membership = 1", "did you mean 'release.max-membership-leak'?"),
+        ("release.untested = true", "did you mean 'release.allow-untested'?"),
+        ("release.without-privacy = true", "did you mean 'release.allow-without-privacy'?"),
+        ("release.min-class-images = 1", "did you mean 'release.min-class-training-images'?"),
         ("release.min-quantile = -1", "it must be 0 to 1"),
         ("release.min-quantile = nan", "a number, and finite"),
         ("privacy.max-epsilon = inf", "a number, and finite"),
@@ -161,6 +167,21 @@ def test_a_policy_with_a_mistake_is_refused_with_its_path(text, reason, tmp_path
     assert reason in refusal.value.explain()
     assert str(tmp_path / "policy.toml") in refusal.value.explain()
     assert str(refusal.value) == "The hospital's policy cannot be used; its own log says why."
+
+
+def test_no_rule_is_called_like_a_setting():
+    assert not {*keys_of(Policy)} & defaults().keys()
+
+
+def test_all_mistakes_of_a_policy_are_named_at_once(tmp_path):
+    text = "[runs]\nmax-rounds = 0\nmax-epoch = 1\n\n[models]\nmax-megabytes = true"
+    with pytest.raises(OwnError) as refusal:
+        policy_of(tmp_path, text)
+    assert refusal.value.explain().endswith(
+        "line 2: The setting 'runs.max-rounds' is 0; it must be 1 or more. "
+        "line 3: there is no rule 'runs.max-epoch'; did you mean 'runs.max-epochs'? "
+        "line 6: The setting 'models.max-megabytes' is True; it must be a number, and finite."
+    )
 
 
 def test_the_rules_know_which_learners_send_more_than_a_model():

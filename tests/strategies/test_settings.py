@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from strategies.protocol import settings as settings_module
-from strategies.protocol.settings import Settings, SettingsError, defaults, rng_for
+from strategies.protocol.settings import Settings, SettingsError, defaults, merged, rng_for
 from strategies.protocol.streams import task_at
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
@@ -66,6 +66,31 @@ def test_a_wrong_value_is_named(key, value, message):
     with pytest.raises(SettingsError) as error:
         Settings.parse({**run_config(), key: value})
     assert message in str(error.value)
+
+
+def test_all_wrong_values_are_named_at_once():
+    wrong = {"train.epochs": 0, "train.dp.delta": 2, "gan.k": True, "seed": -1, "partition": "x"}
+    config = {**run_config(), **wrong}
+    del config["model"]
+    with pytest.raises(SettingsError) as error:
+        Settings.parse(config)
+    text = str(error.value)
+    assert all(
+        f"The setting '{key}' is {value!r}; it must be " in text for key, value in wrong.items()
+    )
+    assert "The setting 'model' is missing" in text
+    with pytest.raises(
+        SettingsError, match=r"'epochs'.* did you mean 'train.epochs'.*'modl'.*'model'"
+    ):
+        merged({"epochs": 1, "modl": "mlp"})
+
+
+def test_a_long_value_is_shown_by_its_beginning_and_without_its_password():
+    url = "x" * 270 + "://me:hunter2@host/" + "x" * 70_000
+    with pytest.raises(SettingsError) as error:
+        Settings.parse(run_config(**{"gan.kl": url, "seed": 10**5000, "train.epochs": -(10**400)}))
+    assert "hunter2" not in str(error.value)
+    assert len(str(error.value)) < 1000
 
 
 def test_only_tasks_of_classes_have_so_many():
