@@ -13,6 +13,7 @@ from flwr.app import Message, RecordDict
 from client_app.app import app
 from client_app.authority.node_config import OwnError
 from client_app.authority.policy import DEFAULTS, Policy, PolicyError, explain
+from gan.presets import PresetError
 from learning.learners import LEARNERS
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
@@ -103,7 +104,7 @@ def test_changed_settings_are_refused_with_a_reason_or_can_be_judged(seed):
                 learner.check(parsed)
             parsed.train.at(1).in_round(2**40)
             policy.check(parsed)
-        except (SettingsError, PolicyError):
+        except (SettingsError, PresetError, PolicyError):
             refused += 1
     assert 50 < refused < 100
 
