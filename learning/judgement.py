@@ -1,4 +1,4 @@
-"""When a model is of no use: the part of the rule that runs the network (docs/methods.md).
+"""When a model is of no use: the part of the rule that runs the network (docs/methods/run.md).
 
 The loss of a model is the cross-entropy that nine tenths of some images stay below. So neither one
 image nor one odd batch decides.

@@ -106,6 +106,15 @@ def test_the_index_of_results_names_each_page_and_each_table_that_was_not_run():
     assert not_run == {name for name in tables if name.replace("_", "-") not in pages}
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_page_has_the_defaults_of_settings(path):
+    rows = re.findall(r"^\| `([\w.-]+)` \| `([^`]*)` \|", path.read_text("utf-8"), re.MULTILINE)
+    printed = {
+        key: tomllib.loads(f"value = {value}")["value"] for key, value in rows if key in defaults()
+    }
+    assert printed == {key: defaults()[key] for key in printed}
+
+
 @pytest.mark.slow
 def test_docstrings_and_comments_name_what_is_there():
     missing = {

@@ -1,6 +1,6 @@
 """A hospital judges the models that arrive, and its own visits before they leave.
 
-The rule: strategies/protocol/soundness.py, learning/judgement.py and docs/methods.md. Where a
+The rule: strategies/protocol/soundness.py, learning/judgement.py and docs/methods/run.md. Where a
 patient's image must not decide it runs on random pixels: between hospitals, since that a model is
 refused is told without noise; and with `train.dp`, whose guarantee it would break.
 """

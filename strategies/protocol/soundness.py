@@ -1,4 +1,4 @@
-"""When a model is of no use: the part of the rule that looks at its numbers (docs/methods.md).
+"""When a model is of no use: the part of the rule that looks at its numbers (docs/methods/run.md).
 
 Who has trained a model judges it before it leaves, and who receives it judges it again: a hospital
 (learning/judgement.py has the part that runs the network), and the server if it can open it.
