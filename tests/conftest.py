@@ -1,4 +1,5 @@
 import os
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -33,8 +34,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("busy")
 
-# What waits most, for its own processes: each of the two is done in one process, and first.
-WAITING = ("tests/deploy/", "tests/test_simulation.py")
+# These files wait most, for processes of their own: they begin first.
+WAITING = (
+    "tests/deploy/test_kills.py",
+    "tests/deploy/test_relay.py",
+    "tests/deploy/test_watch.py",
+    "tests/test_simulation.py",
+)
 # Federations that share nothing: one test at a time, by whoever is free.
 APART = ("tests/test_federation.py", "tests/test_resume.py", "tests/test_sealed_federation.py")
 LEFT_OUT = pytest.StashKey[int]()
@@ -45,7 +51,7 @@ class Scheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid):
         file = nodeid.partition("::")[0]
-        return next(filter(nodeid.startswith, WAITING), nodeid if file in APART else file)
+        return nodeid if file in APART else file
 
 
 def pytest_xdist_make_scheduler(config, log):
@@ -55,6 +61,16 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.hookimpl(trylast=True)  # after they have been shuffled
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
+
+
+def pytest_itemcollected(item):
+    if "importorskip" in _source(item.path):
+        item.add_marker("extra")
+
+
+@cache
+def _source(path):
+    return path.read_text("utf-8")
 
 
 def pytest_deselected(items):
