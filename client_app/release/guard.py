@@ -21,6 +21,7 @@ from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, failure_of
 from strategies.protocol.may_leave import Failed, Failure, check_answer
 from strategies.protocol.redaction import redacted
+from warm.process import Handed
 
 PATH = re.compile(
     r"(?<![^\s'\"(:=,\[])(?!(?<=[a-z]:)//)~?/[^\s'\"),;:]+"
@@ -34,17 +35,31 @@ class Terminated(BaseException):
 
 
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer every message, with a failure if the handler fails (a Flower mod)."""
+    """Let nothing undeclared out, and answer every message (a Flower mod).
+
+    What a resident process answers is checked by the process that Flower has started, where it
+    leaves the hospital.
+    """
+    leaves = is_simulated(own_config(context)) or not isinstance(context, Handed)
+
+    def check(message: Message, context: Context) -> Message:
+        answer = call_next(message, context)
+        if answer.metadata.reply_to_message_id != message.metadata.message_id:
+            raise TypeError("A handler returned a message that is not an answer.")
+        if leaves and not answer.has_error():
+            check_answer(message.metadata.message_type, answer.content, message.content)
+        return answer
+
+    return answer_always(message, context, check)
+
+
+def answer_always(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Answer every message, with a failure if what comes next fails (a Flower mod)."""
     try:
         if not is_simulated(own_config(context)):
             os.umask(0o077)  # what the hospital writes, no other user of its machine reads
         with _sigterm_raises():
-            answer = call_next(message, context)
-        if answer.metadata.reply_to_message_id != message.metadata.message_id:
-            raise TypeError("A handler returned a message that is not an answer.")
-        if not answer.has_error():  # a failure comes from the guard of the resident process
-            check_answer(message.metadata.message_type, answer.content, message.content)
-        return answer
+            return call_next(message, context)
     except tuple(LEAVES) as error:
         told = OwnError("files", str(error)) if _names_own(str(error), context) else error
         if isinstance(told, PolicyError | OwnError):
