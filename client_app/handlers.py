@@ -134,7 +134,7 @@ def test(message: Message, context: Context) -> Message:
     if details:
         metrics |= _named("standalone", details.alone_figures())
     parcels = unbundle(message.content)
-    latest = _latest(parcels)
+    latest = _latest(parcels) if details else set()
     for name, parcel in parcels.items():
         try:
             network, label, _ = unpack(request, parcel, tested=True)

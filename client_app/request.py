@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
@@ -157,11 +158,11 @@ class Request(Inquiry):
         """
         policy = self.hospital.policy
         withheld = policy.figures.withheld if policy else ()
+        told: dict[str, Any] = {**metrics, **self.clock.seconds}
         if withheld:
             log_once(f"Withheld, as the policy says: {', '.join(withheld)}.")
-        measured = {**metrics, **self.clock.seconds}
-        kept = MetricRecord({k: v for k, v in measured.items() if not _names(k) & {*withheld}})
-        content = RecordDict({**(parcel or {}), "metrics": kept})
+            told = {key: value for key, value in told.items() if not _names(key) & {*withheld}}
+        content = RecordDict({**(parcel or {}), "metrics": MetricRecord(told)})
         if card:
             content["card"] = ConfigRecord({**card})
         return Message(content, reply_to=self.message)

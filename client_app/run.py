@@ -5,8 +5,9 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock
@@ -57,15 +58,15 @@ def check_same(
         ParcelError: The classes, or their order, have changed.
     """
     terms = {key: value for key, value in settings.items() if key not in MAY_CHANGE}
-    own_folder(run.folder)
-    with FileLock(run.folder / ".terms.lock"):
-        kept = run.load("terms")
-        if not kept:
+    kept = _terms(run)
+    if not kept or (classes and "classes" not in kept):
+        own_folder(run.folder)
+        with FileLock(run.folder / ".terms.lock"):
             text = json.dumps(terms, default=bytes.hex)
-            kept = {"images": np.array(fingerprint), "settings": np.array(text.encode())}
-            run.save("terms", kept)
-        if classes and "classes" not in kept:
-            kept["classes"] = np.array(classes)
+            first = {"images": np.array(fingerprint), "settings": np.array(text.encode())}
+            kept = run.load("terms") or first
+            if classes:
+                kept = {"classes": np.array(classes), **kept}
             run.save("terms", kept)
     if fingerprint != str(kept["images"]):
         raise DataError(
@@ -78,6 +79,20 @@ def check_same(
         require(now == then, key, now, f"{then!r} until the run is over, as it was at first")
     if classes and [*classes] != kept["classes"].tolist():
         raise ParcelError("The federation's classes are not those that the run began with here.")
+
+
+def _terms(run: Store) -> Mapping[str, NDArray[Any]]:
+    """What a run began with here; empty before its first message."""
+    path = run.folder / "terms.npz"
+    if not path.exists():
+        return {}
+    status = path.stat()
+    return _load_terms(run.folder, status.st_ino, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _load_terms(folder: Path, inode: int, written: int) -> Mapping[str, NDArray[Any]]:
+    return Store(folder).load("terms")
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:

@@ -26,7 +26,7 @@ def own_folder(path: Path) -> Path:
     Raises:
         OSError: One cannot be made; the text says what to do.
     """
-    for each in [*reversed(path.parents), path]:
+    for each in [] if path.is_dir() else [*reversed(path.parents), path]:
         try:
             each.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:

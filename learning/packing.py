@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from learning.errors import DivergedError
 from learning.models import Architecture
 from learning.samples import Samples
+from strategies.protocol.archive import values_of
 from strategies.protocol.parcel import Manifest, pack
 from strategies.protocol.records import ParcelError, UselessError
 from strategies.protocol.soundness import flaw_of
@@ -86,7 +87,7 @@ def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> di
     Raises:
         UselessError: The memory is.
     """
-    memory = {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    memory = {name: torch.from_numpy(values_of(array)) for name, array in record.items()}
     _check_sound(memory, f"The memory of lineage '{lineage}'")
     return {name: tensor.to(device) for name, tensor in memory.items()}
 
@@ -109,7 +110,8 @@ def unpack_network(
         UselessError: Their numbers are those of no usable model.
         ModelError: The architecture is unknown.
     """
-    arrived = {name: array.numpy() for name, array in parcel.array_records["model"].items()}
+    model = parcel.array_records["model"]
+    arrived = {name: values_of(array) for name, array in model.items()}
     state = {name: _whole(torch.from_numpy(each)) for name, each in {**arrived, **local}.items()}
     what = f"The model of lineage '{manifest.lineage}'"
     check_layout(state, layout(manifest.architecture), what)

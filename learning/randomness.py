@@ -14,7 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def seeded(rng: np.random.Generator) -> Iterator[None]:
     """Inside, torch's global generators are seeded from `rng`; afterwards they are as before."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(int(rng.integers(2**63)))
+        # `torch.manual_seed` without a GPU notes the caller's stack, for one that may come.
+        seed = (
+            torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+        )
+        seed(int(rng.integers(2**63)))
         yield
 
 

@@ -112,16 +112,17 @@ def secret_of(store: Store) -> bytes:
         OwnError: Its file was damaged: noise from a secret that can be guessed hides nothing.
     """
     path = store.folder / "figures-secret"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_name(".figures-secret.lock")):
-        if not os.path.lexists(path):
-            with replacing(path) as draft:
-                draft.touch(mode=0o600)
-                draft.write_bytes(secrets.token_bytes(32))
-        try:
-            secret = path.read_bytes()
-        except OSError as error:
-            raise OwnError("secret", f"{path} cannot be read: {error}") from error
+    if not os.path.lexists(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(".figures-secret.lock")):
+            if not os.path.lexists(path):  # nor has another process made it meanwhile
+                with replacing(path) as draft:
+                    draft.touch(mode=0o600)
+                    draft.write_bytes(secrets.token_bytes(32))
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise OwnError("secret", f"{path} cannot be read: {error}") from error
     if len(secret) != 32:
         raise OwnError(
             "secret",

@@ -9,7 +9,7 @@ import difflib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import nn
@@ -152,12 +152,17 @@ class Architecture:
             ModelError: A key is missing, unknown or of another type, or no model has the name.
         """
         try:
-            return from_json(text, cls)
+            return _from_json(text)
         except ShapeError as error:
             raise ModelError(
                 f"The architecture {text!r:.200} cannot be used: {error}. Do all hospitals run the "
                 "same version of this app?"
             ) from error
+
+
+@lru_cache(maxsize=8)  # every model that arrives has one
+def _from_json(text: str) -> Architecture:
+    return from_json(text, Architecture)
 
 
 MODELS: dict[str, Callable[[Architecture], nn.Module]] = {

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 import numpy as np
 from flwr.app import Array
@@ -148,6 +148,16 @@ def array_of(content: bytes) -> Array:
     Raises:
         ArchiveError: It is not what `numpy.save` writes for an array of numbers.
     """
+    dtype, shape = form_of(content)
+    return Array(dtype, shape, "numpy.ndarray", content)
+
+
+def form_of(content: bytes) -> tuple[str, tuple[int, ...]]:
+    """The type and the shape of the array of a .npy file.
+
+    Raises:
+        ArchiveError: It is not what `numpy.save` writes for an array of numbers.
+    """
     header = _HEADER.match(content)
     if not header or int.from_bytes(header[1], "little") != len(header[2]):
         raise ArchiveError("An array is not in version 1.0 of the .npy format.")
@@ -159,4 +169,16 @@ def array_of(content: bytes) -> Array:
     size = np.dtype(dtype).itemsize * values if all(shape) else 0
     if len(content) != header.end() + size or values > len(content) or len(shape) > 32:
         raise ArchiveError("An array is cut short, or has no such shape.")
-    return Array(dtype, shape, "numpy.ndarray", content)
+    return dtype, shape
+
+
+def values_of(array: Array) -> NDArray[Any]:
+    """The values of an array whose header `array_of` has accepted.
+
+    `Array.numpy` reads the header as Python's source, which takes ten times as long as to copy the
+    values of a small network.
+    """
+    start = 10 + int.from_bytes(array.data[8:10], "little")
+    order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[10:start] else "C"
+    flat = np.frombuffer(array.data, array.dtype, offset=start)
+    return flat.reshape(array.shape, order=order).copy(order="K")

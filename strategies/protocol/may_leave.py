@@ -272,7 +272,8 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
     metrics = content.metric_records.get("metrics", MetricRecord())
     abouts = {name.rpartition("/")[0] for name in (*content, *metrics)}
-    asked = {about for about in abouts if sent is None or _is_asked(about, sent)}
+    order = sent.config_records.get("order", ConfigRecord()) if sent else ConfigRecord()
+    asked = {about for about in abouts if sent is None or _is_asked(about, order, sent)}
     for name, record in content.items():
         fits = type(record) is declared.get(_pattern_of(name))
         if not fits or ("/" in name and name.rpartition("/")[0] not in asked):
@@ -292,9 +293,8 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
             raise UndeclaredError(f"The metric '{_quote(key)}' may not leave a hospital so.")
 
 
-def _is_asked(about: str, sent: RecordDict) -> bool:
+def _is_asked(about: str, order: ConfigRecord, sent: RecordDict) -> bool:
     """Whether a message asks for a model after that epoch, or for figures of that model."""
-    order = sent.config_records.get("order", ConfigRecord())
     if about == "standalone":
         return bool(order.get("final"))
     if epoch := re.fullmatch("epoch-([0-9]{1,6})", about):

@@ -1,6 +1,7 @@
 """Frozen dataclasses as Flower records, and back, strictly."""
 
 from dataclasses import asdict, fields
+from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin
 
 from flwr.app import ConfigRecord
@@ -27,17 +28,25 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
     Raises:
         ParcelError: A field is missing, unknown, or of the wrong type.
     """
-    wanted: dict[str, Any] = {each.name: each.type for each in fields(kind)}  # type: ignore[arg-type]
-    if set(record) != set(wanted):
+    wanted = _types_of(kind)  # type: ignore[arg-type]
+    if record.keys() != wanted.keys():
         raise ParcelError(
             f"The {kind.__name__.lower()} has the fields {sorted(record)!s:.400}; "
             f"it must have {sorted(wanted)}."
         )
-    for name, value in record.items():
-        whole = get_origin(wanted[name]) or wanted[name]
+    given: dict[str, Any] = {**record}
+    for name, value in given.items():
+        whole, inner = wanted[name]
         each = value if isinstance(value, list) else ()
-        if type(value) is not whole or any(type(e) not in get_args(wanted[name]) for e in each):
+        if type(value) is not whole or any(type(e) not in inner for e in each):
             raise ParcelError(
                 f"'{name}' of the {kind.__name__.lower()} is {value!r:.80}: wrong type."
             )
-    return kind(**record)
+    return kind(**given)
+
+
+@lru_cache(maxsize=16)
+def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type of each field of a dataclass, and the types of what is in a list."""
+    types = {each.name: each.type for each in fields(kind)}
+    return {name: (get_origin(each) or each, get_args(each)) for name, each in types.items()}
