@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from math import nan
+from typing import NamedTuple
 
 from pages import plots
 from pages.figures import Assessment, Figure, is_noised, number, size
-from pages.page import Marked, table
-from pages.plots import Line, Span
+from pages.page import Marked
+from pages.plots import Line, Picture, Span
 from pages.verdicts.model import objection
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -15,7 +16,8 @@ COMPARED = {
     "worse": Marked("worse", "bad"),
     "not shown": f"not{NO_BREAK}shown",
 }
-OF_CLASS = ("images", "right", "share right", "sensitivity", "specificity")
+CLASS = ("images", "right", "share right")
+AGAINST = ("sensitivity", "specificity")
 
 
 def compared_cell(row: Assessment) -> object:
@@ -64,30 +66,42 @@ def span(told: Figure | None) -> Span:
     return Span(told["value"], low, high)
 
 
-def class_row(name: str, told: Assessment) -> list[object]:
-    """Cells of one class, under `OF_CLASS`.
-
-    Args:
-        name: What the row is about, such as the hospital.
-        told: Of the row's `classes`.
-    """
+def class_cells(told: Assessment) -> list[object]:
+    """Cells of one of a row's `classes`, under `CLASS`."""
     if told["images"] is None:
-        return [name, "none, or too few patients to tell", None, None, None, None]
-    figures = (interval(told[key]) for key in ("recall", "sensitivity", "specificity"))
-    return [name, whole(told["images"]), whole(told["right"]), *figures]
+        return ["none, or too few patients to tell", None, None]
+    return [whole(told["images"]), whole(told["right"]), interval(told["recall"])]
 
 
-def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> str:
+def against_cells(told: Assessment) -> list[object]:
+    """Cells of one of a row's `classes` against all others, under `AGAINST`."""
+    return [interval(told[key]) if told["images"] is not None else None for key in AGAINST]
+
+
+def distinct(classes: Sequence[str]) -> list[bool]:
+    """Of which classes to show what they are against all others: of two, one mirrors the other."""
+    return [len(classes) != 2 or place == 1 for place in range(len(classes))]
+
+
+class Confusion(NamedTuple):
     """The table of what is taken for what; rows are what images show."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> Confusion:
+    """The table of a row's confusion counts."""
     rows = [
         [name, *("not told" if n is None else whole(n) for n in row)]
         for name, row in zip(classes, counts, strict=True)
     ]
-    return table(["the image shows ↓, the answer is →", *classes], rows, about="Confusion counts")
+    return Confusion(["the image shows ↓, the answer is →", *classes], rows)
 
 
-def reliability(name: str, bins: Sequence[Assessment]) -> str:
+def reliability(name: str, bins: Sequence[Assessment]) -> Picture:
     """A picture of how far probabilities can be believed."""
     xs = [each["confidence"] for each in bins]
     ys = [each["right"]["value"] if each["right"] else nan for each in bins]
-    return plots.reliability(Line(name, xs, ys))
+    pairs = ", ".join(f"{x:.2f}: {y:.2f}" for x, y in zip(xs, ys, strict=True))
+    return plots.square(Line(name, xs, ys), f"Share right at each probability: {pairs}")

@@ -1,19 +1,17 @@
-"""The pictures of the pages, drawn as SVG in the colours of their style sheet.
+"""The pictures of the pages: the shapes of an SVG, in the colours of the style sheet.
 
-Every picture of accuracies has the same axis, 0 to 1: two of them can be compared, and what does
-not change looks as if it does not. A dashed line is chance: what a model reaches that always gives
-the same answer, or that guesses. Colour never says anything alone: lines differ in dashes and marks
-too, and where lines lie on one another the lower one is wider.
+Lines have the axis that their values need, a fifth of all there is at least: a smaller change looks
+as small as it is. Intervals have the axis from 0 to 1. A dashed line is chance: what a model
+reaches that always gives the same answer, or that guesses. Colour never says anything alone: lines
+differ in dashes and marks too, and where lines lie on one another the lower one is wider.
 
-Each picture names itself and says in a sentence what it shows, for people who do not see it. Every
-text is escaped here.
+Each picture names itself and says in a sentence what it shows, for people who do not see it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil, floor, isfinite, nan
-
-from pages.page import boxed, escaped
+from typing import Any
 
 NUMBERED = 12  # more columns than this leave no room for numbers in the cells
 BLOCK = 20  # steps beside each other
@@ -23,6 +21,67 @@ DASHES = ("", "5 3", "1 3", "8 3 1 3")
 MARKED = 40  # a line of more points has no marks
 WIDTH, HEIGHT = 340, 180  # of a chart, in pixels of a narrow screen
 SMALL = (160, 88)  # of one of many
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An element of an SVG."""
+
+    tag: str
+    attributes: Mapping[str, object]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn.
+
+    Attributes:
+        size: Attributes of the SVG.
+        about: Its name and what it shows, in words.
+        shapes: Its elements.
+        key: Which line or mark is which: a sample, and its name.
+    """
+
+    size: Mapping[str, object]
+    about: str
+    shapes: Sequence[Shape]
+    key: Sequence[tuple[Sequence[Shape], str]] = ()
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A small text in a colour."""
+
+    text: str
+    attributes: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A table of cells; rows have names."""
+
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Tables of cells below each other.
+
+    Attributes:
+        about: What they show.
+        look: Classes of the style sheet.
+        tables: They.
+        levels: Of a heat map: where dashes are on its scale, in percent.
+        below: What a dashed frame says; empty if there is none.
+    """
+
+    about: str
+    look: str
+    tables: Sequence[Block]
+    levels: Sequence[str] = ()
+    below: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,15 +112,24 @@ class Axis:
     high: float = 1.0
     ticks: Sequence[float] = (0, 0.25, 0.5, 0.75, 1)
 
+    @classmethod
+    def around(cls, values: Iterable[float]) -> "Axis":
+        """The axis that shares need: four steps of 0.05, 0.1 or 0.25."""
+        known = [min(max(value, 0.0), 1.0) for value in values if isfinite(value)] or [0.0, 1.0]
+        for parts in (20, 10, 4):
+            first, last = floor(min(known) * parts + 1e-9), ceil(max(known) * parts - 1e-9)
+            if last - first <= 4:
+                break
+        first = min(max(0, first - (4 - last + first) // 2), parts - 4)
+        ticks = [tick / parts for tick in range(first, first + 5)]
+        return cls(ticks[0], ticks[-1], ticks)
+
     def share(self, value: float) -> float:
         """Where a value is, in percent of the axis."""
         return 100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
 
 
-def image(size: str, title: str, about: str, *parts: str) -> str:
-    """A picture: its size as attributes, its name and what it shows."""
-    text = f"{title}. {about}" if about else title
-    return f'<svg role="img" {size} aria-label="{escaped(text)}">{"".join(parts)}</svg>\n'
+SHARES = Axis(ticks=(0, 0.5, 1))
 
 
 def chart(
@@ -70,62 +138,74 @@ def chart(
     chance: float = nan,
     across: str = "round",
     begins: Sequence[int] = (),
-) -> str:
-    """Lines over the rounds, or what `across` says, on the axis from 0 to 1; their key below.
+) -> Picture:
+    """Lines over the rounds, or what `across` says; their key below.
 
     `begins` has the first round of each task.
     """
     top = 26 if begins else 8
-    area = _Area(WIDTH, HEIGHT, left=30, right=8, top=top, bottom=34, xs=_ends(lines))
     drawn = [line for line in lines if any(map(isfinite, line.ys))]
-    parts = [area.axes((0, 0.25, 0.5, 0.75, 1)), area.level(chance), area.borders(begins)]
+    axis = Axis.around([chance, *(y for line in drawn for y in line.ys)])
+    area = _Area(WIDTH, HEIGHT, (30, 8, top, 34), _ends(lines), axis)
+    parts = [*area.axes(), *area.level(chance), *area.borders(begins)]
     widths = [4.5, 2.8, 1.6, 1.2]
     for place, line in enumerate(drawn):
         width = widths[min(place, 3)] if len(drawn) > 1 else 1.8
-        parts.append(area.line(line, place, width))
+        parts += area.line(line, place, width)
     parts.append(_text(area.left + area.width / 2, HEIGHT - 4, across, "middle"))
     marked = f"chance: {chance:.2f}" if isfinite(chance) else ""
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
     about = "; ".join([*map(_in_words, drawn), *tasks, *([marked] if marked else [])])
-    picture = image(f'viewBox="0 0 {WIDTH} {HEIGHT}"', title, about, *parts)
-    return f"<div>{picture}{key([line.name for line in drawn], marked)}</div>\n"
+    key = _key([line.name for line in drawn], marked)
+    return Picture(_box(WIDTH, HEIGHT), _about(title, about), parts, key)
 
 
-def small(line: Line, behind: Line | None, chance: float = nan) -> str:
-    """One of many charts, each of one hospital; `behind` is thin and grey in all of them."""
+def charts_by_name(
+    lines: Sequence[Line], chances: Mapping[str, float], behind: Line | None = None
+) -> list[Picture]:
+    """Small charts on one axis, of a hospital each; `behind` is thin and grey in all of them.
+
+    Args:
+        lines: Their names are the hospitals'.
+        chances: Of each hospital; empty if no dashed line is to be drawn.
+        behind: A line to compare with.
+    """
+    values = [y for line in (*lines, behind) if line for y in line.ys]
+    axis = Axis.around([*values, *chances.values()])
+    axis = Axis(axis.low, axis.high, axis.ticks[::2])
+    return [_small(line, behind, chances.get(line.name, nan), axis) for line in lines]
+
+
+def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Picture:
     width, height = SMALL
-    ends = _ends([line])
-    area = _Area(width, height, left=24, right=6, top=22, bottom=14, xs=ends)
-    parts = [_text(0, 11, _short(line.name), css="name"), area.axes((0, 0.5, 1))]
+    area = _Area(width, height, (24, 6, 22, 14), _ends([line]), axis)
     measured = [y for y in line.ys if isfinite(y)]
+    parts = [_text(0, 11, _short(line.name), css="name"), *area.axes()]
     parts.append(_text(width, 11, f"{measured[-1]:.2f}" if measured else "–", "end"))
-    parts.append(area.level(chance))
+    parts += area.level(chance)
     if behind is not None:
-        parts.append(
-            f'<path class="line" stroke="var(--soft)" opacity=".5" d="{area.path(behind)}"/>'
-        )
+        grey = {"class": "line", "stroke": "var(--soft)", "opacity": ".5"}
+        parts.append(Shape("path", {**grey, "d": area.path(behind)}))
     last = [k for k, y in enumerate(line.ys) if isfinite(y)][-1:]
     dots = last if line.dots is None else line.dots
-    parts.append(area.line(Line(line.name, line.xs, line.ys, dots), 0, 1.6))
+    parts += area.line(Line(line.name, line.xs, line.ys, dots), 0, 1.6)
     about = _in_words(Line("accuracy", line.xs, line.ys))
-    return image(f'viewBox="0 0 {width} {height}"', line.name, about, *parts)
+    return Picture(_box(width, height), _about(line.name, about), parts)
 
 
-def reliability(line: Line) -> str:
-    """The share that is right over the probability that a model gives, both from 0 to 1."""
+def square(line: Line, about: str) -> Picture:
+    """A line over shares, both axes from 0 to 1, with the diagonal; in words, `about` it."""
     side = SMALL[0]
-    area = _Area(side, side, left=26, right=6, top=18, bottom=16, xs=(0, 1))
-    diagonal = area.path(Line("", (0, 1), (0, 1)))
-    parts = [_text(0, 11, _short(line.name, 24), css="name"), area.axes((0, 0.5, 1))]
-    parts += [f'<path class="chance" d="{diagonal}"/>', area.line(line, 0, 1.8)]
-    pairs = [f"{x:.2f}: {y:.2f}" for x, y in zip(line.xs, line.ys, strict=True)]
-    about = f"Share right at each probability: {', '.join(pairs)}"
-    return image(f'viewBox="0 0 {side} {side}"', line.name, about, *parts)
+    area = _Area(side, side, (26, 6, 18, 16), (0, 1), SHARES)
+    diagonal = {"class": "chance", "d": area.path(Line("", (0, 1), (0, 1)))}
+    parts = [_text(0, 11, _short(line.name, 24), css="name"), *area.axes()]
+    parts += [Shape("path", diagonal), *area.line(line, 0, 1.8)]
+    return Picture(_box(side, side), _about(line.name, about), parts)
 
 
 @dataclass(frozen=True)
-class Row:
-    """One or more values side by side, and where the dashed line is in their row."""
+class Lane:
+    """One or more values side by side, and where the dashed line is beside them."""
 
     name: str
     spans: Sequence[Span]
@@ -134,11 +214,11 @@ class Row:
 
 def spans(
     title: str,
-    rows: Sequence[Row],
+    rows: Sequence[Lane],
     names: Sequence[str] = (),
     marked: str = "",
     axis: Axis | None = None,
-) -> str:
+) -> Picture:
     """Values with their intervals, one below the other, on one axis.
 
     Args:
@@ -148,7 +228,8 @@ def spans(
         marked: What the dashed line says, for the key.
         axis: By default from 0 to 1.
     """
-    axis, parts, y = axis or Axis(), [], 4.0
+    axis, y = axis or Axis(), 4.0
+    parts: list[Shape] = []
     each = max((len(row.spans) for row in rows), default=1)
     step = 24 + 11 * each
     height = len(rows) * step + 22
@@ -161,46 +242,24 @@ def spans(
         if isfinite(row.mark):
             parts.append(_upright("chance", axis.share(row.mark), place * step, (place + 1) * step))
         parts.append(_text(0, y + 9, _short(row.name, 48), css="name"))
-        parts += [_span(span, axis, k, y + 21 + 11 * k) for k, span in enumerate(row.spans)]
+        for k, span in enumerate(row.spans):
+            parts += _span(span, axis, k, y + 21 + 11 * k)
         y += step
-    about = "; ".join(map(_row_in_words, rows))
-    drawn = image(f'height="{height}" style="height:{height}px"', title, about, *parts)
-    return drawn + key(names, marked, dots=True) if names or marked else drawn
+    about = _about(title, "; ".join(map(_lane_in_words, rows)))
+    return Picture(_high(height), about, parts, _key(names, marked, dots=True))
 
 
-def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
+def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Picture:
     """Bars from zero, each with its name and its value in words above it."""
     most = max((value for _, value, _ in rows), default=0) or 1
     parts = []
     for place, (name, value, text) in enumerate(rows):
         y = 32 * place
         parts.append(_text(0, y + 11, f"{name} · {text}", css="name"))
-        share = 100 * max(value, 0) / most
-        parts.append(f'<rect class="f1" x="0" y="{y + 15}" width="{share:.1f}%" height="8"/>')
-    height = 32 * len(rows)
-    about = "; ".join(f"{name}: {text}" for name, _, text in rows)
-    return image(f'height="{height}" style="height:{height}px"', title, about, *parts)
-
-
-def key(names: Sequence[str], marked: str = "", *, dots: bool = False) -> str:
-    """Which line, or which mark, is which."""
-    items = []
-    for place, name in enumerate(names):
-        dash = "" if dots else _dashed(place)
-        line = f'<line class="line s{place % SERIES + 1}" x1="1" x2="25" y1="6" y2="6"{dash}/>'
-        items.append((line + (_mark(13, 6, place) if dots else ""), name))
-    if marked:
-        items.append(('<line class="chance" x1="1" x2="25" y1="6" y2="6"/>', marked))
-    marks = "".join(
-        f'<li><svg viewBox="0 0 26 12" aria-hidden="true">{sample}</svg>{escaped(name)}</li>'
-        for sample, name in items
-    )
-    return f'<ul class="key">{marks}</ul>\n'
-
-
-def _dashed(place: int) -> str:
-    dash = DASHES[_look(place)]
-    return f' stroke-dasharray="{dash}"' if dash else ""
+        size = {"y": y + 15, "width": f"{100 * max(value, 0) / most:.1f}%", "height": 8}
+        parts.append(Shape("rect", {"class": "f1", "x": 0, **size}))
+    about = _about(title, "; ".join(f"{name}: {text}" for name, _, text in rows))
+    return Picture(_high(32 * len(rows)), about, parts)
 
 
 def heat(
@@ -210,7 +269,7 @@ def heat(
     values: Sequence[Sequence[float]],
     levels: Sequence[float],
     below: str,
-) -> str:
+) -> Cells:
     """A table of shares whose cells are the darker the higher they are, from 0 to 1.
 
     The numbers are there for whoever has the page read aloud, also where there are too many columns
@@ -224,25 +283,19 @@ def heat(
         levels: Of each column: a cell that is not above it has a dashed frame.
         below: What that frame says.
     """
-    look = " dense" if len(columns) > NUMBERED else ""
-    look += " upright" if len(columns) > LEVEL else ""
-    head = "".join(f'<th scope="col">{escaped(_short(name))}</th>' for name in columns)
-    body = "".join(
-        f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_heat, row, levels))}</tr>\n'
+    look = ["heat", *["dense"] * (len(columns) > NUMBERED), *["upright"] * (len(columns) > LEVEL)]
+    cells = [
+        (name, [_heat(value, level) for value, level in zip(row, levels, strict=True)])
         for name, row in zip(rows, values, strict=True)
-    )
-    table = (
-        f'<table class="cells heat{look}">\n<thead><tr><th></th>{head}</tr></thead>\n'
-        f"<tbody>\n{body}</tbody>\n</table>\n"
-    )
-    known = sorted({level for level in levels if isfinite(level)})
-    marks = "".join(f'<i style="left:{100 * level:.1f}%"></i>' for level in known)
-    note = f" · dashed: {escaped(below)}" if known else ""
-    scale = f'<span>0</span><span class="bar">{marks}</span><span>1{note}</span>'
-    return boxed(table, about) + f'<p class="scale">{scale}</p>\n'
+    ]
+    known = [f"{100 * level:.1f}" for level in sorted({*levels}) if isfinite(level)]
+    block = Block([*map(_short, columns)], cells)
+    return Cells(about, " ".join(look), [block], known, below if known else "")
 
 
-def steps(about: str, rows: Mapping[str, Sequence[tuple[str, str]]], titles: Sequence[str]) -> str:
+def steps(
+    about: str, rows: Mapping[str, Sequence[tuple[str, str]]], titles: Sequence[str]
+) -> Cells:
     """What happened step by step: a row of small cells, each with a mark and a kind.
 
     Long rows are cut into blocks below each other.
@@ -255,67 +308,59 @@ def steps(about: str, rows: Mapping[str, Sequence[tuple[str, str]]], titles: Seq
     """
     blocks = []
     for first in range(0, len(titles), BLOCK):
-        some = slice(first, first + BLOCK)
-        head = "".join(f'<th scope="col">{escaped(title)}</th>' for title in titles[some])
-        body = "".join(
-            f'<tr><th scope="row">{escaped(name)}</th>{"".join(map(_step, cells[some]))}</tr>\n'
-            for name, cells in rows.items()
-        )
-        blocks.append(
-            f'<table class="cells steps">\n<thead><tr><th></th>{head}</tr></thead>\n'
-            f"<tbody>\n{body}</tbody>\n</table>\n"
-        )
-    return boxed("".join(blocks), about)
+        shown = slice(first, first + BLOCK)
+        cells = [
+            (name, [Cell(mark, {"class": kind} if kind else {}) for mark, kind in row[shown]])
+            for name, row in rows.items()
+        ]
+        blocks.append(Block(titles[shown], cells))
+    return Cells(about, "steps", blocks)
 
 
 class _Area:
-    """Where the lines of a chart are."""
+    """Where the lines of a chart are; `margins` are left, right, top and bottom."""
 
     def __init__(
         self,
         width: int,
         height: int,
-        *,
-        left: int,
-        right: int,
-        top: int,
-        bottom: int,
+        margins: tuple[int, int, int, int],
         xs: tuple[float, float],
+        axis: Axis,
     ) -> None:
-        self.left, self.top = left, top
-        self.width, self.height = width - left - right, height - top - bottom
+        self.left, right, self.top, bottom = margins
+        self.width, self.height = width - self.left - right, height - self.top - bottom
         self.first, self.last = xs
+        self.axis = axis
 
     def x(self, value: float) -> float:
         span = self.last - self.first
         return self.left + self.width * ((value - self.first) / span if span else 0.5)
 
     def y(self, value: float) -> float:
-        return self.top + self.height * (1 - min(max(value, 0), 1))
+        return self.top + self.height * (1 - self.axis.share(value) / 100)
 
-    def axes(self, ticks: Iterable[float]) -> str:
-        parts, end = [], self.left + self.width
-        for tick in ticks:
-            y = self.y(tick)
-            parts.append(
-                f'<line class="axis" x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            )
-            parts.append(_text(self.left - 4, y + 4, f"{tick:g}", "end"))
+    def axes(self) -> list[Shape]:
+        parts = []
+        for tick in self.axis.ticks:
+            parts += self._across("axis", tick)
+            parts.append(_text(self.left - 4, self.y(tick) + 4, f"{tick:g}", "end"))
         bottom = self.top + self.height + 13
         for number in dict.fromkeys((self.first, self.last)):
             anchor = (
                 "middle" if self.first == self.last else "end" if number == self.last else "start"
             )
             parts.append(_text(self.x(number), bottom, f"{number:g}", anchor))
-        return "".join(parts)
+        return parts
 
-    def level(self, value: float) -> str:
-        if not isfinite(value):
-            return ""
-        y, end = self.y(value), self.left + self.width
-        return f'<line class="chance" x1="{self.left}" x2="{end}" y1="{y:.1f}" y2="{y:.1f}"/>'
+    def level(self, value: float) -> list[Shape]:
+        return self._across("chance", value) if isfinite(value) else []
 
-    def borders(self, begins: Sequence[int]) -> str:
+    def _across(self, look: str, value: float) -> list[Shape]:
+        y, end = f"{self.y(value):.1f}", self.left + self.width
+        return [Shape("line", {"class": look, "x1": self.left, "x2": end, "y1": y, "y2": y})]
+
+    def borders(self, begins: Sequence[int]) -> list[Shape]:
         """Upright lines between tasks, each of which has its number above it."""
         bottom = self.top + self.height
         parts = [_text(self.left - 4, 11, "task", "end")] if begins else []
@@ -324,10 +369,10 @@ class _Area:
                 break
             x = self.x(max(first - 0.5, self.first))
             if first > self.first:
-                line = f'<line class="border" x1="{x:.1f}" x2="{x:.1f}" y1="2" y2="{bottom}"/>'
-                parts.append(line)
+                ends = {"x1": f"{x:.1f}", "x2": f"{x:.1f}", "y1": 2, "y2": bottom}
+                parts.append(Shape("line", {"class": "border", **ends}))
             parts.append(_text(round(x) + 3, 11, f"{number}"))
-        return "".join(parts)
+        return parts
 
     def path(self, line: Line) -> str:
         """A path that has gaps where nothing was measured."""
@@ -338,16 +383,42 @@ class _Area:
             pen = "L" if isfinite(y) else "M"
         return "".join(parts)
 
-    def line(self, line: Line, place: int, width: float) -> str:
-        parts = [
-            f'<path class="line s{place % SERIES + 1}" style="stroke-width:{width}"'
-            f'{_dashed(place)} d="{self.path(line)}"/>'
-        ]
+    def line(self, line: Line, place: int, width: float) -> list[Shape]:
+        look = {"class": f"line s{place % SERIES + 1}", "style": f"stroke-width:{width}"}
+        parts = [Shape("path", {**look, **_dashed(place), "d": self.path(line)})]
         dots = line.dots if line.dots is not None else range(len(line.xs))
         if line.dots is not None or len(line.xs) <= MARKED:
             points = [(line.xs[k], line.ys[k]) for k in dots if isfinite(line.ys[k])]
             parts += [_mark(self.x(x), self.y(y), place) for x, y in points]
-        return "".join(parts)
+        return parts
+
+
+def _box(width: int, height: int) -> dict[str, object]:
+    return {"viewBox": f"0 0 {width} {height}"}
+
+
+def _high(height: int) -> dict[str, object]:
+    return {"height": height, "style": f"height:{height}px"}
+
+
+def _about(title: str, about: str) -> str:
+    return f"{title}. {about}" if about else title
+
+
+def _key(names: Sequence[str], marked: str, *, dots: bool = False) -> list[tuple[list[Shape], str]]:
+    """Which line, or which mark, is which."""
+    ends = {"x1": 1, "x2": 25, "y1": 6, "y2": 6}
+    key = []
+    for place, name in enumerate(names):
+        dash = {} if dots else _dashed(place)
+        sample = [Shape("line", {"class": f"line s{place % SERIES + 1}", **ends, **dash})]
+        key.append((sample + ([_mark(13, 6, place)] if dots else []), name))
+    return key + ([([Shape("line", {"class": "chance", **ends})], marked)] if marked else [])
+
+
+def _dashed(place: int) -> dict[str, Any]:
+    dash = DASHES[_look(place)]
+    return {"stroke-dasharray": dash} if dash else {}
 
 
 def _look(place: int) -> int:
@@ -355,39 +426,38 @@ def _look(place: int) -> int:
     return (place + place // SERIES) % len(DASHES)
 
 
-def _mark(x: float | str, y: float, place: int) -> str:
+def _mark(x: float | str, y: float, place: int) -> Shape:
     """A filled circle, a hollow one, a square or a rhombus; `x` may be in percent."""
     colour, look = place % SERIES + 1, _look(place)
-    at = x if isinstance(x, str) else f"{x:.1f}"
+    x, y_ = x if isinstance(x, str) else f"{x:.1f}", f"{y:.1f}"
     if look in (0, 1):
         filled = f"f{colour}" if look == 0 else f"hollow s{colour}"
-        return f'<circle class="{filled}" cx="{at}" cy="{y:.1f}" r="{(2.6, 3.4)[look]}"/>'
+        return Shape("circle", {"class": filled, "cx": x, "cy": y_, "r": (2.6, 3.4)[look]})
     shape = "square" if look == 2 else "rhombus"
-    return f'<rect class="f{colour} {shape}" x="{at}" y="{y:.1f}" width="5" height="5"/>'
+    return Shape("rect", {"class": f"f{colour} {shape}", "x": x, "y": y_, "width": 5, "height": 5})
 
 
-def _span(span: Span, axis: Axis, place: int, y: float) -> str:
+def _span(span: Span, axis: Axis, place: int, y: float) -> list[Shape]:
     if not isfinite(span.value):
-        return _text(0, y + 4, "not measured, or not told")
-    line = ""
+        return [_text(0, y + 4, "not measured, or not told")]
+    parts, high = [], f"{y:.1f}"
     if isfinite(span.low) and isfinite(span.high):
-        low, high = axis.share(span.low), axis.share(span.high)
-        line = (
-            f'<line class="line s{place % SERIES + 1}" x1="{low:.1f}%" x2="{high:.1f}%" '
-            f'y1="{y:.1f}" y2="{y:.1f}"/>'
-        )
-    single = "".join(
-        f'<circle class="single" cx="{axis.share(dot):.1f}%" cy="{y:.1f}" r="2.5"/>'
-        for dot in span.dots
-    )
-    return line + single + _mark(f"{axis.share(span.value):.1f}%", y, place)
+        first, last = (f"{axis.share(end):.1f}%" for end in (span.low, span.high))
+        ends = {"x1": first, "x2": last, "y1": high, "y2": high}
+        look = {"class": f"line s{place % SERIES + 1}", **ends}
+        parts.append(Shape("line", look))
+    for dot in span.dots:
+        at = {"cx": f"{axis.share(dot):.1f}%", "cy": high, "r": 2.5}
+        parts.append(Shape("circle", {"class": "single", **at}))
+    return [*parts, _mark(f"{axis.share(span.value):.1f}%", y, place)]
 
 
-def _upright(look: str, x: float, top: float, bottom: float) -> str:
-    return f'<line class="{look}" x1="{x:.1f}%" x2="{x:.1f}%" y1="{top}" y2="{bottom}"/>'
+def _upright(look: str, x: float, top: float, bottom: float) -> Shape:
+    ends = {"x1": f"{x:.1f}%", "x2": f"{x:.1f}%", "y1": top, "y2": bottom}
+    return Shape("line", {"class": look, **ends})
 
 
-def _row_in_words(row: Row) -> str:
+def _lane_in_words(row: Lane) -> str:
     mark = f", the dashed line is at {row.mark:.2f}" if isfinite(row.mark) else ""
     return f"{row.name}: {', '.join(map(_span_in_words, row.spans))}{mark}"
 
@@ -399,20 +469,15 @@ def _span_in_words(span: Span) -> str:
     return f"{span.value:.2f}{within}"
 
 
-def _heat(value: float, level: float) -> str:
+def _heat(value: float, level: float) -> Cell:
     if not isfinite(value):
-        return '<td class="none">–</td>'
+        return Cell("–", {"class": "none"})
     # From where on letters are black, or white: the middle is read best in other colours if dark.
     kinds = ["deep"] if value > 0.72 else ["mid"] if value > 0.56 else []
     if value <= level:
         kinds.append("poor")
-    kind = f' class="{" ".join(kinds)}"' if kinds else ""
-    return f'<td{kind} style="--v:{100 * value:.0f}">{value:.2f}</td>'
-
-
-def _step(cell: tuple[str, str]) -> str:
-    mark, kind = cell
-    return f'<td class="{kind}">{escaped(mark)}</td>' if kind else f"<td>{escaped(mark)}</td>"
+    look = {"class": " ".join(kinds)} if kinds else {}
+    return Cell(f"{value:.2f}", {**look, "style": f"--v:{100 * value:.0f}"})
 
 
 def _ends(lines: Sequence[Line]) -> tuple[int, int]:
@@ -432,11 +497,11 @@ def _in_words(line: Line) -> str:
     return f"{line.name}: {start}{last:.2f} after round {end:g}{between}"
 
 
-def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str = "") -> str:
+def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str = "") -> Shape:
+    look = {"class": css} if css else {}
+    end = {"text-anchor": anchor} if anchor != "start" else {}
     at = x if isinstance(x, str) else f"{x:g}"
-    look = f' class="{css}"' if css else ""
-    end = f' text-anchor="{anchor}"' if anchor != "start" else ""
-    return f'<text x="{at}" y="{y:.0f}"{look}{end}>{escaped(text)}</text>'
+    return Shape("text", {"x": at, "y": f"{y:.0f}", **look, **end}, text)
 
 
 def _short(name: str, longest: int = 18) -> str:

@@ -12,16 +12,13 @@ from pages.page import Marked
 PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
 NONE = "–"
 LEVEL = 0.001  # that of audit/copies.py, which takes seconds to import
-CHECKS = ("what was checked", "measured", "limit", "result")
-PASSING = (
-    "Passing means that no synthetic image is more like a training image than the hospital's "
-    "patients are like one another, but for the nearest few, whether it is mirrored, turned, "
-    "moved, lighter, noisy or mixed, and that the images as a whole are no nearer to training "
-    "images than to others. Some dresses hide a copy (docs/privacy/buffers.md). It "
-    "does not mean that nothing can be learnt from the synthetic images, and it is no "
-    "guarantee in the sense of differential privacy. Only a line with ε and δ is one, and it is "
-    "about the generative model, not about what this check discards."
-)
+
+
+class Checked(NamedTuple):
+    """What a hospital checked: rows of a table, and sentences on what a person should look at."""
+
+    rows: "list[Check]"
+    remarks: list[str]
 
 
 class Check(NamedTuple):
@@ -33,13 +30,18 @@ class Check(NamedTuple):
     result: object
 
 
-def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
-    """The checks of a hospital: what is asked, what was measured, what is allowed.
+def checked(figures: Mapping[str, float], config: Mapping[str, Any]) -> Checked:
+    """The checks of a hospital, and the remarks on them.
 
     Args:
         figures: What the hospital measured.
         config: Settings of the run, by table and name.
     """
+    return Checked([*checks_of(figures, config)], [*remarks_of(figures)])
+
+
+def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
+    """What is asked, what was measured, what is allowed."""
     if isfinite(share := figures.get("release-refused", nan)):
         result = FAIL if share else PASS
         yield Check("Too near, of those that left", f"{share:.1%}", "0.0%", result)

@@ -20,7 +20,10 @@ ALLOWED = {
         *("torch", "torchvision", "torchmetrics", "torch_fidelity", "lpips"),
         *("numpy", "scipy", "sklearn", "matplotlib"),
     },
-    "pages": {"numpy", "strategies.protocol.names", "strategies.protocol.text"},
+    "pages": {
+        *("jinja2", "markupsafe", "numpy", "PIL"),
+        *("strategies.protocol.names", "strategies.protocol.text"),
+    },
     "strategies": {"flwr", "numpy", "pydantic"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).
     "strategies/fil_ver.py": {"flwr", "strategies", "learning.server_training"},

@@ -1,24 +1,14 @@
 """The ledger for people: as text for a terminal, and as an HTML page.
 
 A server chooses much of what it says, such as a run's settings. Nothing of it reaches a terminal
-but characters that can be printed, or the page but through `pages.page`.
+but characters that can be printed, or the page but through `pages.page`, which escapes it.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_app.authority.ledger import Line
-from pages.page import (
-    document,
-    folded,
-    heading,
-    notice,
-    paragraph,
-    section,
-    shown,
-    table,
-    verbatim,
-)
+from pages.page import render, shown
 from strategies.protocol.settings import defaults
 from strategies.protocol.text import printable
 
@@ -49,17 +39,19 @@ def text(lines: Sequence[Line], verdict: str) -> str:
 
 def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
     """The ledger as a page that needs no other file."""
-    title, runs = f"Ledger of {printable(site)}", list(_runs(lines))
-    parts = [heading(title, 1), notice("green" if whole else "red", paragraph(verdict))]
-    for run, of_run in runs:
-        titles = ["line", "SHA-256", "UTC", "asked", "left"]
-        told = [table(titles, map(_row, of_run), about=run)]
-        for line in of_run:
-            if settings := _settings(line, changed=False):
-                about = f"What the run was to be like, by line {line.number}"
-                told.append(folded(about, verbatim("\n".join(settings))))
-        parts.append(section(run, *told))
-    return document(title, *parts, contents=[run for run, _ in runs])
+    runs = [
+        {
+            "title": title,
+            "rows": list(map(_row, of_run)),
+            "settings": [
+                (line.number, "\n".join(settings))
+                for line in of_run
+                if (settings := _settings(line, changed=False))
+            ],
+        }
+        for title, of_run in _runs(lines)
+    ]
+    return render("ledger", f"Ledger of {site}", runs=runs, verdict=verdict, whole=whole)
 
 
 def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:

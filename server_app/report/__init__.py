@@ -1,25 +1,27 @@
 """The report of a run, for four readers: its summary as one HTML page.
 
-First what a clinician asks (worth.py), then a researcher (method.py), an engineer (operation.py)
-and a data protection officer (privacy.py, embeddings.py).
-
-Every text from outside, such as a hospital's name, its reason for a failure or a setting, reaches
-the page through `pages.page` or `pages.plots`, which escape it.
+First what a clinician asks (worth.py, data.py), then a researcher (method.py), an engineer
+(operation.py) and a data protection officer (privacy.py, embeddings.py). Each file gathers what a
+template of pages/templates/report says. Every text from outside, such as a hospital's name, its
+reason for a failure or a setting, reaches the page through `pages.page`, which escapes it.
 """
 
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from math import isfinite
 
 from flwr.common.config import flatten_dict
 
+from pages import page
 from pages.figures import is_noised
-from pages.page import document, heading, notice, paragraph
+from pages.pictures import Strip
 from pages.verdicts.model import mean_chance, missing_classes
 from pages.verdicts.run import texts
 from server_app.report import (
+    data,
     embeddings,
     method,
     operation,
@@ -48,7 +50,13 @@ QUEUES = (
 NAMED = 4  # more classes than this are counted
 
 
-def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> str:
+def render(
+    name: str,
+    summary: Summary,
+    events: Sequence[Event],
+    toml: str,
+    pictures: Mapping[str, Sequence[Strip]] | None = None,
+) -> str:
     """Make the page.
 
     Args:
@@ -56,6 +64,7 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
         summary: Its figures.
         events: What happened, in order.
         toml: Its settings, as a file.
+        pictures: Synthetic images by hospital, of a run that the server can look into.
     """
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))
@@ -64,20 +73,25 @@ def render(name: str, summary: Summary, events: Sequence[Event], toml: str) -> s
         h: mean_chance(row for row in tests if row["hospital"] == h) for h in summary.hospitals
     }
     chances[""] = mean_chance(tests)
-    sections = {
-        worth.TITLE: worth.part(summary, chances),
-        worth.DATA: worth.data(summary),
-        method.TITLE: method.part(summary, events, chances, queues=queues),
-        over_tasks.TITLE: over_tasks.part(summary),
-        over_time.TITLE: over_time.part(summary, chances),
-        operation.TITLE: operation.part(summary, events, flatten_dict(config), toml),
-        privacy.TITLE: privacy.part(summary, config),
-        embeddings.TITLE: embeddings.part(summary),
-    }
-    title = title_of(name, summary)
-    contents = [each for each, markup in sections.items() if markup]
-    head = _head(title, name, summary, queues)
-    return document(title, *head, *sections.values(), contents=contents)
+    return page.render(
+        "report",
+        title_of(name, summary),
+        summary=summary,
+        sentence=QUEUES if queues else _method(summary.strategy)[1],
+        facts=_facts(name, summary),
+        noise=texts(summary.worth, "noise"),
+        noised=isfinite(summary.noise),
+        worth=worth.figures(summary, chances),
+        data=data.figures(summary),
+        method=method.figures(summary, chances),
+        routes=method.routes(summary, events, queues=queues),
+        tasks=over_tasks.figures(summary),
+        plan=over_tasks.planned(summary),
+        time=over_time.figures(summary, chances),
+        synthetic=privacy.figures(summary, config, pictures or {}),
+        embeddings=embeddings.figures(summary),
+        **operation.figures(summary, events, flatten_dict(config), toml),
+    )
 
 
 def title_of(name: str, summary: Summary) -> str:
@@ -106,24 +120,13 @@ def _method(strategy: str) -> tuple[str, str]:
     return title, sentence
 
 
-def _head(title: str, name: str, summary: Summary, queues: bool) -> Iterator[str]:
-    facts = [
+def _facts(name: str, summary: Summary) -> list[str]:
+    resumed = [f"interrupted and resumed: {summary.resumed}"] if summary.resumed else []
+    return [
         f"{len(summary.hospitals)} hospitals",
         f"{len(summary.models)} models" if len(summary.models) != 1 else "one model",
         f"{summary.rounds} rounds",
         duration(summary.wall_seconds),
+        *resumed,
         f"run {name}",
     ]
-    if summary.resumed:
-        facts.insert(-1, f"interrupted and resumed: {summary.resumed}")
-    yield heading(title, 1)
-    if sentence := QUEUES if queues else _method(summary.strategy)[1]:
-        yield paragraph(f"{sentence[:1].upper()}{sentence[1:]}")
-    yield paragraph(" · ".join(facts), soft=True)
-    if said := texts(summary.worth, "noise"):
-        yield notice("amber", *map(paragraph, said))
-    if summary.status == "failed":
-        yield notice("red", paragraph(f"The run failed. {summary.error}"))
-    elif summary.status != "completed":
-        told = f"The run was completed. Failures of hospitals: {len(summary.failures)}"
-        yield notice("amber", paragraph(f"{told}; “{operation.TITLE}” lists them."))

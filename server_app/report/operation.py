@@ -6,15 +6,12 @@ from statistics import median
 from typing import Any
 
 from pages import plots
-from pages.page import figure, folded, heading, paragraph, section, table, verbatim
-from server_app.report.over_tasks import TITLE as OVER_TASKS
 from server_app.summary import Summary
 from strategies.engine.events import Event
 from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import defaults
 
-TITLE = "How the run went"
 LISTED = 20  # kinds of failures on the page; summary.json has all of them
 HOPS = 1000  # in the table of hops; metrics.jsonl has all
 FOLDED = 300  # cells of a picture above which it is folded
@@ -27,8 +24,10 @@ SAID = {
 }
 
 
-def part(summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], toml: str) -> str:
-    """The section.
+def figures(
+    summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], toml: str
+) -> dict[str, Any]:
+    """What the section says.
 
     Args:
         summary: The run's figures.
@@ -36,21 +35,28 @@ def part(summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], tom
         flat: The run's settings, by their full names.
         toml: The same as a file.
     """
-    return section(
-        TITLE,
-        *_participation(summary),
-        *_accounts(summary, flat),
-        *_failures(summary),
-        *_costs(summary, events, queues=flat.get("asynchronous", False)),
-        *_settings(flat, toml),
-    )
+    usual, spent = defaults(), sorted(summary.epsilon_spent.items())
+    changed = [
+        [key, _setting(value), _setting(usual.get(key, "–"))]
+        for key, value in flat.items()
+        if usual.get(key) != value and key not in ("output-dir", "resume")
+    ]
+    return {
+        "took_part": _participation(summary),
+        "accounts": [[hospital, f"{epsilon:.2f}"] for hospital, epsilon in spent],
+        "delta": flat.get("train.dp.delta"),
+        "failures": _failures(summary),
+        "failures_listed": LISTED,
+        "costs": _costs(summary, events, queues=flat.get("asynchronous", False)),
+        "settings": {"changed": changed, "toml": toml},
+    }
 
 
-def _participation(summary: Summary) -> Iterator[str]:
+def _participation(summary: Summary) -> dict[str, Any] | None:
     took_part = summary.participation
     numbers = [n for each in took_part.values() for n in (*each["visited"], *each["missed"])]
     if not numbers:
-        return
+        return None
     rounds = range(1, max(numbers) + 1)
     rows = {
         hospital: [
@@ -63,44 +69,22 @@ def _participation(summary: Summary) -> Iterator[str]:
         ]
         for hospital, each in took_part.items()
     }
-    yield heading("Who took part", 3)
-    planned = f"; who is, was planned (“{OVER_TASKS}”)" if summary.enrolment else ""
-    drawn = figure(
-        "Rows are hospitals, columns are rounds. ●: trained a model. ×: missed a visit that was "
-        f"asked of it. Empty: was not asked{planned}.",
-        plots.steps("Who took part in which round", rows, [str(r) for r in rounds]),
-    )
-    asked = [each for each in took_part.values() if each["visited"] or each["missed"]]
     missed = [hospital for hospital, each in took_part.items() if each["missed"]]
-    yield paragraph(
-        f"Hospitals that were asked to train: {len(asked)}; "
-        + (f"{join_names(missed)} missed at least one visit." if missed else "none missed a visit.")
-    )
-    yield folded("Show round by round", drawn) if len(rows) * len(rounds) > FOLDED else drawn
+    return {
+        "asked": sum(bool(each["visited"] or each["missed"]) for each in took_part.values()),
+        "missed": join_names(missed) if missed else "",
+        "drawn": plots.steps("Who took part in which round", rows, [str(r) for r in rounds]),
+        "many": len(rows) * len(rounds) > FOLDED,
+    }
 
 
-def _accounts(summary: Summary, flat: Mapping[str, Any]) -> Iterator[str]:
-    """What training has spent of each hospital's privacy account."""
-    if not (spent := summary.epsilon_spent):
-        return
-    yield heading("Privacy accounts", 3)
-    yield paragraph(
-        "Models were trained with differential privacy (DP-SGD). ε bounds what all releases of a "
-        "hospital's account tell of one patient: the smaller, the less. "
-        f"δ is {flat['train.dp.delta']:g}."
-    )
-    rows = [[hospital, f"{epsilon:.2f}"] for hospital, epsilon in sorted(spent.items())]
-    yield table(["hospital", "ε spent"], rows, about="Privacy accounts by hospital")
-
-
-def _failures(summary: Summary) -> Iterator[str]:
-    if not summary.failures:
-        return
+def _failures(summary: Summary) -> list[list[object]]:
+    """A row for each kind."""
     alike: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for failure in summary.failures:
         kind = (failure["outcome"], failure["verb"], failure["reason"])
         alike.setdefault(kind, []).append(failure)
-    rows = [
+    return [
         [
             outcome,
             SAID.get(verb, verb),
@@ -111,61 +95,36 @@ def _failures(summary: Summary) -> Iterator[str]:
         ]
         for (outcome, verb, reason), same in alike.items()
     ]
-    yield heading("Failures", 3)
-    more = (
-        f" The first {LISTED} kinds are here; summary.json has all." if len(rows) > LISTED else ""
-    )
-    yield paragraph(f"Failures of hospitals: {len(summary.failures)}.{more}")
-    titles = ["failure", "a hospital …", "times", "hospitals", "rounds", "reason"]
-    yield table(titles, rows[:LISTED], about="Failures")
 
 
-def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> Iterator[str]:
+def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[str, Any]:
     spent = summary.seconds
     total = sum(spent.values()) or 1.0
     bars = [(phase, s, f"{s:,.1f} s, {s / total:.0%}") for phase, s in spent.items()]
-    yield heading("Time and traffic", 3)
-    yield figure(
-        f"The run took {duration(summary.wall_seconds)}. The bars are the hospitals' time, summed "
-        "over all of them; wait is the time between a message and its answer in which the "
-        "hospital was not working on it.",
-        plots.bars("What the hospitals' time was spent on", bars),
-    )
-    yield paragraph(
-        f"The server sent {_size(summary.bytes_sent)} to hospitals and received "
-        f"{_size(summary.bytes_received)} from them. One visit moves "
-        f"{_size(summary.bytes_per_hop)}, to and from the hospital together."
-    )
-    answered = [event for event in events if event.verb in SAID and event.outcome == "ok"]
-    rows = []
+    return {
+        "wall": duration(summary.wall_seconds),
+        "drawn": plots.bars("What the hospitals' time was spent on", bars),
+        "sent": _size(summary.bytes_sent),
+        "received": _size(summary.bytes_received),
+        "hop": _size(summary.bytes_per_hop),
+        "answers": [*_answers(events)],
+        "hops": [] if queues else [*_hops(events)],
+        "hops_listed": HOPS,
+    }
+
+
+def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
+    """What an answer of each kind costs."""
     for verb, said in SAID.items():
-        if of_verb := [event for event in answered if event.verb == verb]:
-            seconds = [event.seconds for event in of_verb]
+        answers = [event for event in events if event.verb == verb and event.outcome == "ok"]
+        if answers:
+            seconds = [event.seconds for event in answers]
             sent, received = (
-                sum(getattr(event, way) for event in of_verb) / len(of_verb)
+                sum(getattr(event, way) for event in answers) / len(answers)
                 for way in ("bytes_sent", "bytes_received")
             )
-            rows.append(
-                [
-                    said,
-                    len(of_verb),
-                    f"{median(seconds):.1f}",
-                    f"{max(seconds):.1f}",
-                    _size(sent),
-                    _size(received),
-                ]
-            )
-    if rows:
-        head = ["a hospital …", "answers", "seconds, median", "longest", "sent to it", "received"]
-        yield table(head, rows, about="Seconds and bytes of an answer")
-    if not queues and (hops := list(_hops(events))):
-        head = ["round", "hop", "visits", "seconds until the last answer", "sent", "received"]
-        more = f" The first {HOPS}; metrics.jsonl has all." if len(hops) > HOPS else ""
-        yield folded(
-            "Seconds and bytes of every hop",
-            paragraph(more),
-            table(head, hops[:HOPS], about="Hops"),
-        )
+            longest = f"{median(seconds):.1f}", f"{max(seconds):.1f}"
+            yield [said, len(answers), *longest, _size(sent), _size(received)]
 
 
 def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
@@ -179,22 +138,6 @@ def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
         )
         longest = f"{max(event.seconds for event in own):.1f}"
         yield [now, hop, len(own), longest, _size(sent), _size(received)]
-
-
-def _settings(flat: Mapping[str, Any], toml: str) -> Iterator[str]:
-    usual = defaults()
-    changed = [
-        [key, _setting(value), _setting(usual.get(key, "–"))]
-        for key, value in flat.items()
-        if usual.get(key) != value and key not in ("output-dir", "resume")
-    ]
-    yield heading("Settings", 3)
-    if changed:
-        yield paragraph("Set for this run; everything else has its default.")
-        yield table(["setting", "in this run", "default"], changed, about="Changed settings")
-    else:
-        yield paragraph("All settings have their defaults.")
-    yield folded("All settings, as config.toml", verbatim(toml))
 
 
 def _setting(value: object) -> str:

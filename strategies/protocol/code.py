@@ -6,6 +6,7 @@ from pathlib import Path
 
 # The same at server and hospitals.
 PACKAGES = ("audit", "client_app", "gan", "learning", "pages", "strategies", "warm")
+ENDS = (".py", ".toml", ".md")
 
 
 @cache
@@ -25,10 +26,10 @@ def hash_of(root: Path) -> str:
 
 
 def files_of(root: Path) -> list[Path]:
-    """All files of code below a folder, that of a checkout for instance."""
+    """All files of code below a folder, that of a checkout for instance; templates of pages too."""
     files = (root / package for package in PACKAGES)
     return [
         path
         for package in files
-        for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")])
+        for path in sorted(each for end in ENDS for each in package.rglob(f"*{end}"))
     ]

@@ -242,9 +242,10 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     own_one = assessment("standalone", AS_LONG, "graz", good, "ab")
     worse = of | estimate("balanced-accuracy", 0.7) | estimate("gain", -0.2)
     other = assessment("model", "wien", "graz", worse, "ab")
-    text = text_of("".join(use(past, [own_one, other])))
-    assert text.startswith("graz's own, trained alone as long: the best of the others, 'wien'")
-    assert f"predict --model {past.run}/alone/graz" in text
+    told = use(past, [own_one, other])
+    best = "graz's own, trained alone as long: the best of the others, 'wien'"
+    assert told["advice"].startswith(best)
+    assert told["model"] == f"{past.run}/alone/graz"
 
 
 def estimate(name, value):
@@ -505,8 +506,8 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
         run="r",
         folder=Path("x/graz"),
     )
-    assert "None is advised" in "".join(use(past, [worse]))
-    assert "highest balanced accuracy here" in "".join(use(past, [good]))
+    assert "None is advised" in use(past, [worse])["advice"]
+    assert "highest balanced accuracy here" in use(past, [good])["advice"]
 
 
 def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):

@@ -12,6 +12,7 @@ CODE = (
     "client_app/__init__.py",
     "client_app/authority/policy.toml",
     "gan/a/b.py",
+    "pages/templates/c.html.md",
     "strategies/c.py",
 )
 

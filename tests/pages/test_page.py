@@ -2,73 +2,95 @@ import re
 
 import pytest
 
-from pages.page import (
-    Marked,
-    boxed,
-    document,
-    figure,
-    folded,
-    heading,
-    image,
-    judged,
-    listing,
-    notice,
-    paragraph,
-    section,
-    table,
-    verbatim,
-)
+from pages.page import Marked, png_uri, render
+from pages.plots import Block, Cell, Cells, Line, chart, heat, steps
+from tests.pages.macros import call
+
+HOSTILE = "<b>\"'&"
+CELL = Cell("", {"class": HOSTILE})
+PARTS = {
+    "title": lambda: render("ledger", HOSTILE, runs=[], verdict="", whole=True),
+    "text": lambda: render("ledger", "t", runs=[], verdict=HOSTILE, whole=True),
+    "section": lambda: call("section", HOSTILE),
+    "folded": lambda: call("folded", HOSTILE),
+    "list": lambda: call("listing", [HOSTILE]),
+    "sentence": lambda: call("judged", [{"judgement": "good", "text": HOSTILE}]),
+    "judgement": lambda: call("judged", [{"judgement": HOSTILE, "text": "text"}]),
+    "column": lambda: call("table", [HOSTILE], []),
+    "cell": lambda: call("table", [""], [[HOSTILE]]),
+    "card": lambda: call("table", ["a", HOSTILE, "b"], [[1, 2, 3]]),
+    "table": lambda: call("table", [""], [], HOSTILE),
+    "mark": lambda: call("table", [""], [[Marked(HOSTILE, "good")]]),
+    "line": lambda: call("svg", chart(HOSTILE, [Line(HOSTILE, [1], [0.5])], across=HOSTILE)),
+    "heat": lambda: call("cells", heat(HOSTILE, [HOSTILE], [HOSTILE], [[1.0]], [0.5], HOSTILE)),
+    "steps": lambda: call("cells", steps(HOSTILE, {HOSTILE: [(HOSTILE, HOSTILE)]}, [HOSTILE])),
+    "attribute": lambda: call("cells", Cells("", "", [Block([], [("", [CELL])])])),
+}
 
 
-@pytest.mark.parametrize(
-    "markup",
-    [
-        document("<b>"),
-        heading("<b>"),
-        paragraph("<b>"),
-        verbatim("<b>"),
-        table(["<b>"], []),
-        table([""], [["<b>"]]),
-        notice("red", paragraph("<b>")),
-        document("t", contents=["<b>"]),
-        section("<b>"),
-        listing(["<b>"]),
-        judged([("good", "<b>")]),
-        judged([("<b>", "text")]),
-        folded("<b>"),
-        figure("<b>"),
-        image(b"", "<b>"),
-        table([""], [], about="<b>"),
-        table([""], [[Marked("<b>", "good")]]),
-        boxed("", "<b>"),
-    ],
-)
-def test_texts_are_escaped(markup):
+@pytest.mark.parametrize("part", PARTS)
+def test_texts_are_escaped(part):
+    markup = PARTS[part]()
     assert "&lt;b&gt;" in markup
     assert "<b>" not in markup
+    assert HOSTILE not in markup
 
 
 def test_a_table_has_titles_if_one_is_not_empty():
-    assert "<thead>" not in table(["", ""], [["a", 1]])
-    assert "<tr><td>a</td><td>1</td></tr>" in table(["", ""], [["a", 1]])
-    assert '<tr><th scope="col"></th><th scope="col">x</th></tr>' in table(["", "x"], [])
+    assert "<thead>" not in call("table", ["", ""], [["a", 1]])
+    assert "<tr><td>a</td><td>1</td></tr>" in call("table", ["", ""], [["a", 1]])
+    titles = '<tr><th scope="col"></th><th scope="col">x</th></tr>'
+    assert titles in call("table", ["", "x"], [])
+
+
+def test_of_more_than_two_cells_each_says_its_title_for_narrow_screens():
+    row = '<tr><td>graz</td><td data-label="gain">0.100</td><td data-label="images">4</td></tr>'
+    assert row in call("table", ["hospital", "gain", "images"], [["graz", 0.1, 4]])
 
 
 def test_values_are_shown_to_people():
-    row = table([""], [[0.12345, float("nan"), float("inf"), None, 3, "x"]])
+    row = call("table", [""], [[0.12345, float("nan"), float("inf"), None, 3, "x"]])
     cells = "".join(f"<td>{text}</td>" for text in ("0.123", "–", "–", "–", "3", "x"))
     assert f"<tr>{cells}</tr>" in row
 
 
 def test_contents_lead_to_sections():
-    page = document("t", section("What it is", paragraph("x")), contents=["What it is"])
-    assert '<a href="#what-it-is">What it is</a>' in page
-    assert '<section id="what-it-is">' in page
+    runs = [{"title": f"Run {k}", "rows": [], "settings": []} for k in (1, 2)]
+    page = render("ledger", "t", runs=runs, verdict="", whole=True)
+    assert '<a href="#run-1">Run 1</a>' in page
+    assert '<section id="run-1">' in page
+
+
+def test_what_a_template_is_not_given_is_an_error():
+    with pytest.raises(Exception, match="'verdict' is undefined"):
+        render("ledger", "t", runs=[], whole=True)
 
 
 def test_a_page_may_load_and_run_nothing():
     """Not even if markup got past the escapes."""
-    policy = re.search('content="(default-src \'none\';[^"]*)"', document("t"))
+    page = render("ledger", "t", runs=[], verdict="x", whole=True)
+    policy = re.search('content="(default-src \'none\';[^"]*)"', page)
     assert policy
     assert "script" not in policy[1]
-    assert "//" not in document("t", paragraph("x"))
+    assert "//" not in page
+
+
+def test_a_picture_is_inside_of_its_page():
+    assert png_uri(b"\x89PNG") == "data:image/png;base64,iVBORw=="
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([0.81, 0.83], [0.75, 0.8, 0.85, 0.9, 0.95]),
+        ([0.99, 1.0], [0.8, 0.85, 0.9, 0.95, 1.0]),
+        ([0.52, 0.9], [0.5, 0.6, 0.7, 0.8, 0.9]),
+        ([0.1, 0.95], [0, 0.25, 0.5, 0.75, 1]),
+        ([float("nan")], [0, 0.25, 0.5, 0.75, 1]),
+    ],
+)
+def test_lines_have_the_axis_that_they_need(values, ticks):
+    """A fifth at least: 0.81 to 0.83 is no leap."""
+    drawn = chart("t", [Line("a", range(len(values)), values)] if values == values else [])
+    texts = [each.text for each in drawn.shapes if each.tag == "text"]
+    assert texts[:5] == [f"{tick:g}" for tick in ticks]

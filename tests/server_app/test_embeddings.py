@@ -6,7 +6,7 @@ import pytest
 
 from client_app.authority.policy import DEFAULTS, Policy
 from server_app.embeddings import embeddings_of
-from server_app.report.embeddings import LIMITS, OPEN, TITLE
+from server_app.report.embeddings import LIMITS, OPEN
 from strategies.engine.events import Event
 from tests.server_app.fake_runs import SENT, by_plan, fake_run, one_average
 from tests.server_app.test_report import text_of
@@ -40,7 +40,7 @@ def test_the_report_says_what_left_and_whether_it_is_within_the_usual_limits():
     assert "wien 2 20 sampled – – –" in text
     assert "reveal more" not in text
     assert "nan" not in text
-    assert TITLE not in text_of(one_average().page())
+    assert "What left as embeddings" not in text_of(one_average().page())
 
 
 @pytest.mark.parametrize("kind", ["stats", "ebr"])

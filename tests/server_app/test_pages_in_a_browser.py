@@ -2,8 +2,10 @@
 
 import os
 import shutil
+from base64 import b64encode
 from math import isfinite
 
+import numpy as np
 import pytest
 from playwright.sync_api import sync_playwright
 
@@ -16,9 +18,12 @@ from client_app.datasets.findings import Finding
 from client_app.datasets.listing import Unusable
 from client_app.datasets.preflight.card import Card, Examined
 from client_app.datasets.preflight.page import page as card_page
+from client_app.release.dossier.page import page as dossier_page
+from pages.pictures import pngs_by_class
 from server_app.compare_page import page as comparison_page
 from server_app.comparison import compared
 from strategies.protocol.settings import defaults
+from tests.client_app.test_dossier import written
 from tests.server_app.fake_runs import HOSTILE, RUNS
 from tests.server_app.test_compare import write_run
 
@@ -27,6 +32,7 @@ pytestmark = pytest.mark.slow
 # Widths of a screen or of paper in pixels, whether it is dark, and whether it is paper.
 SCREENS = {
     "wide, light": (1280, "light", "screen"),
+    "desktop, light": (1400, "light", "screen"),
     "narrow, dark": (390, "dark", "screen"),
     "narrow, light": (390, "light", "screen"),
     "paper": (720, "dark", "print"),
@@ -64,6 +70,15 @@ FAINT = """() => {
 FOLD = """folded => document.querySelectorAll("details").forEach(e => e.open = !folded)"""
 # What sticks out to the right of a page, outside of boxes that scroll.
 OVERFLOW = """() => document.documentElement.scrollWidth - document.documentElement.clientWidth"""
+# Tables that a reader has to move to see all of.
+CUT = """() => [...document.querySelectorAll(".wide")].filter(
+  e => !e.querySelector(".cells") && e.scrollWidth > e.clientWidth).map(e => e.ariaLabel)"""
+# Whether the first cell, or line, with a text is seen as a whole.
+SEEN = """text => {
+  const found = [...document.querySelectorAll("td, li")].find(e => e.textContent.includes(text));
+  const box = found.getBoundingClientRect();
+  return found.checkVisibility() && box.width > 0 && box.right <= innerWidth;
+}"""
 # Texts of pictures that lie outside of their picture, as a legend did.
 CLIPPED = """() => [...document.querySelectorAll("figure svg[role=img] text")].filter(text => {
   const [box, svg] = [text, text.closest("svg[role=img]")].map(e => e.getBoundingClientRect());
@@ -141,7 +156,26 @@ def own_report(folder):
     return own_page(past, told_assessments(past), "", None)
 
 
-OTHERS = {each.__name__: each for each in (comparison, ledger, card, own_report)}
+def dossier(folder):
+    """Of a hospital's synthetic images, with the first of a class."""
+    pixels = np.arange(8 * 64, dtype=np.uint8).reshape(8, 1, 8, 8)
+    png = pngs_by_class(pixels, np.zeros(8, np.int64), ["a"])["a"]
+    told = written()
+    told["leaves"]["pictures"] = {"a": b64encode(png).decode()}
+    return dossier_page(told, "3f" * 32, "")
+
+
+OTHERS = {each.__name__: each for each in (comparison, ledger, card, own_report, dossier)}
+# What somebody has to see who reads a page on a phone: a verdict, or what speaks against it.
+DECISIVE = {
+    "learnt": ["better", "0.500 (benign)"],
+    "handed_on_with_images": ["pass", "FAIL"],
+    "comparison": ["2 seeds: too few to say"],
+    "ledger": ["model: 400,000 bytes"],
+    "card": ["Add some."],
+    "own_report": ["above\N{NO-BREAK SPACE}chance", "FAIL"],
+    "dossier": ["cannot tell", "Not measured. Synthetic images carry no name"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -187,6 +221,21 @@ def test_a_page_fits_every_screen(shown, name):
             assert page.evaluate(OVERFLOW) == 0, screen
         if name != "hostile":  # whose names are longer than any that fits
             assert page.evaluate(CLIPPED) == [], screen
+
+
+@pytest.mark.parametrize("name", DECISIVE)
+def test_what_decides_is_seen_on_every_screen(shown, name):
+    """On a narrow one each row of a table is a card, with the title of each cell beside it."""
+    for screen in ("narrow, light", "desktop, light"):
+        page, _ = shown(name, screen)
+        page.evaluate(FOLD, False)
+        assert page.evaluate(CUT) == [], screen
+        for text in DECISIVE[name]:
+            assert page.evaluate(SEEN, text), (screen, text)
+    card = shown(name, "narrow, light")[0].locator("table.cards td[data-label]").first
+    assert card.evaluate("e => getComputedStyle(e.parentElement).display") == "block"
+    label = card.evaluate("e => getComputedStyle(e, '::before').content")
+    assert label.strip('"') == card.get_attribute("data-label")
 
 
 @pytest.mark.parametrize("screen", SCREENS)

@@ -9,7 +9,6 @@ import pytest
 
 from server_app.report import method
 from server_app.report.operation import LISTED
-from server_app.report.privacy import TITLE as PRIVACY
 from strategies.engine.events import Event
 from tests.server_app.fake_runs import (
     FIGURES,
@@ -47,6 +46,11 @@ class Tags(HTMLParser):
         self.text += data
 
 
+def bare(page):
+    """A page without the titles of cells, which narrow screens show."""
+    return re.sub(' data-label="[^"]*"', "", page)
+
+
 def text_of(page):
     return re.sub(r"\s+", " ", Tags(page).text)
 
@@ -55,7 +59,8 @@ def text_of(page):
 def test_a_page_loads_and_runs_nothing(run):
     page = RUNS[run]().page()
     tags = Tags(page)
-    assert all(target.startswith("#") for target in tags.loaded)
+    beside = {"summary.json", "accuracy_matrix.csv", "metrics.jsonl"}  # links, which load nothing
+    assert all(target.startswith("#") for target in tags.loaded - beside)
     assert not tags.names & {"script", "img", "iframe", "link", "object"}
     assert not re.search(r"url\(|@import", page)
 
@@ -199,8 +204,8 @@ def test_participation_and_failures_are_named():
     row = '<th scope="row">linz</th><td class="at">●</td><td class="miss">×</td>'
     assert row in page
     failure = ["timeout", "trains a model", "1", "linz", "2", "No answer."]
-    assert "".join(f"<td>{cell}</td>" for cell in failure) in page
-    assert "The run was completed. Failures of hospitals: 1;" in page
+    assert "".join(f"<td>{cell}</td>" for cell in failure) in bare(page)
+    assert "The run was completed. Failures of hospitals: 1;" in text_of(page)
 
 
 def test_privacy_accounts_are_shown_where_there_are_any(events):
@@ -216,7 +221,7 @@ def test_privacy_accounts_are_shown_where_there_are_any(events):
 
 def test_failures_of_one_kind_are_one_line(events):
     page = fake_run([*events, *events[11:12] * 100]).page()
-    assert "<td>timeout</td><td>trains a model</td><td>101</td><td>B</td>" in page
+    assert "<td>timeout</td><td>trains a model</td><td>101</td><td>B</td>" in bare(page)
     kinds = [replace(events[11], reason=f"Reason {k}.") for k in range(LISTED + 5)]
     page = fake_run([*events, *kinds]).page()
     assert page.count("<td>timeout</td>") == LISTED
@@ -240,7 +245,7 @@ def test_privacy_is_told_in_words_with_limits_and_results():
     assert "Too near and drawn again, of all that were drawn 0.4% at most 50% pass" in text
     assert "Did the privacy loss have a part in the training? yes yes pass" in text
     assert "fell from 0.0116 to 0.00860 (perceptual distance, LPIPS, vgg)" in text
-    assert PRIVACY not in learnt().page()
+    assert "What left as synthetic images" not in learnt().page()
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import io
 import logging
+from html import escape
 
 import pytest
 
 from learning.model_card import _plain
-from pages.page import paragraph, verbatim
 from strategies.protocol.console import Console
 from strategies.protocol.text import Screen, inert, printable
+from tests.pages.macros import call
 
 # What a terminal obeys, what turns letters around, what nobody sees, and half a character.
 HIDDEN = [
@@ -23,6 +24,10 @@ HIDDEN = [
 ]
 
 
+def on_page(text):
+    return call("listing", [text]).strip().removeprefix("<ul>\n<li>").removesuffix("</li>\n</ul>")
+
+
 @pytest.mark.parametrize("hidden", HIDDEN)
 def test_what_controls_or_hides_is_shown_as_python_writes_it(hidden, capsys):
     text = f"graz{hidden}linz"
@@ -34,8 +39,7 @@ def test_what_controls_or_hides_is_shown_as_python_writes_it(hidden, capsys):
         printable(text),
         screen.getvalue().removesuffix("\n"),
         capsys.readouterr().out.removesuffix("\n"),
-        paragraph(text).removeprefix("<p>").removesuffix("</p>\n"),
-        verbatim(text).removeprefix("<pre>").removesuffix("</pre>\n"),
+        on_page(text),
         inert(text),
         _plain(text).replace("\\\\", "\\").replace("\\[", "[").replace("\\]", "]"),
     ]
@@ -49,9 +53,9 @@ def test_what_controls_or_hides_is_shown_as_python_writes_it(hidden, capsys):
 def test_what_people_write_stays_as_it_is():
     for text in ("Grüße, 腫瘍 ≥ 3 µm – “a” 😀", "cafe\u0301", ""):
         assert printable(text) == text
-        assert paragraph(text) == f"<p>{text}</p>\n"
+        assert on_page(text) == escape(text)
     lines = "a = 1\n\tb = 2"
-    assert verbatim(lines) == f"<pre>{lines}</pre>\n"
+    assert on_page(lines) == lines
 
 
 @pytest.mark.parametrize(

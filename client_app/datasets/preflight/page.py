@@ -3,36 +3,22 @@
 Every text reaches the page through `pages.page`, which escapes it.
 """
 
-from collections.abc import Iterable, Sequence
-from io import BytesIO
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
-import PIL.Image
 from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
 from client_app.datasets.preflight.card import Card, Examined
-from pages.page import (
-    Marked,
-    document,
-    heading,
-    image,
-    notice,
-    paragraph,
-    section,
-    table,
-    verbatim,
-)
+from pages.page import Marked, render
+from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.names import join_names
 from strategies.protocol.text import counted
 
 LISTED = 100  # of each list on the page; card.json has all
 NAMED = 20  # unusable images in the terminal
-SHOWN = 8  # thumbnails in a row
-THUMBNAIL, GAP = 86, 4  # pixels; a row is as wide as the page
-
-LOOK = "What to look at"
+SIDES = ("train", "test")
 MARKS = {"red": "bad", "amber": "warn", "note": "soft"}
 ADVICE = {
     "red": "The hospital cannot take part with these data.",
@@ -44,40 +30,39 @@ ADVICE = {
 def page(examined: Examined) -> str:
     """The card as a page that needs no other file."""
     card, survey = examined.card, examined.survey
-    parts = [
-        heading(f"Images of {card.hospital}", 1),
-        paragraph(card.source, soft=True),
-        notice(card.verdict, paragraph(f"{card.verdict.capitalize()}: {ADVICE[card.verdict]}")),
-        paragraph(
-            "This page names files and shows images. It is for the hospital's own eyes, and stays "
-            "in its store.",
-            soft=True,
-        ),
-    ]
-    if card.findings:
-        rows = [[Marked(f.level, MARKS[f.level]), f.text, f.advice] for f in card.findings]
-        findings = table(["", "what was found", "what to do"], rows, about=LOOK)
-        parts.append(section(LOOK, findings))
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
         places = zip(survey.entries, survey.opened.rows[survey.usable], strict=True)
         pictures = {entry.where: survey.opened.pixels[row] for entry, row in places}
-        parts += _images(card, survey, pictures)
-    for title, lines, names in (
+    lists = (
         ("Pairs on both sides of the split", _equal(card.near_copies), chain(*card.near_copies)),
         ("Copies with different labels", _equal(card.contradictions), ()),
         ("Copies", _equal(card.copies), ()),
         ("Cannot be used", list(map(str, card.unusable)), ()),
         ("Of one colour", card.constant, card.constant),
         ("Perhaps inverted", card.inverted, card.inverted),
-    ):
-        if lines:
-            listed = table([""], [[line] for line in _first(LISTED, lines)], about=title)
-            shown = _row([pictures[name] for name in names], title)
-            parts.append(section(title, shown, listed))
+    )
     settings = [f"{key.replace('_', '-')} = {value!r}" for key, value in card.settings.items()]
-    parts.append(section("Settings", verbatim("\n".join(settings))))
-    return document(f"Images of {card.hospital}", *parts)
+    return render(
+        "card",
+        f"Images of {card.hospital}",
+        card=card,
+        advice=ADVICE[card.verdict],
+        findings=[[Marked(f.level, MARKS[f.level]), f.text, f.advice] for f in card.findings],
+        facts=_facts(card) if survey else [],
+        counts=[[name, *(_number(card, name, side) for side in SIDES)] for name in card.classes],
+        classes=_examples(card, survey, pictures) if survey else [],
+        lists=[
+            {
+                "title": title,
+                "rows": [[line] for line in _first(LISTED, lines)],
+                "strips": _strips(title, [pictures[name] for name in names]),
+            }
+            for title, lines, names in lists
+            if lines
+        ],
+        settings="\n".join(settings),
+    )
 
 
 def text(card: Card) -> str:
@@ -95,12 +80,12 @@ def text(card: Card) -> str:
     return "\n".join(lines)
 
 
-def _images(card: Card, survey: Survey, pictures: dict[str, NDArray[np.uint8]]) -> Iterable[str]:
-    """What the images are like, with some of each class."""
+def _facts(card: Card) -> list[list[str]]:
+    """What the images are like."""
     megabytes = card.bytes_on_disk / 1e6
-    of = f", of {card.groups} patients" if card.patients else "; nothing says which patient's"
-    facts = [
-        ["images", f"{card.images}{of}"],
+    whose = f", of {card.groups} patients" if card.patients else "; nothing says which patient's"
+    return [
+        ["images", f"{card.images}{whose}"],
         ["formats", _few(card.kinds)],
         ["sizes", _few(card.sizes)],
         ["disk", f"{megabytes:,.0f} MB in the store ({card.bytes_free / 1e9:,.0f} GB are free)"],
@@ -110,18 +95,18 @@ def _images(card: Card, survey: Survey, pictures: dict[str, NDArray[np.uint8]]) 
             "images in memory",
         ],
     ]
-    sides = {"train": "to train on", "test": "to test on"}
-    counts = [[name, *(_number(card, name, side) for side in sides)] for name in card.classes]
-    yield heading("Images")
-    yield table(["class", *sides.values()], counts, about="Images of each class")
-    yield table(["", ""], facts, about="What the images are like")
+
+
+def _examples(card: Card, survey: Survey, pictures: Mapping[str, NDArray[np.uint8]]) -> list[Strip]:
+    """Some images of each class."""
     by_class: dict[str, list[str]] = {}
     for entry in survey.entries:
         by_class.setdefault(entry.label, []).append(entry.where)
+    strips = []
     for name in card.classes:
         chosen = np.random.default_rng(0).permutation(len(by_class[name]))[:SHOWN]
-        yield heading(name, 3)
-        yield _row([pictures[by_class[name][index]] for index in chosen], name)
+        strips.append(strip(name, [pictures[by_class[name][index]] for index in chosen]))
+    return strips
 
 
 def _number(card: Card, name: str, side: str) -> str:
@@ -133,19 +118,8 @@ def _number(card: Card, name: str, side: str) -> str:
     return f"{images}, of {counted(patients, 'patient')}"
 
 
-def _row(images: Sequence[NDArray[np.uint8]], about: str) -> str:
-    """Thumbnails of the first images, each [C, H, W], side by side; nothing if there are none."""
-    if not images:
-        return ""
-    images = images[:SHOWN]
-    strip = PIL.Image.new("RGBA", (len(images) * (THUMBNAIL + GAP), THUMBNAIL))
-    for number, pixels in enumerate(images):
-        last = np.moveaxis(pixels, 0, 2)
-        picture = PIL.Image.fromarray(last.squeeze(2) if last.shape[2] == 1 else last)
-        strip.paste(picture.resize((THUMBNAIL, THUMBNAIL)), (number * (THUMBNAIL + GAP), 0))
-    file = BytesIO()
-    strip.save(file, "PNG")
-    return image(file.getvalue(), f"{len(images)} images: {about}")
+def _strips(title: str, images: Sequence[NDArray[np.uint8]]) -> list[Strip]:
+    return [strip(title, images)] if images else []
 
 
 def _equal(names: Iterable[Sequence[str]]) -> list[str]:

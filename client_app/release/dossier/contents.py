@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from client_app.authority.identity import secret_of
 from client_app.datasets.facts import hashes
 from client_app.release.buffer.job import Release
 from client_app.request import Request
+from pages.pictures import pngs_by_class
 from strategies.protocol.code import code_hash
 
 FORMAT = 1
@@ -47,6 +49,12 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
             "shape": list(samples.shape),
             "classes": shown,
             "left-out": [name for name in classes if name not in shown],
+            "pictures": {
+                name: b64encode(png).decode()
+                for name, png in pngs_by_class(
+                    samples.images.cpu().numpy(), samples.labels.cpu().numpy(), classes
+                ).items()
+            },
         },
         "learnt-from": {
             "training-images": len(hospital.data.train),

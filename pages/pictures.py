@@ -1,0 +1,84 @@
+"""Images on pages: a strip of a few, as PNG inside the page.
+
+Shapes: `N` images, `C` channels, `H, W` pixels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+import PIL.Image
+from numpy.typing import NDArray
+
+from pages.page import png_uri
+
+SHOWN = 8  # images of a strip
+CLASSES = 24  # of which a page shows strips
+SIDE, GAP = 86, 4  # pixels; a strip is as wide as a column of text
+
+Images = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Images side by side: their name, what they are in words, and where a browser finds them."""
+
+    name: str
+    about: str
+    source: str
+
+
+def strip(name: str, images: Sequence[Images]) -> Strip:
+    """The first images, each [C, H, W], side by side."""
+    return named_strip(name, png_of(images))
+
+
+def named_strip(name: str, png: bytes) -> Strip:
+    """A picture that `png_of` made."""
+    return Strip(name, f"Images: {name}", png_uri(png))
+
+
+def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[str]) -> list[Strip]:
+    """The first images of each class.
+
+    Args:
+        images: [N, C, H, W].
+        labels: [N].
+        names: Of the classes.
+    """
+    return [named_strip(name, png) for name, png in pngs_by_class(images, labels, names).items()]
+
+
+def pngs_by_class(
+    images: Images, labels: NDArray[np.int64], names: Sequence[str]
+) -> Mapping[str, bytes]:
+    """The same as PNG, by class; of the first `CLASSES` classes."""
+    there = [k for k in range(len(names)) if (labels == k).any()]
+    return {names[k]: png_of([*images[labels == k][:SHOWN]]) for k in there[:CLASSES]}
+
+
+def png_of(images: Sequence[Images]) -> bytes:
+    """The first `SHOWN` images, each [C, H, W], side by side as PNG."""
+    shown = [_thumbnail(each) for each in images[:SHOWN]]
+    wide = sum(each.width + GAP for each in shown)
+    row = PIL.Image.new("RGBA", (wide, max(each.height for each in shown)))
+    left = 0
+    for each in shown:
+        row.paste(each, (left, 0))
+        left += each.width + GAP
+    file = BytesIO()
+    row.save(file, "PNG")
+    return file.getvalue()
+
+
+def _thumbnail(image: Images) -> PIL.Image.Image:
+    """An image no larger than `SIDE`; each pixel of a small one is a square of several."""
+    last = np.moveaxis(image, 0, 2)
+    picture = PIL.Image.fromarray(last.squeeze(2) if last.shape[2] == 1 else last)
+    times = SIDE // max(picture.size)
+    if times > 1:
+        larger = (picture.width * times, picture.height * times)
+        return picture.resize(larger, PIL.Image.Resampling.NEAREST)
+    picture.thumbnail((SIDE, SIDE))
+    return picture

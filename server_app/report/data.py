@@ -1,0 +1,26 @@
+"""On which images: what each hospital used."""
+
+from typing import Any
+
+from pages.figures_view import tested, whole
+from server_app.report.worth import EACH
+from server_app.summary import Summary
+
+
+def figures(summary: Summary) -> dict[str, Any] | None:
+    """What the section says; None if no hospital told of its images."""
+    if not summary.data:
+        return None
+    rows, by_class = [], []
+    for hospital, own in sorted(summary.data.items()):
+        parts = own["train"], own["test"]
+        changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
+        prints = " / ".join(part["fingerprint"] or "not told" for part in parts)
+        sizes = map(tested, parts)
+        rows.append([hospital, own["kind"], *sizes, whole(own["unusable"]), changed or "–", prints])
+        if any(part["classes"] for part in parts):
+            by_class += [
+                [hospital, name, *(whole(part["classes"].get(name)) for part in parts)]
+                for name in summary.classes
+            ]
+    return {"rows": rows, "many": len(rows) > EACH, "by_class": by_class}
