@@ -11,10 +11,10 @@ k-salsa-plan   private paths between random pairs of the averages
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gan.codes import Codes, Source
-from gan.k_salsa import averages_of
-from gan.lci import between, centroids_of
-from gan.plan import KL, lines, paths, random_codes
+from gan.codes import CodeSet, Source
+from gan.k_salsa import Averages
+from gan.lci import LCI, Centroids
+from gan.plan import KL, Lines, Paths, RandomCodes
 
 
 @dataclass(frozen=True)
@@ -31,42 +31,14 @@ class Choice:
     k: int
     kl: KL
 
-    @property
-    def lci(self) -> str:
-        """A name for LCI's centroids."""
-        return f"lci-{self.clusters or f'k{self.k}'}"
 
-
-def _linear(source: Source, choice: Choice) -> Codes:
-    return lines(source, random_codes(source))
-
-
-def _plan(source: Source, choice: Choice) -> Codes:
-    return paths(source, random_codes(source), choice.kl, "random")
-
-
-def _lci(source: Source, choice: Choice) -> Codes:
-    centres = centroids_of(source, choice.clusters, choice.k)
-    return {label: between(own) for label, own in centres.items()}
-
-
-def _lci_plan(source: Source, choice: Choice) -> Codes:
-    return paths(source, centroids_of(source, choice.clusters, choice.k), choice.kl, choice.lci)
-
-
-def _k_salsa(source: Source, choice: Choice) -> Codes:
-    return averages_of(source, choice.k)
-
-
-def _k_salsa_plan(source: Source, choice: Choice) -> Codes:
-    return paths(source, averages_of(source, choice.k), choice.kl, f"k-salsa-{choice.k}")
-
-
-CODE_SETS: dict[str, Callable[[Source, Choice], Codes]] = {
-    "linear": _linear,
-    "plan": _plan,
-    "lci": _lci,
-    "lci-plan": _lci_plan,
-    "k-salsa": _k_salsa,
-    "k-salsa-plan": _k_salsa_plan,
+CODE_SETS: dict[str, Callable[[Source, Choice], CodeSet]] = {
+    "linear": lambda source, _: Lines(source, RandomCodes(source)),
+    "plan": lambda source, chosen: Paths(source, RandomCodes(source), chosen.kl),
+    "lci": lambda source, chosen: LCI(source, chosen.clusters, chosen.k),
+    "lci-plan": lambda source, chosen: Paths(
+        source, Centroids(source, chosen.clusters, chosen.k), chosen.kl
+    ),
+    "k-salsa": lambda source, chosen: Averages(source, chosen.k),
+    "k-salsa-plan": lambda source, chosen: Paths(source, Averages(source, chosen.k), chosen.kl),
 }

@@ -11,8 +11,10 @@ Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` cod
 """
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -32,7 +34,7 @@ BLOCK = 32  # images that are projected, rendered or compared at once
 
 
 @dataclass(frozen=True)
-class Search:
+class Effort:
     """How thoroughly codes are looked for."""
 
     images: int  # training images of a class that are projected, at the most
@@ -47,12 +49,12 @@ class Search:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the search, and with how codes are found."""
+        """Changes with the effort, and with how codes are found."""
         return sha256(repr((VERSION, asdict(self))).encode()).hexdigest()[:16]
 
 
 # As published: projections of LCI and PLAN, paths of PLAN, averages of k-SALSA.
-_PAPER = Search(
+_PAPER = Effort(
     images=1_000,
     projection_steps=500,
     projections=5,
@@ -63,9 +65,9 @@ _PAPER = Search(
     network="resnet18",
     network_steps=5_000,
 )
-SEARCHES: dict[str, Search] = {  # by the GAN's preset
+EFFORTS: dict[str, Effort] = {  # by the GAN's preset
     # Half a minute to a minute on one CPU core for each sampler.
-    "tiny": Search(
+    "tiny": Effort(
         images=45,
         projection_steps=60,
         projections=1,
@@ -76,7 +78,7 @@ SEARCHES: dict[str, Search] = {  # by the GAN's preset
         network="small",
         network_steps=300,
     ),
-    "small": Search(
+    "small": Effort(
         images=200,
         projection_steps=200,
         projections=1,
@@ -101,9 +103,9 @@ class Source:
         images: Training images [N, C, R, R] in [-1, 1].
         labels: Their classes, int64 [N].
         distance: The perceptual distance, on the same device.
-        search: How thoroughly to look.
+        effort: How thoroughly to look.
         mirror: Whether mirrored and turned images are plausible.
-        folder: Where what takes long is kept; one for one generator, these images and this search.
+        folder: Where what takes long is kept; one for one generator, these images and this effort.
         seed: Of everything random; torch's global generators do not change.
         deadline: When to give up, in the time of `time.monotonic`.
     """
@@ -112,7 +114,7 @@ class Source:
     images: Tensor
     labels: Tensor
     distance: PairwiseLPIPS
-    search: Search
+    effort: Effort
     mirror: bool
     folder: Path
     seed: int
@@ -132,21 +134,8 @@ class Source:
             own = (self.labels == label).nonzero().flatten()
             start = mean_w(self.generator, self.labels[own], seed=self.seed)
             for index, rows in enumerate(own.split(BLOCK)):
-
-                def piece(rows: Tensor = rows, start: Start = start) -> dict[str, Tensor]:
-                    return vars(
-                        project(
-                            self.generator,
-                            self.images[rows],
-                            start,
-                            features=self.distance.features,
-                            seed=self.seed + again,
-                            deadline=self.deadline,
-                            steps=self.search.projection_steps,
-                        )
-                    )
-
-                kept = self.once(f"projection-{again}-{label}-{index}", piece)
+                name = f"projection-{again}-{label}-{index}"
+                kept = self.once(name, self._projected, rows, start, self.seed + again)
                 for name, whole in vars(found).items():
                     whole[rows] = kept[name]
         return found
@@ -157,7 +146,21 @@ class Source:
         shapes = self.generator.noise_shapes
         return [torch.randn(1, 1, *each, generator=rng).to(self.images.device) for each in shapes]
 
-    def once(self, name: str, make: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    def _projected(self, rows: Tensor, start: Start, seed: int) -> dict[str, Tensor]:
+        found = project(
+            self.generator,
+            self.images[rows],
+            start,
+            features=self.distance.features,
+            seed=seed,
+            deadline=self.deadline,
+            steps=self.effort.projection_steps,
+        )
+        return vars(found)
+
+    def once(
+        self, name: str, make: Callable[..., Mapping[str, Tensor]], *given: object
+    ) -> dict[str, Tensor]:
         """What `make` returns, from the file of that name if an earlier call has kept it.
 
         Raises:
@@ -166,7 +169,7 @@ class Source:
         path = self.folder / f"{name}.pt"
         if not path.exists():
             self.check_deadline()
-            made = {key: value.cpu() for key, value in make().items()}
+            made = {key: value.cpu() for key, value in make(*given).items()}
             self.folder.mkdir(parents=True, exist_ok=True)
             write_whole(path, made)
         device = self.images.device
@@ -181,6 +184,43 @@ class Source:
         """
         if time.monotonic() > self.deadline:
             raise TimeoutError("Looking for codes took longer than allowed.")
+
+
+class CodeSet(ABC):
+    """How the codes of a class come about: PLAN, LCI and k-SALSA are such sets.
+
+    Args:
+        source: What they are made of.
+
+    Attributes:
+        name: What is kept of the set begins with it.
+    """
+
+    name = ""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __call__(self) -> Codes:
+        """The codes [n, D] of each class.
+
+        Raises:
+            TimeoutError: The deadline has passed; a later call goes on.
+        """
+        labels = self.source.labels
+        return {
+            label: self.codes(label, (labels == label).nonzero().flatten())
+            for label in labels.unique().tolist()
+        }
+
+    @abstractmethod
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """The codes [n, D] of a class, of which are the training images at rows int64 [I]."""
+
+    @cached_property
+    def projected(self) -> Projection:
+        """The nearest images of the generator to all training images."""
+        return self.source.projected()
 
 
 class Deck:

@@ -60,7 +60,7 @@ def class_judge(source: Source) -> Judge:
 
 def identity_judge(source: Source) -> Judge:
     """φ_id: of the training images, by their index."""
-    projected = [source.projected(again).images for again in range(source.search.projections)]
+    projected = [source.projected(again).images for again in range(source.effort.projections)]
     images = torch.cat([source.images, *projected])
     own = torch.arange(len(source.images), device=images.device)
     return _trained(source, "identity", images, own.repeat(1 + len(projected)))
@@ -68,10 +68,10 @@ def identity_judge(source: Source) -> Judge:
 
 def _trained(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
     """A classifier in evaluation mode, without gradients of its own."""
-    search = source.search
+    effort = source.effort
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
-        judge = Judge(search.network, images.shape[1], int(labels.max()) + 1).to(images.device)
+        judge = Judge(effort.network, images.shape[1], int(labels.max()) + 1).to(images.device)
     kept = source.once(
         f"judge-{name}",
         lambda: train(judge, images, labels, source).state_dict(),
@@ -89,7 +89,7 @@ def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
         optimizer = torch.optim.Adam(judge.parameters(), lr=judge.learning_rate)
-        for _ in range(source.search.network_steps):
+        for _ in range(source.effort.network_steps):
             source.check_deadline()
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
             shown = turned(images[batch]) if source.mirror else images[batch]

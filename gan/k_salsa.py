@@ -22,30 +22,55 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from gan.codes import Codes, Source
-from gan.judges import Judge, class_judge
+from gan.codes import CodeSet, Source
+from gan.judges import class_judge
 from gan.projection import LEARNING_RATE, ramp
 
 CONTENT, STYLE = 100.0, 1e-6 * 4096**2
 GRID = 4  # patches along a side
 
 
-def averages_of(source: Source, k: int) -> Codes:
-    """The averages [n // k, D] of each class; one with fewer than k images has one, of all."""
-    found, judge = source.projected(), class_judge(source)
-    averages = {}
-    for label in source.labels.unique().tolist():
-        own = (source.labels == label).nonzero().flatten()
-        codes = found.w[own]
+class Averages(CodeSet):
+    """The averages [n // k, D] of each class; one with fewer than k images has one, of all.
+
+    Args:
+        source: What they are made of.
+        k: Training images of an average.
+    """
+
+    def __init__(self, source: Source, k: int) -> None:
+        super().__init__(source)
+        self.k, self.name = k, f"k-salsa-{k}"
+        self.judge = class_judge(source)
+
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """Those of a class."""
+        own = self.projected.w[rows]
         made = []
-        for index, members in enumerate(same_size(torch.cdist(codes, codes), min(k, len(own)))):
+        for index, members in enumerate(same_size(torch.cdist(own, own), min(self.k, len(rows)))):
+            name = f"average-{self.k}-{label}-{index}"
+            made.append(self.source.once(name, self._average, rows[members])["w"])
+        return torch.stack(made)
 
-            def average(members: Tensor = own[members]) -> dict[str, Tensor]:
-                return {"w": _average(source, judge, source.images[members], found.w[members])}
-
-            made.append(source.once(f"average-{k}-{label}-{index}", average)["w"])
-        averages[label] = torch.stack(made)
-    return averages
+    def _average(self, members: Tensor) -> dict[str, Tensor]:
+        """The code [D] of the average of training images, int64 [k]."""
+        source, judge = self.source, self.judge
+        images = source.images[members]
+        with torch.no_grad():
+            wanted, textures = judge.features(images), grams(judge.first(images))
+        w = self.projected.w[members].mean(dim=0, keepdim=True).requires_grad_()
+        noise = source.noise()
+        optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
+        steps = source.effort.average_steps
+        for step in range(steps):
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(step / steps)
+            image = source.generator.synthesise(w, noise)
+            content = (1 - cosine_similarity(judge.features(image), wanted)).mean()
+            loss = CONTENT * content + STYLE * style(grams(judge.first(image))[0], textures)
+            optimizer.zero_grad()
+            loss.backward(inputs=[w])
+            optimizer.step()
+        return {"w": w.detach()[0]}
 
 
 def same_size(far: Tensor, k: int) -> list[Tensor]:
@@ -66,25 +91,6 @@ def same_size(far: Tensor, k: int) -> list[Tensor]:
         clusters.append(left[nearest])
         left = left[[i for i in range(len(left)) if i not in set(nearest.tolist())]]
     return clusters
-
-
-def _average(source: Source, judge: Judge, images: Tensor, codes: Tensor) -> Tensor:
-    """The code [D] of the average of images [k, C, R, R] with codes [k, D]."""
-    with torch.no_grad():
-        wanted, textures = judge.features(images), grams(judge.first(images))
-    w = codes.mean(dim=0, keepdim=True).requires_grad_()
-    noise = source.noise()
-    optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
-    steps = source.search.average_steps
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * ramp(step / steps)
-        image = source.generator.synthesise(w, noise)
-        content = (1 - cosine_similarity(judge.features(image), wanted)).mean()
-        loss = CONTENT * content + STYLE * style(grams(judge.first(image))[0], textures)
-        optimizer.zero_grad()
-        loss.backward(inputs=[w])
-        optimizer.step()
-    return w.detach()[0]
 
 
 def grams(maps: Tensor) -> Tensor:

@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 from sklearn.cluster import SpectralClustering
 from torch import Tensor
 
-from gan.codes import Codes, Source, pairwise
+from gan.codes import CodeSet, Source, pairwise
 
 INTERIOR = 9  # points between two centroids
 
 
-def centroids_of(source: Source, clusters: int, k: int) -> Codes:
+class Centroids(CodeSet):
     """The centroids [m, D] of each class.
 
     Args:
@@ -34,14 +34,25 @@ def centroids_of(source: Source, clusters: int, k: int) -> Codes:
         clusters: How many clusters a class has; 0 = one for every k images.
         k: See above.
     """
-    found = source.projected()
-    centres = {}
-    for label in source.labels.unique().tolist():
-        own = source.labels == label
-        wanted = clusters or int(own.sum()) // k
-        far = pairwise(found.images[own], source.distance)
-        centres[label] = centroids(found.w[own], far, wanted, source.seed)
-    return centres
+
+    def __init__(self, source: Source, clusters: int, k: int) -> None:
+        super().__init__(source)
+        self.clusters, self.k = clusters, k
+        self.name = f"lci-{clusters or f'k{k}'}"
+
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """Those of a class."""
+        far = pairwise(self.projected.images[rows], self.source.distance)
+        wanted = self.clusters or len(rows) // self.k
+        return centroids(self.projected.w[rows], far, wanted, self.source.seed)
+
+
+class LCI(Centroids):
+    """The centroids of each class, and the points between any two of them."""
+
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """Those of a class."""
+        return between(super().codes(label, rows))
 
 
 def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:

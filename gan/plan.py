@@ -23,13 +23,14 @@ classes.
 """
 
 import math
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from gan.codes import Codes, Source
+from gan.codes import Codes, CodeSet, Source
 from gan.judges import class_judge, identity_judge
 
 KL = Literal["uniform", "printed"]
@@ -37,89 +38,80 @@ IDENTITY, CLASS = 0.1, 1.0  # λ1, λ2
 LEARNING_RATE = 0.1
 
 
-def random_codes(source: Source) -> Codes:
+class RandomCodes(CodeSet):
     """As many codes [n, D] of each class, drawn at random, as it has images, or paths have ends."""
-    rng = torch.Generator().manual_seed(source.seed)
-    codes = {}
-    for label in source.labels.unique().tolist():
-        count = min(int((source.labels == label).sum()), 2 * source.search.paths)
-        z = torch.randn(count, source.generator.latent, generator=rng).to(source.images.device)
-        with torch.no_grad():
-            codes[label] = source.generator.map(torch.full((count,), label).to(z.device), z)
-    return codes
+
+    name = "random"
+
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """Those of a class."""
+        return self.drawn[label]
+
+    @cached_property
+    @torch.no_grad()
+    def drawn(self) -> Codes:
+        """Those of all classes, one class after the other."""
+        rng, generator = torch.Generator().manual_seed(self.source.seed), self.source.generator
+        codes = {}
+        for label, images in zip(*self.source.labels.unique(return_counts=True), strict=True):
+            count = min(int(images), 2 * self.source.effort.paths)
+            z = torch.randn(count, generator.latent, generator=rng).to(label.device)
+            codes[int(label)] = generator.map(label.repeat(count), z)
+        return codes
 
 
-def lines(source: Source, ends: Codes) -> Codes:
-    """The points of straight lines between random pairs of each class, [paths · T, D]."""
-    points = source.search.points
-    return {
-        label: torch.cat([line(*pair, points) for pair in pairs(own, source)])
-        if len(own) > 1
-        else own
-        for label, own in ends.items()
-    }
+class Lines(CodeSet):
+    """The points of straight lines between random pairs of the codes of each class, [lines · T, D].
 
-
-def paths(source: Source, ends: Codes, kl: KL, name: str) -> Codes:
-    """The points of private paths between the same pairs, [paths · T, D].
-
-    A class with one code has no path, and keeps it.
+    A class with one code keeps it.
 
     Args:
-        source: What they are made with.
-        ends: The codes [n, D] of each class.
-        kl: The direction of the divergence; see deviation 1.
-        name: Of the ends, for what is kept.
-
-    Raises:
-        TimeoutError: The deadline has passed; a later call goes on.
+        source: What they are made of.
+        ends: The codes that are joined.
     """
-    walk = _Walk(source, kl)
-    codes = {}
-    for label, own in ends.items():
-        made = []
-        for index, (first, last) in enumerate(pairs(own, source)):
 
-            def path(
-                first: Tensor = first, last: Tensor = last, label: int = label
-            ) -> dict[str, Tensor]:
-                return {"w": walk(first, last, label)}
+    def __init__(self, source: Source, ends: CodeSet) -> None:
+        super().__init__(source)
+        self.ends = ends
 
-            made.append(source.once(f"path-{name}-{kl}-{label}-{index}", path)["w"])
-        codes[label] = torch.cat(made) if made else own
-    return codes
+    def codes(self, label: int, rows: Tensor) -> Tensor:
+        """Those of a class."""
+        own = self.ends.codes(label, rows)
+        joined = pairs(own, self.source)
+        made = [self.points(*pair, label, index) for index, pair in enumerate(joined)]
+        return torch.cat(made) if made else own
 
-
-def pairs(codes: Tensor, source: Source) -> list[tuple[Tensor, Tensor]]:
-    """Random pairs of codes [n, D], at most n / 2 and at most `source.search.paths`."""
-    order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(source.seed))
-    count = min(len(codes) // 2, source.search.paths)
-    firsts, lasts = order[:count], order[count : 2 * count]
-    return [(codes[i], codes[j]) for i, j in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+    def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
+        """The points [T, D] of a line between two codes [D] of a class."""
+        return line(first, last, self.source.effort.points)
 
 
-def line(first: Tensor, last: Tensor, points: int) -> Tensor:
-    """Points [T, D] at equal distances from one code [D] to another, with both."""
-    share = torch.linspace(0, 1, points, device=first.device)[:, None]
-    return torch.lerp(first, last, share)
+class Paths(Lines):
+    """The points of private paths between the same pairs.
 
+    Args:
+        source: What they are made of.
+        ends: The codes that are joined.
+        kl: The direction of the divergence; see deviation 1.
+    """
 
-class _Walk:
-    """Moves lines away from training images."""
-
-    def __init__(self, source: Source, kl: KL) -> None:
-        self.source, self.kl = source, kl
+    def __init__(self, source: Source, ends: CodeSet, kl: KL) -> None:
+        super().__init__(source, ends)
+        self.kl, self.name = kl, f"path-{ends.name}-{kl}"
         self.identity, self.classes = identity_judge(source), class_judge(source)
         self.noise = source.noise()
 
-    def __call__(self, first: Tensor, last: Tensor, label: int) -> Tensor:
-        """The path [T, D] between two codes [D] of a class."""
-        search = self.source.search
-        straight = line(first, last, search.points)
+    def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
+        """The points [T, D] of a path between two codes [D] of a class."""
+        name = f"{self.name}-{label}-{index}"
+        return self.source.once(name, self._walked, first, last, label)["w"]
+
+    def _walked(self, first: Tensor, last: Tensor, label: int) -> dict[str, Tensor]:
+        straight = super().points(first, last, label, 0)
         inner = straight[1:-1].clone().requires_grad_()
         wanted = torch.full((len(inner),), label, device=inner.device)
         optimizer = torch.optim.Adam([inner], lr=LEARNING_RATE)
-        for _ in range(search.path_steps):
+        for _ in range(self.source.effort.path_steps):
             self.source.check_deadline()
             images = self.source.generator.synthesise(inner, self.noise).clamp(-1, 1)
             loss = (
@@ -130,7 +122,21 @@ class _Walk:
             optimizer.zero_grad()
             loss.backward(inputs=[inner])
             optimizer.step()
-        return torch.cat([straight[:1], inner.detach(), straight[-1:]])
+        return {"w": torch.cat([straight[:1], inner.detach(), straight[-1:]])}
+
+
+def pairs(codes: Tensor, source: Source) -> list[tuple[Tensor, Tensor]]:
+    """Random pairs of codes [n, D], at most n / 2 and at most `source.effort.paths`."""
+    order = torch.randperm(len(codes), generator=torch.Generator().manual_seed(source.seed))
+    count = min(len(codes) // 2, source.effort.paths)
+    firsts, lasts = order[:count], order[count : 2 * count]
+    return [(codes[i], codes[j]) for i, j in zip(firsts.tolist(), lasts.tolist(), strict=True)]
+
+
+def line(first: Tensor, last: Tensor, points: int) -> Tensor:
+    """Points [T, D] at equal distances from one code [D] to another, with both."""
+    share = torch.linspace(0, 1, points, device=first.device)[:, None]
+    return torch.lerp(first, last, share)
 
 
 def equidistance(path: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import gan_sampler, make_buffer
 from gan.code_sets import CODE_SETS
-from gan.codes import SEARCHES, Source
+from gan.codes import EFFORTS, Source
 from gan.presets import PRESETS
 from learning.errors import DeadlineError
 from strategies.protocol.settings import GANSettings, SettingsError
@@ -27,7 +27,7 @@ def _small(monkeypatch):
     few = replace(PRESETS["tiny"], channels=(8, 6, 4), batch_size=8, fid_images=32)
     monkeypatch.setitem(PRESETS, "tiny", few)
     quick = replace(
-        SEARCHES["tiny"],
+        EFFORTS["tiny"],
         images=4,
         projection_steps=2,
         paths=1,
@@ -36,7 +36,7 @@ def _small(monkeypatch):
         average_steps=2,
         network_steps=2,
     )
-    monkeypatch.setitem(SEARCHES, "tiny", quick)
+    monkeypatch.setitem(EFFORTS, "tiny", quick)
 
 
 @pytest.fixture
@@ -90,12 +90,12 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
     place, once = hospital("lci"), Source.once
     looked_for = []
 
-    def piece(source, name, make):
+    def piece(source, name, make, *given):
         def made():
             looked_for.append(name)
             if len(looked_for) == 2:
                 raise TimeoutError
-            return make()
+            return make(*given)
 
         return once(source, name, made)
 
@@ -147,7 +147,7 @@ def _job(place, monkeypatch):
 def test_every_sampler_is_a_setting_and_every_preset_says_how_to_search():
     choices = get_args(get_type_hints(GANSettings)["sampler"])
     assert choices == ("random", *CODE_SETS)
-    assert SEARCHES.keys() == PRESETS.keys()
+    assert EFFORTS.keys() == PRESETS.keys()
 
 
 def test_clusters_are_dealt_out_to_simulated_hospitals(hospital):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from gan.codes import Search, Source
+from gan.codes import Effort, Source
 from gan.networks import Generator
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import PRESETS, Preset
@@ -54,7 +54,7 @@ def source(micro, tmp_path) -> Callable[..., Source]:
 
     def made(**changes: Any) -> Source:
         torch.manual_seed(0)
-        search = Search(
+        effort = Effort(
             images=6,
             projection_steps=2,
             projections=2,
@@ -70,7 +70,7 @@ def source(micro, tmp_path) -> Callable[..., Source]:
             images=torch.rand(10, 1, 8, 8) * 2 - 1,
             labels=torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 0]),
             distance=Pixels(),
-            search=search,
+            effort=effort,
             mirror=True,
             folder=tmp_path / "codes",
             seed=3,

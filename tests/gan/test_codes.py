@@ -25,8 +25,8 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODE_SETS)
 def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_path):
-    made = CODE_SETS[name](source(folder=tmp_path / "first"), CHOICE)
-    again = CODE_SETS[name](source(folder=tmp_path / "second"), CHOICE)
+    made = CODE_SETS[name](source(folder=tmp_path / "first"), CHOICE)()
+    again = CODE_SETS[name](source(folder=tmp_path / "second"), CHOICE)()
     assert list(made) == [0, 1]
     for label, own in made.items():
         assert own.shape[1] == 5
@@ -40,7 +40,7 @@ def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_pat
 @pytest.mark.parametrize("name", ["lci", "lci-plan", "k-salsa-plan"])
 def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_path):
     """Every second piece is not finished before the deadline, until all are there."""
-    whole = CODE_SETS[name](source(folder=tmp_path / "whole"), CHOICE)
+    whole = CODE_SETS[name](source(folder=tmp_path / "whole"), CHOICE)()
     place = source(folder=tmp_path / "parts")
     finished: list[str] = []
 
@@ -54,7 +54,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
     monkeypatch.setattr(codes, "write_whole", killed)
     for _ in range(50):
         try:
-            made = CODE_SETS[name](place, CHOICE)
+            made = CODE_SETS[name](place, CHOICE)()
             break
         except TimeoutError:
             continue
@@ -66,7 +66,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
 @pytest.mark.parametrize("name", [name for name in CODE_SETS if name != "linear"])
 def test_after_the_deadline_nothing_is_looked_for(name, source):
     with pytest.raises(TimeoutError):
-        CODE_SETS[name](source(deadline=time.monotonic() - 1), CHOICE)
+        CODE_SETS[name](source(deadline=time.monotonic() - 1), CHOICE)()
 
 
 def test_projections_are_of_their_own_images(source):

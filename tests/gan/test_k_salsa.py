@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gan.k_salsa import averages_of, grams, same_size, style
+from gan.k_salsa import Averages, grams, same_size, style
 
 
 def on_a_line(*places):
@@ -33,21 +33,21 @@ def test_every_cluster_has_k_images_and_no_image_is_in_two():
 
 
 def test_a_class_of_fewer_than_k_has_one_average(source):
-    found = averages_of(source(), 5)
+    found = Averages(source(), 5)()
     assert {label: len(own) for label, own in found.items()} == {0: 1, 1: 1}
 
 
 def test_averages_start_at_the_mean_code(source):
     """With a learning rate of 0, as at the first of the steps, they stay there."""
     place = source()
-    place = type(place)(**{**vars(place), "search": _one_step(place.search)})
+    place = type(place)(**{**vars(place), "effort": _one_step(place.effort)})
     projected = place.projected().w
     own = place.labels == 1
-    torch.testing.assert_close(averages_of(place, 4)[1][0], projected[own].mean(dim=0))
+    torch.testing.assert_close(Averages(place, 4)()[1][0], projected[own].mean(dim=0))
 
 
-def _one_step(search):
-    return type(search)(**{**vars(search), "average_steps": 1})
+def _one_step(effort):
+    return type(effort)(**{**vars(effort), "average_steps": 1})
 
 
 def test_gram_matrices_of_patches_by_hand():

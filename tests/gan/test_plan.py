@@ -4,7 +4,19 @@ import pytest
 import torch
 
 from gan import plan
-from gan.plan import divergence, equidistance, line, lines, pairs, paths, random_codes
+from gan.codes import CodeSet
+from gan.plan import Lines, Paths, RandomCodes, divergence, equidistance, line, pairs
+
+
+class Given(CodeSet):
+    """These codes, of each class."""
+
+    def __init__(self, source, codes, name=""):
+        super().__init__(source)
+        self.given, self.name = codes, name
+
+    def codes(self, label, rows):
+        return self.given
 
 
 def test_the_lengths_of_a_path_by_hand():
@@ -42,9 +54,9 @@ def test_a_sure_answer_has_a_gradient_only_in_the_code_s_direction(kl, slope):
 
 def test_the_ends_of_a_path_stay_and_the_rest_moves(source):
     place = source()
-    ends = random_codes(place)
-    straight, moved = lines(place, ends), paths(place, ends, "uniform", "test")
-    for label in ends:
+    ends = RandomCodes(place)
+    straight, moved = Lines(place, ends)(), Paths(place, ends, "uniform")()
+    for label in straight:
         before, after = (each[label].view(2, 5, 5) for each in (straight, moved))
         assert torch.equal(before[:, [0, -1]], after[:, [0, -1]])
         assert (before[:, 1:-1] != after[:, 1:-1]).all()
@@ -53,12 +65,12 @@ def test_the_ends_of_a_path_stay_and_the_rest_moves(source):
 def test_what_a_path_minimises_is_the_sum_of_three_terms(source, monkeypatch):
     """One step from a line; with a term for identity of weight 0 it is another step."""
     place = source()
-    ends = random_codes(place)
+    ends = RandomCodes(place)()[0]
     found = []
     for weights in ((0.1, 1.0), (0.0, 1.0), (0.1, 0.0)):
         monkeypatch.setattr(plan, "IDENTITY", weights[0])
         monkeypatch.setattr(plan, "CLASS", weights[1])
-        found.append(paths(place, ends, "uniform", str(weights))[0])
+        found.append(Paths(place, Given(place, ends, str(weights)), "uniform")()[0])
     assert not torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
 
@@ -69,14 +81,13 @@ def test_without_networks_a_path_stays_straight(source, monkeypatch):
     monkeypatch.setattr(plan, "CLASS", 0.0)
     monkeypatch.setattr(plan, "LEARNING_RATE", 1e-4)
     place = source()
-    ends = random_codes(place)
-    torch.testing.assert_close(
-        paths(place, ends, "uniform", "test")[0], lines(place, ends)[0], atol=1e-3, rtol=0
-    )
+    ends = RandomCodes(place)
+    path, straight = Paths(place, ends, "uniform")()[0], Lines(place, ends)()[0]
+    torch.testing.assert_close(path, straight, atol=1e-3, rtol=0)
 
 
 def test_no_code_is_an_end_of_two_paths(source):
-    """Seven codes have three pairs, and at most as many as the search says."""
+    """Seven codes have three pairs, and at most as many as the effort says."""
     place = source()
     codes = torch.arange(7.0)[:, None]
     assert len(pairs(codes, place)) == 2
@@ -85,6 +96,7 @@ def test_no_code_is_an_end_of_two_paths(source):
 
 
 def test_one_code_has_no_path_and_is_kept(source):
-    alone = {0: torch.ones(1, 5)}
-    assert paths(source(), alone, "uniform", "alone") == alone
-    assert lines(source(), alone) == alone
+    place = source()
+    alone = Given(place, torch.ones(1, 5))
+    for found in (Paths(place, alone, "uniform")(), Lines(place, alone)()):
+        assert [each is alone.given for each in found.values()] == [True, True]

@@ -35,7 +35,7 @@ from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, frequent
 from client_app.release.buffer.stages import AUDIT, CHECKED, make
 from gan.checkpoint import VERSION
-from gan.codes import SEARCHES
+from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
 from gan.perceptual import PairwiseLPIPS
 from gan.presets import Preset, chosen_preset
@@ -82,7 +82,7 @@ def make_buffer(
         parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
     checks = [AUDIT, CHECKED, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
-    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, SEARCHES[gan.preset].fingerprint]
+    codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):
         return Release.from_arrays(kept, hospital.device)

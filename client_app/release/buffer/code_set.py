@@ -7,7 +7,7 @@ import torch
 
 from client_app.release.buffer.job import Job
 from gan.code_sets import CODE_SETS, Choice
-from gan.codes import SEARCHES, Codes, Source, at_most, render_codes
+from gan.codes import EFFORTS, Codes, Source, at_most, render_codes
 from gan.nearest import nearest
 from gan.networks import Generator
 from gan.pixel_range import from_bytes, to_bytes
@@ -34,22 +34,22 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     gan = job.hospital.settings.gan
     if gan.sampler == "random":
         return None
-    search = SEARCHES[gan.preset]
-    chosen = square[at_most(square.labels, search.images, job.seed)]
+    effort = EFFORTS[gan.preset]
+    chosen = square[at_most(square.labels, effort.images, job.seed)]
     source = Source(
         generator=generator.requires_grad_(False),
         images=from_bytes(chosen.images),
         labels=chosen.labels,
         distance=job.distance,
-        search=search,
+        effort=effort,
         mirror=job.preset.mirror,
-        folder=job.folder / "codes" / search.fingerprint,
+        folder=job.folder / "codes" / effort.fingerprint,
         seed=job.seed,
         deadline=job.deadline,
     )
     clusters = gan.at(0).clusters  # a real hospital takes the first
     choice = Choice(int(clusters or 0), gan.k, gan.kl)
-    codes = CODE_SETS[gan.sampler](source, choice)
+    codes = CODE_SETS[gan.sampler](source, choice)()
     if gan.sampler != "linear":  # which needs no projection
         _draw(job, source, codes)
     return codes
