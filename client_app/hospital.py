@@ -12,7 +12,7 @@ from torch import nn
 
 from client_app.authority.identity import secret_of
 from client_app.authority.limits import check_model
-from client_app.authority.node_config import check_node_config, is_simulated, own_config, with_own
+from client_app.authority.node_config import NodeConfig, is_simulated, own_config, with_own
 from client_app.authority.policy import MachineRules, Policy, PolicyError, at_most, uphold
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
@@ -172,8 +172,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 
     Args:
         context: Flower's: the run's settings, and the node-config of this hospital
-            (`site`, `dataset`, `data-dir`, `model`, `store-dir`, `members`, `identity`, `policy`,
-            `keep`, and `OWN_SETTINGS`; for a simulated cut `partition-id`, `num-partitions`).
+            (`NodeConfig`, and `OWN_SETTINGS`).
         name: The name that is registered at the server, for a hospital without `site`; empty if
             there is none.
         classes: The federation's classes; empty if they are not settled yet.
@@ -184,23 +183,25 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         DataError: The hospital's data cannot be used.
     """
     node_config = own_config(context)
-    check_node_config(node_config)
-    index = int(node_config.get("partition-id", 0))
-    hospitals = int(node_config.get("num-partitions", 1))
-    policy = policy_of(node_config)
+    own = NodeConfig.read(node_config)
+    policy = None if is_simulated(node_config) else Policy.read(own.policy_file)
     settings = _own_settings(context.run_config, node_config, policy)
+    index, hospitals = own.partition_id, own.num_partitions
     if policy:
         policy.check(settings)
-    settings = replace(settings, dataset=_own_dataset(settings, node_config, policy))
-    name = name or simulated_name(settings.dataset, index, hospitals)
-    name = str(_own_name(node_config, policy) or name)
+        if not (own.dataset or own.data_dir):
+            raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
+        if not own.site:
+            text = "The hospital does not say its name: set 'site' in its node-config."
+            raise SettingsError(text)
+    settings = replace(settings, dataset=_own_dataset(own) or settings.dataset)
+    # Its own word counts before the server's: with another name come other keys, and a new store.
+    name = own.site or name or simulated_name(settings.dataset, index, max(hospitals, 1))
     try:
         check_name(name)
     except ValueError as error:
         raise SettingsError(f"{error} Set 'site' in the hospital's node-config.") from error
-    store = Path(str(node_config.get("store-dir", DEFAULT))).expanduser()
-    # The models of a simulation are open in its results.
-    keep = str(node_config.get("keep", "final" if policy else "none"))
+    store = Path(own.store_dir or DEFAULT).expanduser()
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
@@ -212,9 +213,11 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     # many splits must not fill the memory.
     if policy and _data_on.cache_info().currsize > 1:
         _data_on.cache_clear()
-    own = Store(own_folder(store / name))
-    secret = secret_of(own) if policy else b""
-    data = _data_on(device, settings, index, hospitals, classes, store, machine, chosen, secret)
+    folder = Store(own_folder(store / name))
+    secret = secret_of(folder) if policy else b""
+    data = _data_on(
+        device, settings, index, max(hospitals, 1), classes, store, machine, chosen, secret
+    )
     if policy:  # with an image-size of 0 images keep their own
         uphold(at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size))
     return Hospital(
@@ -222,31 +225,20 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         settings=settings,
         data=data,
         device=device,
-        model=str(node_config.get("model", in_turn(settings.model, index))),
-        partitions=int(node_config.get("num-partitions", 0)),
-        store=own,
-        identity=Path(str(node_config.get("identity", store / name / "identity"))).expanduser(),
-        members=str(node_config.get("members", "")),
+        model=own.model or in_turn(settings.model, index),
+        partitions=hospitals,
+        store=folder,
+        identity=Path(own.identity or store / name / "identity").expanduser(),
+        members=own.members,
         policy=policy,
-        keep=keep,
+        # The models of a simulation are open in its results.
+        keep=own.keep or ("final" if policy else "none"),
         own_settings=tuple(
             f"{key}={'a file of its own' if key in OWN_FILES else node_config[key]}"
             for key in OWN_SETTINGS
             if key in node_config
         ),
     )
-
-
-def policy_of(node_config: Mapping[str, Any]) -> Policy | None:
-    """The hospital's policy; None in a simulation.
-
-    Raises:
-        OwnError: Its file cannot be used.
-    """
-    if is_simulated(node_config):
-        return None
-    path = node_config.get("policy")
-    return Policy.read(Path(str(path)).expanduser() if path else None)
 
 
 def _own_settings(
@@ -271,25 +263,11 @@ def _own_settings(
     return replace(settings, release=allowed, max_quarantined=policy.images.max_quarantined)
 
 
-def _own_dataset(settings: Settings, node_config: Mapping[str, Any], policy: Policy | None) -> str:
-    """The data set that the hospital names itself; in a simulation else that of the run."""
-    dataset, data_dir = node_config.get("dataset"), node_config.get("data-dir")
-    if data_dir:
-        dataset = f"{dataset}:{data_dir}" if dataset else own_data(str(data_dir))
-    if policy and not dataset:
-        raise SettingsError("The hospital does not name its images: set 'data-dir' there.")
-    return str(dataset or settings.dataset)
-
-
-def _own_name(node_config: Mapping[str, Any], policy: Policy | None) -> object:
-    """The hospital's own word for its name, which counts before the server's: it names its folder.
-
-    In a deployment it must say one: with another name come other keys, and a new store.
-    """
-    site = node_config.get("site")
-    if policy and not site:
-        raise SettingsError("The hospital does not say its name: set 'site' in its node-config.")
-    return site
+def _own_dataset(own: NodeConfig) -> str:
+    """The data set that the hospital names itself; empty if it names none."""
+    if own.data_dir:
+        return f"{own.dataset}:{own.data_dir}" if own.dataset else own_data(own.data_dir)
+    return own.dataset
 
 
 def simulated_name(dataset: str, index: int, hospitals: int) -> str:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from client_app.authority.node_config import KINDS
+from client_app.authority.node_config import NodeConfig
 from client_app.authority.policy import DEFAULTS
+from strategies.protocol.declared import keys_of
 from strategies.protocol.may_leave import ANSWERS
 from strategies.protocol.settings import defaults
 
@@ -64,7 +65,7 @@ def is_there(name):
 def keys():
     """Settings, rules of the policy, their tables, keys of a node-config, and messages."""
     rules = tomllib.loads(DEFAULTS.read_text("utf-8"))
-    named = {*defaults(), *KINDS, *ANSWERS, "train.rewind"}
+    named = {*defaults(), *keys_of(NodeConfig), *ANSWERS, "train.rewind"}
     named |= {f"{table}.{rule}" for table, of in rules.items() for rule in of}
     return named | {key.rpartition(".")[0] for key in named} - {""}
 

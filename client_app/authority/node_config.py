@@ -4,11 +4,12 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from flwr.app import Context
 
-from strategies.protocol.declared import near_miss
+from strategies.protocol.declared import Count, declared, fitting, keys_of, near_miss, read
 from strategies.protocol.may_leave import OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -16,16 +17,7 @@ from strategies.protocol.settings import Settings, SettingsError
 # what comes through Flower's own interface, any user of the machine can change.
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
 
-KEPT = ("final", "visits", "none")  # which models a hospital takes home: the key `keep`
 SIMULATED = ("partition-id", "num-partitions")  # Flower's engine sets them
-KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("site", "dataset", "data-dir", "store-dir", "members"), (str,)),
-    **dict.fromkeys(("identity", "policy", "keep", *OWN_SETTINGS), (str,)),
-    **dict.fromkeys(SIMULATED, (int,)),
-    "resident": (bool,),
-    "train.batch-size": (int,),
-    "train.learning-rate": (float, int),
-}
 _simulates = False
 
 
@@ -48,26 +40,61 @@ class OwnError(SettingsError):
         return f"The hospital's {self.what} cannot be used: {self.why}"
 
 
-def check_node_config(config: Mapping[str, Any]) -> None:
-    """Refuse keys that nobody reads, and values that are of the wrong kind.
+_Text = Annotated[str, fitting(bool, "a text that is not empty; or leave it out")]
+_Kept = Annotated[
+    str, fitting(lambda kept: kept in ("final", "visits", "none"), "one of final, visits, none")
+]
 
-    Raises:
-        OwnError: Names the key, the value and what is allowed.
+
+@declared
+class NodeConfig:
+    """The keys of a node-config, beside the settings of a run that a hospital may set itself.
+
+    Attributes:
+        keep: Which models the hospital takes home (client_app.afterwards.home).
+        resident: Whether a process lives between its messages (warm/resident.py).
     """
-    real = not is_simulated(config)
-    known = {key: kinds for key, kinds in KINDS.items() if not (real and key in SIMULATED)}
-    for key, value in config.items():
-        if key not in KINDS:
-            raise OwnError("node-config", f"it has no key '{key}'{near_miss(key, known)}")
-        if key not in known:
-            raise OwnError("node-config", f"'{key}' is for simulations: leave it out.")
-        fits = isinstance(value, KINDS[key]) and (bool in KINDS[key] or type(value) is not bool)
-        if value == "" and key not in OWN_SETTINGS:
-            raise OwnError("node-config", f"'{key}' is empty: give it a value, or leave it out.")
-        if not fits or (key == "keep" and value not in KEPT):
-            kind = {str: "a text in quotes", int: "a whole number", bool: "true or false"}
-            allowed = ", ".join(KEPT) if key == "keep" else kind.get(KINDS[key][0], "a number")
-            raise OwnError("node-config", f"'{key}' is {value!r}; it must be: {allowed}.")
+
+    site: _Text = ""
+    dataset: _Text = ""
+    data_dir: _Text = ""
+    store_dir: _Text = ""
+    members: _Text = ""
+    identity: _Text = ""
+    policy: _Text = ""
+    keep: _Kept = ""
+    model: _Text = ""
+    resident: bool = False
+    partition_id: Count = 0
+    num_partitions: Count = 0
+
+    @property
+    def policy_file(self) -> Path | None:
+        """The hospital's policy; None if the defaults hold."""
+        return Path(self.policy).expanduser() if self.policy else None
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> "NodeConfig":
+        """Read a node-config, or refuse keys that nobody reads and values of the wrong kind.
+
+        Raises:
+            OwnError: Names each such key, its value and what is allowed.
+        """
+        real = not is_simulated(config)
+        known = [
+            key
+            for key in dict.fromkeys((*keys_of(cls), *OWN_SETTINGS))
+            if not real or key not in SIMULATED
+        ]
+        own, problems = read(config, cls)
+        for key in config:
+            if real and key in SIMULATED:
+                problems[key] = f"'{key}' is for simulations: leave it out."
+            elif key not in known:
+                problems[key] = f"it has no key '{key}'{near_miss(key, known)}"
+        if own is None or problems:
+            raise OwnError("node-config", " ".join(problems.values()))
+        return own
 
 
 def with_own(run_config: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:

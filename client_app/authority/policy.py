@@ -25,6 +25,7 @@ from strategies.protocol.declared import (
     Count,
     OneOrMore,
     Share,
+    ShareBelowOne,
     TwoOrMore,
     declared,
     fitting,
@@ -137,7 +138,7 @@ class ImageRules:
 
     classes: list[Annotated[str, fitting(_is_name, "names without blanks around them")]]
     max_size: OneOrMore
-    max_quarantined: Share
+    max_quarantined: ShareBelowOne
     min_test_fraction: Share
     max_test_fraction: Share
     max_folds: Count

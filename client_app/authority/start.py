@@ -14,7 +14,7 @@ from client_app.authority.identity import Identity, secret_of
 from client_app.authority.ledger import path_of, read
 from client_app.authority.ledger_index import BrokenLedger, index_of, opened
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
-from client_app.authority.node_config import OwnError, check_node_config, with_own
+from client_app.authority.node_config import NodeConfig, OwnError, with_own
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import Account
 from client_app.store import DEFAULT, Store
@@ -33,30 +33,30 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     Raises:
         OwnError: Names the file and line, or the key, the value and what is allowed.
     """
-    check_node_config(config)
+    own = NodeConfig.read(config)
     with_own(defaults(), config)
     for key in OWN_FILES:
         file = Path(str(config.get(key, "")).removeprefix(PUBLIC))
         if file.is_absolute() and not file.is_file():
             raise OwnError("node-config", f"'{key}' is {config[key]!r}, which is no file.")
-    if "model" in config:
-        _check_model(config["model"])
-    rules = Path(config["policy"]).expanduser() if "policy" in config else None
+    if own.model:
+        _check_model(own.model)
+    rules = own.policy_file
     Policy.read(rules)
     said = [
         f"Policy: {_hashed(rules)}"
         if rules
         else f"Policy: none, so the defaults hold ({_hashed(DEFAULTS)})."
     ]
-    members, site = config.get("members", ""), str(config["site"])
-    store = Path(config.get("store-dir", DEFAULT)).expanduser() / site
+    members, site = own.members, own.site
+    store = Path(own.store_dir or DEFAULT).expanduser() / site
     Account(store / "privacy.jsonl").read()
     if os.path.lexists(store / "figures-secret"):
         secret_of(Store(store))
     said.append(_check_ledger(path_of(site, store.parent)))
     if not members:
         return [*said, "Members: none, so it takes part in open runs only."]
-    identity = Identity.of(site, Path(config.get("identity", store / "identity")).expanduser())
+    identity = Identity.of(site, Path(own.identity or store / "identity").expanduser())
     if members == FIRST_USE:
         if not os.path.lexists(pins := store / "members"):
             return [*said, "Members: none yet; those of the first run are trusted."]

@@ -206,7 +206,7 @@ def test_what_a_learner_keeps_for_the_stream_of_a_hospital_is_there_at_the_next_
 @pytest.mark.parametrize(
     ("config", "order", "words"),
     [
-        ({"cwc__decay": 2.0}, {"learner": "cwc"}, "'cwc.decay' is 2.0; it must be from 0 to 1"),
+        ({"cwc__decay": 2.0}, {"learner": "cwc"}, "'cwc.decay' is 2.0; it must be 0 to 1"),
         ({"gan__preset": "tinny"}, {"buffer_size": 512}, "'gan.preset' is 'tinny'; it must be one"),
     ],
 )
