@@ -11,7 +11,6 @@ from torch import Tensor
 
 from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
 from client_app.authority.identity import secret_of
-from client_app.authority.joining import check_enough, check_joining
 from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
 from client_app.datasets.facts import hashes
@@ -41,8 +40,6 @@ def enrol(message: Message, context: Context) -> Message:
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
-        order = request.order
-        check_joining(request.hospital, order.learner, order.buffer_size, order.images)
     card = request.hospital.card
     if request.seal:
         card["identity"] = str(request.seal.identity.member)
@@ -87,7 +84,6 @@ def prepare(message: Message, context: Context) -> Message:
             )
             from client_app.release.dossier import keep_dossier
 
-            check_enough(hospital)
             told = open_disclosure(request)
             made = make_buffer(hospital, order.buffer_size, clock.deadline, told.learnt)
             card["dossier"] = keep_dossier(request, made)

@@ -106,7 +106,6 @@ class Hospital:
             SettingsError: It cannot be trained with the noise that the settings ask for.
         """
         architecture, settings = self.architecture, self.settings
-        self.check_first_model()  # again: nothing says that the hospital was asked to enrol
         architecture.check()
         with seeded(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
@@ -218,8 +217,6 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     data = _data_on(
         device, settings, index, max(hospitals, 1), classes, store, machine, chosen, secret
     )
-    if policy:  # with an image-size of 0 images keep their own
-        uphold(at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size))
     return Hospital(
         name=name,
         settings=settings,

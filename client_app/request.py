@@ -13,6 +13,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from client_app.authority.members import announced
 from client_app.authority.node_config import own_config
+from client_app.authority.permission import admit
 from client_app.authority.sealing import Seal, seal_for
 from client_app.hospital import Hospital
 from client_app.run import check_same, run_folder
@@ -20,7 +21,7 @@ from client_app.session import session_for
 from client_app.store import Store
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
-from strategies.engine.orders import check_order, timeout_of
+from strategies.engine.orders import timeout_of
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
@@ -121,18 +122,14 @@ class Request(Inquiry):
                 "another folder runs that folder's code: stop it and run again."
             )
         session = session_for(context, order.hospital, tuple(order.classes))
-        hospital, strategy = session.hospital, session.strategy
-        if hospital.policy:  # in a simulation a run of another method, the baseline, comes after
-            asked = strategy.settings
-            check_order(strategy, verb, order, hospital.name, sealed=asked.sealed)
-            clock.allow_at_most(timeout_of(asked, verb)[1])
+        hospital = admit(session.hospital, session.strategy, verb, order)
+        if hospital.policy:
+            clock.allow_at_most(timeout_of(session.strategy.settings, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         # In a simulation the owner may change them.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
-        check_same(run, f"{hospital.data.fingerprint}, part {part}", terms, classes)
-        if not joining:  # before, the classes of the federation are not known
-            hospital = hospital.at(order.task, order.so_far)
+        check_same(run, f"{session.hospital.data.fingerprint}, part {part}", terms, classes)
         order = replace(order, hospital=hospital.name, members=announced(run, order))
         return cls(verb, order, clock, hospital, run, seal_for(hospital, order), message)
 

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, Context, Message, RecordDict
 from torch import Tensor, nn
 
 from client_app.afterwards.home import keep_own, keep_visit
-from client_app.authority.joining import check_enough
 from client_app.authority.judge import Judge
 from client_app.authority.policy import ModelRules, PolicyError
 from client_app.authority.privacy_account import Account, Spent
@@ -292,7 +291,6 @@ def _images(request: Request) -> Samples:
     hospital = request.hospital
     own = hospital.data.train
     if request.order.images == "own":
-        check_enough(hospital)
         return own
     if request.order.images == "everyone":
         return hospital.everyone()

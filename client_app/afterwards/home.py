@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from client_app.authority.limits import check_disk
 from client_app.authority.policy import PolicyError
 from client_app.datasets import LocalData
-from client_app.datasets.pool import Indices
+from client_app.datasets.pool import Indices, large_class_rows
 from client_app.hospital import Hospital
-from client_app.release.disclosure import Disclosure, large_class_rows
+from client_app.release.disclosure import Disclosure
 from client_app.request import Inquiry
 from client_app.store import own_folder
 from learning.errors import ModelError

@@ -307,6 +307,9 @@ class Policy:
             epochs += settings.section("lwf", LwFSettings).warm_up
         longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
 
+        code, approved = code_hash(), self.code.approved
+        if approved:
+            yield Ruling("code.approved", ", ".join(approved), code, code in approved)
         named = ", ".join(runs.strategies)
         method = settings.strategy
         yield Ruling(
@@ -390,8 +393,6 @@ class Policy:
         Raises:
             PolicyError: The first rule that is broken.
         """
-        code, approved = code_hash(), self.code.approved
-        uphold(Ruling("code.approved", ", ".join(approved), code, not approved or code in approved))
         for ruling in self.judge(settings):
             uphold(ruling)
 

@@ -231,3 +231,9 @@ def too_many(unusable: int, images: int, allowed: float) -> bool:
 def too_few(train: Indices, test: Indices) -> bool:
     """Whether there are fewer than 2 images to train on, or none to test on."""
     return len(train) < 2 or len(test) < 1
+
+
+def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indices:
+    """Which images [n] show a class that at least so many patients have."""
+    classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
+    return np.flatnonzero(np.bincount(classes)[labels] >= smallest)

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import FigureRules, PolicyError
-from client_app.datasets.pool import Indices
+from client_app.datasets.pool import Indices, large_class_rows
 from client_app.release.noise import COARSEST, Noise, effects, effects_of_tasks, step_of
 from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
@@ -498,9 +498,3 @@ def _two_digits(figure: float) -> float:
 def fingerprint(parts: Iterable[object]) -> str:
     """A hash of the printed forms of several things."""
     return hashlib.sha256(repr(list(parts)).encode()).hexdigest()
-
-
-def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indices:
-    """Which images [n] show a class that at least so many patients have."""
-    classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
-    return np.flatnonzero(np.bincount(classes)[labels] >= smallest)

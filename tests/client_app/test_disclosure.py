@@ -11,7 +11,8 @@ import torch
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.release.disclosure import WORST, Exact, Noised, large_class_rows, open_disclosure
+from client_app.datasets.pool import large_class_rows
+from client_app.release.disclosure import WORST, Exact, Noised, open_disclosure
 from client_app.release.noise import COARSEST, Noise, effects, step_of
 from client_app.store import Store
 from learning.evaluation import count_right, score

@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from client_app.authority.node_config import NODE_CONFIG, OwnError
+from client_app.authority.permission import admit, judge
 from client_app.authority.policy import PolicyError
 from client_app.hospital import open_hospital
 from learning.models import Architecture
 from strategies.protocol.may_leave import OWN_FILES
+from strategies.protocol.order import Order
 from strategies.protocol.settings import SettingsError
+from strategies.registry import strategy_of
 from tests.fakes import context, run_config
 
 
@@ -186,7 +189,12 @@ def test_the_word_of_the_hospital_s_own_processes_counts_before_flower_s(tmp_pat
 
 def test_images_that_keep_their_size_have_no_more_pixels_than_the_policy_allows(tmp_path):
     rule = "images.max-size = {}"
-    assert deployed(tmp_path, rule.format(8), image_size=0).data.train.shape[1:] == (8, 8)
+    hospital = deployed(tmp_path, rule.format(8), image_size=0)
+    assert hospital.data.train.shape[1:] == (8, 8)
+    rulings = judge(hospital.policy, hospital.settings, hospital.data)
+    assert [each.holds for each in rulings if each.rule == "images.max-size"] == [True, True]
+    hospital = deployed(tmp_path, rule.format(7), image_size=0)
+    order = Order(0, 0, "graz", [], "feder", "1", sealed=True)
     with pytest.raises(PolicyError) as refusal:
-        deployed(tmp_path, rule.format(7), image_size=0)
+        admit(hospital, strategy_of(hospital.settings), "query.enrol", order)
     assert refusal.value.rule == "images.max-size"

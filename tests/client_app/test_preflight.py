@@ -22,8 +22,8 @@ from tests.fakes import settings
 @pytest.fixture(autouse=True)
 def _few_patients_are_enough(monkeypatch):
     """tests/adversary/test_limits.py is about how many a hospital needs."""
-    for module in ("client_app.datasets.preflight.rehearsal", "client_app.authority.joining"):
-        monkeypatch.setattr(f"{module}.enough", lambda *_: at_least("enough", 1, 1))
+    ruling = "client_app.authority.permission._patients_ruling"
+    monkeypatch.setattr(ruling, lambda *_: at_least("enough", 1, 1))
 
 
 @pytest.fixture

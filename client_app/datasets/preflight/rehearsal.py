@@ -1,17 +1,19 @@
 """A rehearsal of enrolment: whatever would refuse a hospital in a run refuses it here."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from client_app.authority.joining import check_joining, enough
 from client_app.authority.node_config import simulate
-from client_app.authority.policy import Policy, PolicyError, at_most
+from client_app.authority.permission import admit, judge
+from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets.findings import Finding
 from client_app.errors import LEAVES
 from client_app.hospital import Hospital, open_hospital
 from strategies.protocol.may_leave import check_answer
+from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
@@ -40,7 +42,9 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
     try:
         strategy = strategy_of(settings)
         hospital = open_hospital(Context(0, 0, own, RecordDict(), settings.run_config))
-        check_joining(hospital, strategy.learner, strategy.buffer_size, strategy.images)
+        order = Order(0, 0, site, [], strategy.learner, "rehearsal", sealed=settings.sealed)
+        order = replace(order, images=strategy.images, buffer_size=strategy.buffer_size)
+        admit(hospital, strategy, "query.enrol", order)
         check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
         if settings.class_names:  # before, it is not known how they are cut in tasks
             hospital = hospital.at(0)
@@ -70,13 +74,7 @@ def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
 
 def _check_default_policy(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
     """What the rules say that a hospital has if it has written none; a simulation has none."""
-    rules = Policy.read()
-    pixels = max(hospital.data.train.shape[1:])
-    rulings = [
-        *rules.judge(settings),
-        at_most("images.max-size", pixels, rules.images.max_size),
-        enough(rules, hospital.data),
-    ]
+    rulings = judge(Policy.read(), settings, hospital.data)
     if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
         said = [
             f"{each.rule} allows {each.allowed}, asked is {each.asked}" for each in broken.values()
