@@ -7,9 +7,8 @@ the handlers are in another file, which is imported when a message needs one.
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.authority.ledger import intact, ledger
 from client_app.authority.node_config import simulate
-from client_app.release.guard import answer_always, guard
+from client_app.release.guard import guard
 from client_app.resident import resident
 from strategies.protocol.console import Console
 
@@ -19,8 +18,7 @@ __all__ = ["app", "simulate"]  # Flower and a warm process (warm/process.py) kno
 # supervisor with the time.
 Console.install(clock="", width=73)
 
-# The guard gives the ledger what leaves; if the ledger fails, that is an answer too.
-app = ClientApp(mods=[answer_always, ledger, guard, intact, resident])
+app = ClientApp(mods=[guard, resident])
 
 
 @app.query("live")

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
 
 from client_app.authority.ledger_index import LONGEST, BrokenLedger, Head, Index, index_of, opened
 from client_app.authority.ledger_shape import entry_of
@@ -65,23 +64,8 @@ class Line:
     entry: dict[str, Any]
 
 
-def ledger(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Write down what a message asked for and what its answer holds (a Flower mod).
-
-    Raises:
-        LedgerError: It cannot be written.
-    """
-    answer = call_next(message, context)
-    config = own_config(context)
-    if path := _path_here(context, config):
-        entry = {**_asked(message), **_left(answer)}
-        terms = {} if entry["verb"] == "query.live" else _terms(context, config)
-        append(path, entry, terms, _brought(message, context))
-    return answer
-
-
-def intact(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Refuse a message if the hospital could not note it, or has lost notes (a Flower mod).
+def check_ledger(message: Message, context: Context) -> None:
+    """Refuse a message if the hospital could not note it, or has lost notes.
 
     Raises:
         LedgerError: The ledger is broken.
@@ -98,7 +82,19 @@ def intact(message: Message, context: Context, call_next: ClientAppCallable) -> 
             refusal = index.make_room(machine, _brought(message, context))
         if refusal:
             raise refusal
-    return call_next(message, context)
+
+
+def note(message: Message, context: Context, answer: Message) -> None:
+    """Write down what a message asked for and what its answer holds.
+
+    Raises:
+        LedgerError: It cannot be written.
+    """
+    config = own_config(context)
+    if path := _path_here(context, config):
+        entry = {**_asked(message), **_left(answer)}
+        terms = {} if entry["verb"] == "query.live" else _terms(context, config)
+        append(path, entry, terms, _brought(message, context))
 
 
 def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:

@@ -93,9 +93,9 @@ class Index:
         if not self._head.exists():
             if size:
                 raise BrokenLedger(
-                    f"Nothing says where it ends: {self._head.name} was deleted, or an earlier "
-                    "version wrote it. Get that file from a backup. Without one move the ledger to "
-                    "another folder, and keep it: a new one begins."
+                    f"Nothing says where it ends: {self._head.name} was deleted. Get that file "
+                    "from a backup. Without one move the ledger to another folder, and keep it: a "
+                    "new one begins."
                 )
             return Head()
         known = self.rows.execute("SELECT count(*) FROM kept").fetchone()[0]

@@ -13,7 +13,6 @@ only the hospital's own word changes it afterwards (`python -m client_app member
 import json
 import logging
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +30,6 @@ from strategies.protocol.settings import SettingsError
 
 FIRST_USE = "first-use"
 WHAT = "file of members"
-EARLIER_FORMAT = re.compile(r"\S+ +[A-Za-z0-9+/]{86}==\s*")
 
 
 def member_line(name: str, member: Member) -> str:
@@ -171,13 +169,6 @@ def _text(path: Path) -> str:
 
 def _parse(text: str, path: Path) -> dict[str, Member]:
     """The members in the text of a file."""
-    for number, line in enumerate(text.splitlines(), 1):
-        if EARLIER_FORMAT.fullmatch(line):
-            raise OwnError(
-                WHAT,
-                f"{path}, line {number}, is in the format of earlier versions: write each as name "
-                '= "key", with the quotes.',
-            )
     try:
         found = tomllib.loads(text)
     except ValueError as error:

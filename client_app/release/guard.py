@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from client_app.authority.ledger import check_ledger, note
 from client_app.authority.node_config import OwnError, is_simulated, own_config
 from client_app.authority.policy import PolicyError
 from client_app.errors import LEAVES, failure_of
@@ -35,46 +36,54 @@ class Terminated(BaseException):
 
 
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let nothing undeclared out, and answer every message (a Flower mod).
+    """Answer every message, let nothing undeclared out, and note what leaves (a Flower mod).
 
-    What a resident process answers is checked by the process that Flower has started, where it
-    leaves the hospital.
+    What a resident process answers is checked and noted by the process that Flower has started,
+    where it leaves the hospital.
     """
-    leaves = is_simulated(own_config(context)) or not isinstance(context, Handed)
+    try:
+        with _sigterm_raises():
+            answer = _answer(message, context, call_next)
+            note(message, context, answer)
+            return answer
+    except (Exception, Terminated) as error:  # what is not noted does not leave
+        return _failure(error, message, context)
 
-    def check(message: Message, context: Context) -> Message:
+
+def _answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """What leaves if it can be noted."""
+    try:
+        simulated = is_simulated(own_config(context))
+        if not simulated:
+            os.umask(0o077)  # what the hospital writes, no other user of its machine reads
+        check_ledger(message, context)
         answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
             raise TypeError("A handler returned a message that is not an answer.")
-        if leaves and not answer.has_error():
+        if not answer.has_error() and (simulated or not isinstance(context, Handed)):
             check_answer(message.metadata.message_type, answer.content, message.content)
         return answer
+    except (Exception, Terminated) as error:
+        return _failure(error, message, context)
 
-    return answer_always(message, context, check)
 
-
-def answer_always(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer every message, with a failure if what comes next fails (a Flower mod)."""
-    try:
-        if not is_simulated(own_config(context)):
-            os.umask(0o077)  # what the hospital writes, no other user of its machine reads
-        with _sigterm_raises():
-            return call_next(message, context)
-    except tuple(LEAVES) as error:
+def _failure(error: Exception | Terminated, message: Message, context: Context) -> Message:
+    """The answer to a message that has failed; the log has what does not leave."""
+    log = logging.getLogger("flwr")
+    if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
         told = OwnError("files", str(error)) if _names_own(str(error), context) else error
         if isinstance(told, PolicyError | OwnError):
-            logging.getLogger("flwr").error(told.explain())
+            log.error(told.explain())
         rule = error.explain() if isinstance(error, PolicyError) else ""
         return Message(Failed(failure_of(error), redacted(str(told)), rule), reply_to=message)
-    except (Exception, Terminated) as error:
-        reason, log = type(error).__name__, logging.getLogger("flwr")
-        if isinstance(error, OSError) and error.errno in DISK:
-            reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"
-            log.error("%s (%s). Free space, or give it another store-dir.", reason, error.filename)
-        else:
-            log.exception("The hospital failed at %s", message.metadata.message_type)
-        reason += "; the hospital's own log has the details."
-        return Message(Failed(Failure.CRASHED, reason), reply_to=message)
+    reason = type(error).__name__
+    if isinstance(error, OSError) and error.errno in DISK:
+        reason = f"The hospital cannot write to its disk or folders: {os.strerror(error.errno)}"
+        log.error("%s (%s). Free space, or give it another store-dir.", reason, error.filename)
+    else:
+        log.exception("The hospital failed at %s", message.metadata.message_type)
+    reason += "; the hospital's own log has the details."
+    return Message(Failed(Failure.CRASHED, reason), reply_to=message)
 
 
 def _names_own(text: str, context: Context) -> bool:

@@ -62,11 +62,12 @@ def test_of_a_rule_of_the_policy_only_its_table_leaves(caplog):
         "The data set 'hf:ward-7/nevi' has no such column.",
     ],
 )
-def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, caplog):
+def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, tmp_path, caplog):
     def handler(message, context):
         raise error(text)
 
-    own = {"site": "graz", "ser.oracle": "/ward 7/maps.npz", "dataset": "hf:ward-7/nevi"}
+    own = {"site": "graz", "store-dir": str(tmp_path)}
+    own |= {"ser.oracle": "/ward 7/maps.npz", "dataset": "hf:ward-7/nevi"}
     place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, **own)
     answer = guard(message(), place, handler)
     assert answer.error.code == LEAVES[error]
@@ -75,11 +76,12 @@ def test_no_path_of_a_hospital_leaves_whatever_the_error(error, text, caplog):
 
 
 @pytest.mark.parametrize("text", ["'mah.auxiliary' is 'public:/shared/x.npz'", "1 / 2 a/b, x/"])
-def test_what_the_run_names_is_told(text):
+def test_what_the_run_names_is_told(text, tmp_path):
     def handler(message, context):
         raise DataError(text)
 
-    place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, site="graz")
+    own = {"site": "graz", "store-dir": str(tmp_path)}
+    place = deployment({"mah.auxiliary": "public:/shared/x.npz"}, **own)
     assert guard(message(), place, handler).error.reason == text
 
 

@@ -124,7 +124,7 @@ def test_the_command_knows_the_file_of_first_use(tmp_path, monkeypatch, keys):
         (f'graz = "{"A" * 88}"', "'graz' is no name, or has no usable key"),
         ('st.anna = "x"', "A name with a dot in it has quotes, too"),
         ('"../graz" = "x"', "cannot be called '../graz'"),
-        (f"graz {'A' * 86}==", r"line 2, .* in the format of earlier versions: write each as name"),
+        (f"graz {'A' * 86}==", "at line 2"),
     ],
 )
 def test_a_line_that_names_no_member_is_refused(text, why, tmp_path, keys):
