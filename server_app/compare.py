@@ -12,33 +12,23 @@ from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
-from server_app.compare_words import (
-    ABOUT,
-    APART,
-    cell,
-    conclusions,
-    interval,
-    made_of,
-    names,
-    several,
-    verdict,
-)
+from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_noise
 from server_app.comparison import (
+    COLUMNS,
     COSTS,
-    FIGURES,
     MORE,
     OVER_TASKS,
+    Column,
     Comparison,
-    Figure,
     Method,
-    compared,
+    compare,
 )
 from server_app.measures import mean, spread
 from strategies.protocol.text import inert
 
 WIDTH = 80  # of a line of text
 MOST_HOSPITALS, MOST_PAIRS = 4, 21  # in the terminal: what fits into a line, and on a page
-COLUMNS = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
+HEADER = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
 
 
 def add_command(commands: Any) -> None:
@@ -54,47 +44,52 @@ def add_command(commands: Any) -> None:
 
 
 def _command(arguments: argparse.Namespace) -> None:
-    comparison = compared(arguments.folders)
+    comparison = compare(arguments.folders)
     print(text(comparison))
     if arguments.csv:
         with arguments.csv.expanduser().open("w", encoding="utf-8", newline="") as file:
-            rows = [COLUMNS, *records(comparison)]
+            rows = [HEADER, *records(comparison)]
             csv.writer(file).writerows(map(inert, row) for row in rows)
     if arguments.html:
-        from server_app.compare_page import page  # and with it Matplotlib
+        from server_app.compare_page import page
 
         arguments.html.expanduser().write_text(page(comparison), encoding="utf-8")
     sys.exit(not comparison.methods)
 
 
 def records(comparison: Comparison) -> Iterator[list[object]]:
-    """The rows of the CSV file: `COLUMNS`; `minus` is empty if a row is no difference.
+    """The rows of the CSV file: `HEADER`; `minus` is empty if a row is no difference.
 
     `count` is of the runs, or the seeds, behind a figure.
     """
-    for figure in FIGURES + MORE + COSTS:
+    for column in COLUMNS + MORE + COSTS:
         for hospital in ["", *comparison.hospitals]:
             for method in comparison.methods:
-                if values := method.values(figure, hospital):
+                if values := method.values(column, hospital):
                     own = [mean(values), spread(values), nan, nan, len(values)]
-                    yield [method.name, "", figure.name, hospital, *map(_number, own)]
-            for each in comparison.differences(figure, hospital):
-                if each.by_seed:
-                    own = [each.mean, spread(each.by_seed.values()), *each.interval]
-                    names = [each.first.name, each.second.name, figure.name, hospital]
-                    yield [*names, *map(_number, [*own, len(each.by_seed)])]
+                    yield [method.name, "", column.name, hospital, *map(_number, own)]
+            for each in comparison.differences(column, hospital):
+                if figure := each.figure:
+                    ends = [
+                        figure["value"],
+                        spread(each.by_seed.values()),
+                        figure["low"],
+                        figure["high"],
+                    ]
+                    names = [each.first.name, each.second.name, column.name, hospital]
+                    yield [*names, *map(_number, [*ends, len(each.by_seed)])]
 
 
-def _number(value: float) -> object:
-    return value if isfinite(value) else ""
+def _number(value: float | None) -> object:
+    return "" if value is None or not isfinite(value) else value
 
 
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
-    parts = [_wrapped(each, "") for each in conclusions(comparison)]
+    parts = [_wrapped(each, "") for each in comparison.conclusions]
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
     if comparison.noised:
-        parts.append(_wrapped(comparison.noised, ""))
+        parts.append(_wrapped(describe_noise(comparison.noised), ""))
     if unlike := comparison.unlike:
         lines = [_wrapped(f"{kind}: {key} – {values}") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
@@ -105,35 +100,28 @@ def text(comparison: Comparison) -> str:
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:
-    methods, headline, hospitals = comparison.methods, FIGURES[0], comparison.hospitals
-    yield "\n".join(_wrapped(made_of(method), "") for method in methods)
-    yield _overview(methods, FIGURES + COSTS)
+    methods, headline, hospitals = comparison.methods, COLUMNS[0], comparison.hospitals
+    yield "\n".join(_wrapped(method.title, "") for method in methods)
+    yield _overview(methods, COLUMNS + COSTS)
     if with_tasks := [m for m in methods if any(map(m.values, OVER_TASKS))]:
         yield _overview(with_tasks, OVER_TASKS)
     title = " ".join(headline.heading)
     if len(hospitals) <= MOST_HOSPITALS:
-        rows = [["", *(hospital[:13] for hospital in hospitals)]]
-        for method in methods:
-            values = (method.values(headline, hospital) for hospital in hospitals)
-            rows.append([method.name, *(cell(each, headline.digits) for each in values)])
-        yield f"{title}, by hospital:\n{_aligned(rows)}"
+        rows = [[m.name, *(m.cell(headline, hospital) for hospital in hospitals)] for m in methods]
+        heads = ["", *(hospital[:13] for hospital in hospitals)]
+        yield f"{title}, by hospital:\n{_aligned([heads, *rows])}"
     differences = comparison.differences(headline)
     if len(differences) > MOST_PAIRS:
         yield f"{title}: {len(differences)} pairs of methods; --csv and --html write all of them."
     elif differences:
-        rows = [
-            [*names(each), interval(each, headline.digits), verdict(each)] for each in differences
-        ]
-        yield f"{title}, differences:\n{_aligned(rows)}"
-        if note := several(differences):
+        yield f"{title}, differences:\n{_aligned([each.cells for each in differences])}"
+        if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
             yield _wrapped(note, "")
 
 
-def _overview(methods: Sequence[Method], figures: Sequence[Figure]) -> str:
-    return _aligned(
-        [["", *(figure.heading[line] for figure in figures)] for line in (0, 1)]
-        + [[m.name, *(cell(m.values(f), f.digits) for f in figures)] for m in methods]
-    )
+def _overview(methods: Sequence[Method], columns: Sequence[Column]) -> str:
+    heads = [["", *(column.heading[line] for column in columns)] for line in (0, 1)]
+    return _aligned(heads + [[m.name, *map(m.cell, columns)] for m in methods])
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:

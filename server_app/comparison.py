@@ -19,17 +19,20 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pages.figures import Figure, number
+from pages.verdicts import methods
+from pages.verdicts.methods import SEEDS
 from server_app.measures import mean, spread
-from server_app.runs import LeftOut, Run, find
+from server_app.runs import CompletedRun, LeftOut, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
+from strategies.protocol.text import counted
 
-SEEDS = 3  # the least number that an interval is made of
 MOST_CELLS = 1_000_000  # pairs of methods, each way, at hospitals
 
 
 @dataclass(frozen=True)
-class Figure:
-    """What runs are compared by.
+class Column:
+    """What methods are compared by.
 
     Attributes:
         name: In summary.json, and in the CSV file.
@@ -49,42 +52,39 @@ class Figure:
     signed: bool = False
     most: float = 1.0
 
-    def of(self, run: Run) -> float:
-        """The figure of a run; NaN if it was not measured."""
-        return run.figures.get(self.name, nan)
-
-    def at(self, run: Run, hospital: str) -> float:
-        """The same at one hospital."""
-        if not self.metric or not isfinite(self.of(run)):
-            return nan
+    def figure(self, run: CompletedRun, hospital: str = "") -> float:
+        """That of a run, over all hospitals or at one; NaN if it was not measured."""
+        value = run.figures.get(self.name, nan)
+        if not hospital or not isfinite(value):
+            return nan if hospital else value
         return run.tests.get((self.metric, hospital, self.held), nan)
 
 
 # The first is the one that is shown first, and that the terminal shows by hospital and by pairs.
-FIGURES = (
-    Figure("federation_balanced_accuracy", ("everywhere", "balanced"), "balanced-accuracy"),
-    Figure("federation_accuracy", ("everywhere", "accuracy"), "accuracy"),
-    Figure("personalized_balanced_accuracy", ("at home", "balanced"), "balanced-accuracy", True),
-    Figure("personalized_accuracy", ("at home", "accuracy"), "accuracy", True),
+COLUMNS = (
+    Column("federation_balanced_accuracy", ("everywhere", "balanced"), "balanced_accuracy"),
+    Column("federation_accuracy", ("everywhere", "accuracy"), "accuracy"),
+    Column("personalized_balanced_accuracy", ("at home", "balanced"), "balanced_accuracy", True),
+    Column("personalized_accuracy", ("at home", "accuracy"), "accuracy", True),
 )
 # Of runs whose images arrive in tasks (server_app/over_tasks.py).
 OVER_TASKS = (
-    Figure("accuracy_over_tasks", ("over tasks", "accuracy")),
-    Figure("accuracy_within_tasks", ("within tasks", "accuracy")),
-    Figure("forgetting", ("over tasks", "forgetting")),
-    Figure("backward_transfer", ("over tasks", "transfer back"), signed=True, most=2.0),
+    Column("accuracy_over_tasks", ("over tasks", "accuracy")),
+    Column("accuracy_within_tasks", ("within tasks", "accuracy")),
+    Column("forgetting", ("over tasks", "forgetting")),
+    Column("backward_transfer", ("over tasks", "transfer back"), signed=True, most=2.0),
 )
 # In the CSV file and on the page; in the terminal only those over tasks, if there are any.
 MORE = (
-    Figure("federation_auroc", ("everywhere", "AUROC"), "auroc"),
-    Figure("personalized_auroc", ("at home", "AUROC"), "auroc", True),
-    Figure("ensemble_balanced_accuracy", ("ensemble", "balanced")),
-    Figure("ensemble_accuracy", ("ensemble", "accuracy")),
+    Column("federation_auroc", ("everywhere", "AUROC"), "auroc"),
+    Column("personalized_auroc", ("at home", "AUROC"), "auroc", True),
+    Column("ensemble_balanced_accuracy", ("ensemble", "balanced")),
+    Column("ensemble_accuracy", ("ensemble", "accuracy")),
     *OVER_TASKS,
 )
 COSTS = (
-    Figure("wall_seconds", ("time", "s"), digits=0, most=inf),
-    Figure("megabytes", ("traffic", "MB"), digits=1, most=inf),
+    Column("wall_seconds", ("time", "s"), digits=0, most=inf),
+    Column("megabytes", ("traffic", "MB"), digits=1, most=inf),
 )
 
 # What decides which images are used, and which of them are tested on. With another value of these,
@@ -112,31 +112,49 @@ class Method:
 
     name: str
     facts: dict[str, Any]
-    runs: dict[tuple[int, int], Run]
+    runs: dict[tuple[int, int], CompletedRun]
 
     @property
     def images(self) -> list[Any]:
         """What must be equal for a seed to stand for the same images."""
         return [self.facts.get(key) for key in (*DATA, *SPLIT)]
 
-    def values(self, figure: Figure, hospital: str = "") -> list[float]:
+    def values(self, column: Column, hospital: str = "") -> list[float]:
         """A figure of each run, if it was measured; over all hospitals, or at one."""
-        of = (
-            figure.at(run, hospital) if hospital else figure.of(run) for run in self.runs.values()
-        )
-        return [value for value in of if isfinite(value)]
+        every = (column.figure(run, hospital) for run in self.runs.values())
+        return [value for value in every if isfinite(value)]
 
-    def constant(self, figure: Figure) -> float:
+    @property
+    def title(self) -> str:
+        """Its name, and of how many runs it is known."""
+        seeds, folds = ({key[place] for key in self.runs} for place in (0, 1))
+        seed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
+        parts = [f"{counted(len(self.runs), 'run')}, {seed}"]
+        if len(folds) > 1:
+            parts.append(f"{len(folds)} folds")
+        if broken := sum(run.status != "completed" for run in self.runs.values()):
+            parts.append(f"{broken} with failures of hospitals")
+        return f"{self.name} ({', '.join(parts)})"
+
+    def cell(self, column: Column, hospital: str = "") -> str:
+        """Mean and standard deviation, as far as they exist; of costs the mean alone."""
+        values, digits = self.values(column, hospital), column.digits
+        if not values:
+            return "–"
+        known = len(values) > 1 and digits > 1
+        return f"{mean(values):.{digits}f}" + (f"±{spread(values):.{digits}f}" if known else "")
+
+    def constant(self, column: Column) -> float:
         """What a model reaches that always gives the same answer; NaN if nobody knows."""
-        return mean(run.constant.get(figure.metric, nan) for run in self.runs.values())
+        return mean(run.constant.get(column.metric, nan) for run in self.runs.values())
 
-    def curve(self, figure: Figure) -> dict[int, float]:
+    def curve(self, column: Column) -> dict[int, float]:
         """The figure after each round that was evaluated, mean over the runs that have it."""
         found: dict[int, list[float]] = {}
         for run in self.runs.values():
-            for number, value in run.curves.get(figure.name, {}).items():
-                found.setdefault(number, []).append(value)
-        return {number: fmean(values) for number, values in sorted(found.items())}
+            for round_, value in run.curves.get(column.name, {}).items():
+                found.setdefault(round_, []).append(value)
+        return {round_: fmean(values) for round_, values in sorted(found.items())}
 
 
 @dataclass(frozen=True)
@@ -154,15 +172,34 @@ class Difference:
         return mean(self.by_seed.values())
 
     @property
-    def interval(self) -> tuple[float, float]:
-        """95 %, by Student's t; NaN for fewer than `SEEDS` seeds."""
+    def figure(self) -> Figure | None:
+        """The mean, with a 95 % interval by Student's t from `SEEDS` seeds on."""
         from scipy.special import stdtrit  # takes half a second
 
-        count = len(self.by_seed)
+        if not self.by_seed:
+            return None
+        count, mean = len(self.by_seed), self.mean
         if count < SEEDS:
-            return nan, nan
+            return {"value": mean, "low": None, "high": None}
         half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
-        return max(self.mean - half, -self.most), min(self.mean + half, self.most)
+        low, high = max(mean - half, -self.most), min(mean + half, self.most)
+        return {"value": mean, "low": float(low), "high": float(high)}
+
+    @property
+    def higher(self) -> str:
+        """The method that is shown to have more; empty if none is."""
+        return methods.higher_method(self.figure, self.first.name, self.second.name)
+
+    @property
+    def cells(self) -> list[str]:
+        """Which methods, over how many seeds, the difference, and what may be said of it."""
+        seeds = len(self.by_seed)
+        return [
+            f"{self.first.name} − {self.second.name}",
+            counted(seeds, "seed"),
+            number(self.figure, signed=True) if self.figure else "–",
+            methods.judge_difference(seeds, self.higher),
+        ]
 
 
 @dataclass(frozen=True)
@@ -184,27 +221,43 @@ class Comparison:
         return sorted({hospital for run in runs for hospital in run.hospitals})
 
     @property
-    def noised(self) -> str:
-        """What is to be said of noise in the figures; empty if all are exact."""
+    def noised(self) -> list[str]:
+        """The methods whose figures have noise."""
         runs = [(each.name, run) for each in self.methods for run in each.runs.values()]
-        names = dict.fromkeys(name for name, run in runs if isfinite(run.figures["noise"]))
-        if not names:
-            return ""
-        return (
-            f"Hospitals have put noise into the figures of {listed(names)}, and have left out "
-            "classes that few patients have. Each seed has noise of its own, so the intervals "
-            "include it. The hospitals' own pages of a run are exact."
-        )
+        return [*dict.fromkeys(name for name, run in runs if isfinite(run.figures["noise"]))]
+
+    @property
+    def conclusions(self) -> list[str]:
+        """A sentence about the models that hospitals hold, and one about all models everywhere."""
+        home = self._conclusion(COLUMNS[2], "At home, with the model that a hospital holds")
+        return [*home, *self._conclusion(COLUMNS[0], "Everywhere, every model at every hospital")]
+
+    def _conclusion(self, column: Column, where: str) -> list[str]:
+        differences = [each for each in self.differences(column) if each.by_seed]
+        if not differences:
+            return []
+        known = {method.name: method for e in differences for method in (e.first, e.second)}
+        best = max(known.values(), key=lambda method: mean(method.values(column)))
+        others = {
+            (each.second if each.first is best else each.first).name: (
+                len(each.by_seed),
+                each.higher,
+            )
+            for each in differences
+            if best in (each.first, each.second)
+        }
+        value, constant = mean(best.values(column)), best.constant(column)
+        return [methods.conclude(where, best.name, value, constant, others)]
 
     @property
     def pairs(self) -> list[tuple[Method, Method]]:
         """Methods that have worked on the same images."""
         return [(a, b) for a, b in combinations(self.methods, 2) if a.images == b.images]
 
-    def differences(self, figure: Figure, hospital: str = "") -> list[Difference]:
+    def differences(self, column: Column, hospital: str = "") -> list[Difference]:
         """Of each pair; over all hospitals, or at one."""
         return [
-            Difference(a, b, _by_seed(a, b, figure, hospital), figure.most) for a, b in self.pairs
+            Difference(a, b, _by_seed(a, b, column, hospital), column.most) for a, b in self.pairs
         ]
 
     @property
@@ -220,46 +273,50 @@ class Comparison:
                 having.setdefault(_text(method.facts.get(key)), []).append(method.name)
             if len(having) > 1:
                 kind = "data" if key in DATA else "split" if key in SPLIT else "setting"
-                values = "; ".join(f"{value} ({listed(who)})" for value, who in having.items())
+                values = "; ".join(
+                    f"{value} ({methods.list_methods(who)})" for value, who in having.items()
+                )
                 rows.append((kind, key, values))
         return rows + self._other_images()
 
     def _other_images(self) -> list[tuple[str, str, str]]:
         """Seeds at which hospitals of a pair had other images, although the settings are equal."""
         return [
-            ("data", f"images at seed {repeat[0]}", f"{listed([a.name, b.name])} had other ones")
+            (
+                "data",
+                f"images at seed {repeat[0]}",
+                f"{methods.list_methods([a.name, b.name])} had other ones",
+            )
             for a, b in self.pairs
             for repeat in a.runs.keys() & b.runs.keys()
             if not _same_images(a.runs[repeat], b.runs[repeat])
         ]
 
 
-def _same_images(first: Run, second: Run) -> bool:
+def _same_images(first: CompletedRun, second: CompletedRun) -> bool:
     common = first.images.keys() & second.images.keys()
     pairs = [(first.images[hospital], second.images[hospital]) for hospital in common]
     return all(one[key] == other[key] for one, other in pairs for key in one.keys() & other.keys())
 
 
-def _by_seed(a: Method, b: Method, figure: Figure, hospital: str) -> dict[int, float]:
+def _by_seed(a: Method, b: Method, column: Column, hospital: str) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     for repeat in sorted(a.runs.keys() & b.runs.keys()):
         one, other = a.runs[repeat], b.runs[repeat]
-        ours, theirs = (
-            figure.at(run, hospital) if hospital else figure.of(run) for run in (one, other)
-        )
+        ours, theirs = (column.figure(run, hospital) for run in (one, other))
         if isfinite(ours - theirs) and _same_images(one, other):
             found.setdefault(repeat[0], []).append(ours - theirs)
     return {seed: fmean(folds) for seed, folds in found.items()}
 
 
-def compared(places: Iterable[Path]) -> Comparison:
+def compare(places: Iterable[Path]) -> Comparison:
     """Find the runs in some places, and sort them by method.
 
     Raises:
         SettingsError: There are too many of them.
     """
     runs, left_out = find(places)
-    groups: dict[tuple[Any, ...], dict[tuple[int, int], Run]] = {}
+    groups: dict[tuple[Any, ...], dict[tuple[int, int], CompletedRun]] = {}
     for run in sorted(runs, key=lambda run: run.path.name):
         facts = {key: run.settings[key] for key in run.settings.keys() - MAY_CHANGE - _REPEATED}
         group = groups.setdefault((*sorted(facts.items()), *run.hospitals), {})
@@ -288,7 +345,7 @@ def compared(places: Iterable[Path]) -> Comparison:
     )
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, Any]:
+def _facts(runs: Sequence[CompletedRun]) -> dict[str, Any]:
     hidden = MAY_CHANGE | _REPEATED
     facts = {key: value for key, value in runs[0].settings.items() if key not in hidden}
     commits = {run.commit for run in runs} - {""}
@@ -307,11 +364,6 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
         if key not in ("commit", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
     return ", ".join([_short(facts["strategy"]) or "unknown strategy", *parts])
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names of methods in a sentence; those with a comma in them have quotes."""
-    return ", ".join(f"'{name}'" if "," in name else name for name in names)
 
 
 def _short(value: Any) -> str:

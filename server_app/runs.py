@@ -5,25 +5,26 @@ runs, left_out = find([Path("~/fedhandoff/runs").expanduser()])
 
 import fcntl
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from math import isfinite, nan
+from math import isfinite
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from pages.figures import Assessment
 from pages.verdicts.model import mean_chance
-from server_app.measures import METRICS, mean
+from server_app.measures import mean
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Summary
-from strategies.engine.events import LOG, Event, read_events
+from strategies.engine.events import LOG
 from strategies.protocol.files import FileError, read_text
 from strategies.protocol.run_config import read_config
 
-# Limits of what is read, since folders of others may hold anything. MOST_TESTS are those of the
-# last round of a run, LONGEST is the letters of a name or a reason.
-MOST_RUNS, MOST_HOSPITALS, MOST_TESTS, LONGEST = 2000, 2000, 500_000, 300
+# Limits of what is read, since folders of others may hold anything. LONGEST is the letters of a
+# name or a reason.
+MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
+METRICS = ("balanced_accuracy", "accuracy", "auroc")  # of an assessment
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Run:
+class CompletedRun:
     """A run that has completed.
 
     Attributes:
@@ -46,8 +47,8 @@ class Run:
         figures: The figures that are a single number.
         curves: The figures after each evaluated round.
         kinds: What the images of its hospitals are.
-        tests: Means of `METRICS` after the last evaluated round, over the newest version of each
-            model, by metric, hospital, and whether only models that the hospital held count.
+        tests: Means of `METRICS` after the last evaluated round, by metric, hospital, and whether
+            only models that the hospital held count.
         images: What each hospital said of its training and test images: how many, and hashes.
             Hashes of the same name are comparable.
         constant: By metric, the figure of a model that always gives the same answer, mean over
@@ -68,7 +69,7 @@ class Run:
     commit: str
 
 
-def find(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
+def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
     """All runs in some places: result directories, or folders with such anywhere below."""
     runs, left_out = [], []
     for place in dict.fromkeys(path.expanduser().resolve() for path in places):
@@ -79,7 +80,7 @@ def find(places: Iterable[Path]) -> tuple[list[Run], list[LeftOut]]:
         for path in found:
             try:
                 runs.append(_read(path))
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, LookupError) as error:
                 left_out.append(LeftOut(path, _reason(path, error)))
     return list({run.path: run for run in runs}.values()), left_out
 
@@ -96,7 +97,7 @@ class _NotCompletedError(ValueError):
     """A run has no figures to compare."""
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> CompletedRun:
     settings = {"strategy": "", "seed": 0, "fold": 0, **read_config(path / "config.toml")}
     for key, wanted in (("strategy", str), ("seed", int), ("fold", int)):
         if type(settings[key]) is not wanted:
@@ -109,8 +110,10 @@ def _read(path: Path) -> Run:
     if len(summary.hospitals) > MOST_HOSPITALS or max(map(len, summary.hospitals)) > LONGEST:
         raise FileError(f"at most {MOST_HOSPITALS} hospitals of {LONGEST} letters are compared.")
     figures = {name: value for name, value in vars(summary).items() if type(value) in (int, float)}
-    images, tests = _told(path / LOG)
-    return Run(
+    models = [row for row in summary.assessments if row.get("kind") == "model"]
+    shares = [found["share"] for row in models if (found := row.get("largest_class"))]
+    chance = mean_chance(models)
+    return CompletedRun(
         path,
         settings,
         summary.status,
@@ -118,9 +121,9 @@ def _read(path: Path) -> Run:
         figures | {"megabytes": (summary.bytes_sent + summary.bytes_received) / 1e6},
         {name: _curve(rounds, summary.history.get(name)) for name in figures},
         {kind for own in summary.data.values() if (kind := own.get("kind"))},
-        tests,
-        images,
-        _constant(summary),
+        _means(models),
+        {hospital: _images(own) for hospital, own in summary.data.items()},
+        {"balanced_accuracy": chance, "accuracy": mean(shares), "auroc": 0.5},
         read_text(path / "commit", LONGEST).strip() if (path / "commit").exists() else "",
     )
 
@@ -135,64 +138,21 @@ def _curve(rounds: Any, values: Any) -> dict[int, float]:
     }
 
 
-def _constant(summary: Summary) -> dict[str, float]:
-    rows = [row for row in summary.assessments if row.get("kind") == "model"]
-    shares = [found["share"] for row in rows if (found := row.get("largest_class"))]
-    return {
-        "balanced-accuracy": mean_chance(rows),
-        "accuracy": fmean(shares) if shares else nan,
-        "auroc": 0.5,
-    }
-
-
-def _told(log: Path) -> tuple[dict[str, dict[str, object]], dict[tuple[str, str, bool], float]]:
-    """What hospitals said of their images, and their tests of the last evaluated round."""
-    images: dict[str, dict[str, object]] = {}
-    last = 0
-    events: list[Event] = []  # tests of the last evaluated round
-    for event, _ in read_events(log):
-        if event.outcome != "ok":
-            continue
-        if event.verb == "query.prepare":
-            images[event.hospital] = _images(event)
-        if event.verb == "evaluate" and event.round > last:
-            last, events = event.round, [e for e in events if e.round == event.round]
-        if event.verb in ("evaluate", "hand-off") and event.round >= last:
-            figures = {name: event.metrics.get(name, nan) for name in METRICS}
-            events.append(replace(event, metrics=figures, facts={}))
-            if len(events) > MOST_TESTS:
-                raise FileError(f"at most {MOST_TESTS:,} tests of a round are compared.")
-    return images, _last_tests([event for event in events if event.round == last])
-
-
-def _images(event: Event) -> dict[str, object]:
-    told: dict[str, object] = {
-        key: event.metrics.get(key, nan) for key in ("num-train", "num-test")
-    }
-    for key in ("train-images", "test-images"):
-        kind, _, digits = event.facts.get(key, "").rpartition("-")
-        told[f"{kind} {key}"] = digits or None
-    return {key: value for key, value in told.items() if value == value and value is not None}
-
-
-def _last_tests(events: list[Event]) -> dict[tuple[str, str, bool], float]:
-    latest: dict[str, tuple[int, int]] = {}
-    tested = [event for event in events if event.verb == "evaluate"]
-    for event in tested:
-        version = event.hop, event.epochs
-        latest[event.lineage] = max(version, latest.get(event.lineage, version))
-    tests = {
-        (event.lineage, event.hospital): event.metrics
-        for event in tested
-        if latest[event.lineage] == (event.hop, event.epochs)
-    }
-    held = {(each.lineage, each.hospital) for each in events if each.verb == "hand-off"}
+def _means(models: Iterable[Assessment]) -> dict[tuple[str, str, bool], float]:
     found: dict[tuple[str, str, bool], list[float]] = {}
-    for pair, metrics in tests.items():
-        for name, value in metrics.items():
-            for alone in {False, pair in held}:
-                found.setdefault((name, pair[1], alone), []).append(value)
+    for row in models:
+        for metric in METRICS:
+            for held in {False, bool(row.get("held"))} if row.get(metric) else ():
+                found.setdefault((metric, row["hospital"], held), []).append(row[metric]["value"])
     return {key: mean(values) for key, values in found.items()}
+
+
+def _images(own: Mapping[str, Any]) -> dict[str, object]:
+    told: dict[str, object] = {}
+    for part in ("train", "test"):
+        kind, _, digits = (own[part]["fingerprint"] or "").rpartition("-")
+        told |= {f"images to {part}": own[part]["images"], f"{kind} {part}": digits or None}
+    return {key: value for key, value in told.items() if value == value and value is not None}
 
 
 def _reason(path: Path, error: Exception) -> str:

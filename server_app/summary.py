@@ -37,16 +37,31 @@ class _Share(TypedDict):
     share: float
 
 
+class _Value(TypedDict):
+    value: float
+
+
 class _Row(TypedDict, total=False):
     kind: str
     model: str
     hospital: str
+    held: bool
+    balanced_accuracy: _Value | None
+    accuracy: _Value | None
+    auroc: _Value | None
     largest_class: _Share | None
     classes: list[dict[str, object]]
 
 
+class _Images(TypedDict):
+    images: float | None
+    fingerprint: str | None
+
+
 class _Data(TypedDict, total=False):
     kind: str | None
+    train: _Images
+    test: _Images
 
 
 class _Tasks(TypedDict, total=False):

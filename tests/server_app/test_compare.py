@@ -5,29 +5,27 @@ import fcntl
 import json
 import os
 import sys
+from dataclasses import asdict, replace
 from itertools import combinations
-from math import isnan, sqrt
+from math import isnan, nan, sqrt
 
 import pytest
 import tomli_w
 from flwr.common.config import unflatten_dict
 
+from pages.verdicts.methods import count_pairs
 from server_app import __main__ as command
-from server_app.compare import COLUMNS, WIDTH, records, text
+from server_app.compare import HEADER, WIDTH, records, text
 from server_app.compare_page import page
-from server_app.compare_words import conclusions, interval, several, verdict
-from server_app.comparison import COSTS, FIGURES, MORE, Difference, compared
+from server_app.comparison import COLUMNS, COSTS, MORE, Difference, compare
+from server_app.nan_json import to_json
 from server_app.runs import find
-from server_app.summary import Summary
+from server_app.summary import Record, Summary, measure_round, summarise
+from strategies.engine.events import Event
 from tests.fakes import run_config
 from tests.server_app.test_report import bare
 
-BALANCED, ACCURACY, HELD, _ = FIGURES
-
-
-def line(verb, round_, hospital, lineage, metrics, hop=1, epochs=0):
-    place = {"verb": verb, "round": round_, "hop": hop, "epochs": epochs, "outcome": "ok"}
-    return json.dumps({**place, "hospital": hospital, "lineage": lineage, "metrics": metrics})
+BALANCED, ACCURACY, HELD, _ = COLUMNS
 
 
 def write_run(folder, strategy, seed, values=(0.6, 0.8), status="completed", **settings):
@@ -40,9 +38,9 @@ def write_run(folder, strategy, seed, values=(0.6, 0.8), status="completed", **s
     images = settings.pop("images", 10)
     config = run_config(strategy=strategy, seed=seed, output_dir=str(folder), **settings)
     (folder / "config.toml").write_text(tomli_w.dumps(unflatten_dict(config)))
-    lines = [
-        line("query.prepare", 0, hospital, hospital, {"num-train": 90.0, "num-test": images})
-        for hospital in "AB"
+    events = [
+        Event("query.prepare", 0, 0, h, h, metrics={"num-train": 90.0, "num-test": images})
+        for h in "AB"
     ]
     for round_, shift in ((1, 0.5), (2, 0.0)):  # what was before the last round does not count
         for hop, old in ((1, 0.3), (2, 0.0)):  # nor what a model was before its last visit
@@ -50,24 +48,19 @@ def write_run(folder, strategy, seed, values=(0.6, 0.8), status="completed", **s
                 for hospital, value in zip("AB", values, strict=True):
                     balanced = value - shift - old + (0.1 if model != hospital else -0.1)
                     metrics = {"balanced-accuracy": balanced, "accuracy": balanced + 0.1}
-                    lines.append(line("evaluate", round_, hospital, model, metrics, hop))
-        lines += [line("hand-off", round_, "A", "B", {}), line("hand-off", round_, "B", "A", {})]
-    (folder / "metrics.jsonl").write_text("\n".join(lines))
-    mean = sum(values) / 2
-    summary = {
-        "status": status,
-        "error": "the power went" if status == "failed" else "",
-        "hospitals": ["A", "B"],
-        "history": {"round": [1, 2]},
-        "federation_balanced_accuracy": mean,
-        "federation_accuracy": mean + 0.1,
-        "personalized_balanced_accuracy": mean + 0.1,
-        "personalized_accuracy": None,
-        "wall_seconds": 60.0,
-        "bytes_sent": 1_500_000,
-        "bytes_received": 500_000,
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
+                    events.append(Event("evaluate", round_, hop, hospital, model, metrics=metrics))
+        events += [Event("hand-off", round_, 2, *pair) for pair in ("AB", "BA")]
+    rounds = [measure_round(n, [e for e in events if e.round == n], cross=True) for n in (1, 2)]
+    error = "the power went" if status == "failed" else ""
+    summary = replace(
+        summarise(Record(strategy, events, rounds, 60.0, error)),
+        history={"round": [1, 2]},
+        personalized_accuracy=nan,
+        bytes_sent=1_500_000,
+        bytes_received=500_000,
+    )
+    (folder / "metrics.jsonl").touch()
+    (folder / "summary.json").write_text(to_json(asdict(summary)))
     return folder
 
 
@@ -94,8 +87,13 @@ def pair(comparison, names, figure=BALANCED, hospital=""):
     return found
 
 
+def interval(difference):
+    assert difference.figure is not None
+    return difference.figure["low"], difference.figure["high"]
+
+
 def test_figures_are_those_of_the_summary():
-    names = {figure.name for figure in FIGURES + MORE + COSTS}
+    names = {figure.name for figure in COLUMNS + MORE + COSTS}
     assert names - Summary.__dataclass_fields__.keys() == {"megabytes"}
 
 
@@ -104,15 +102,14 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
 
     half = 4.3027 * 0.1 / sqrt(3) = 0.2484: the interval has 0 in it.
     """
-    comparison = compared([study])
+    comparison = compare([study])
     names = [method.name for method in comparison.methods]
     assert names == ["cwt", "fedavg", "feder", "fedprox", "rwt"]
     difference = pair(comparison, ["cwt", "rwt"])
     assert difference.by_seed == pytest.approx({0: -0.1, 1: -0.2, 2: -0.3})
     half = 4.302653 * 0.1 / sqrt(3)
-    assert difference.interval == pytest.approx((-0.2 - half, -0.2 + half))
-    assert interval(difference, 3) == "-0.200 [-0.448, +0.048]"
-    assert verdict(difference) == "no difference shown"
+    assert interval(difference) == pytest.approx((-0.2 - half, -0.2 + half))
+    assert difference.cells[2:] == ["-0.200 (-0.448 to +0.048)", "no difference shown"]
 
 
 @pytest.mark.slow
@@ -128,12 +125,12 @@ def test_a_difference_has_students_interval_over_the_seeds_of_both(study):
     ],
 )
 def test_a_method_is_called_higher_only_outside_the_interval(by_seed, words, study):
-    methods = compared([study]).methods
-    assert verdict(Difference(methods[0], methods[4], by_seed)) == words
+    methods = compare([study]).methods
+    assert Difference(methods[0], methods[4], by_seed).cells[-1] == words
 
 
 def test_methods_with_another_split_are_named_and_not_compared(study):
-    comparison = compared([study])
+    comparison = compare([study])
     names = ["cwt", "fedavg", "fedprox", "rwt"]
     assert [(a.name, b.name) for a, b in comparison.pairs] == [*combinations(names, 2)]
     values = "0.5 (cwt, fedavg, fedprox, rwt); 0.1 (feder)"
@@ -143,14 +140,14 @@ def test_methods_with_another_split_are_named_and_not_compared(study):
 
 def test_figures_at_hospitals_are_of_the_latest_models_and_of_those_held(study):
     """cwt has 0.3 at A and 0.5 at B; the model that a hospital holds has 0.1 more."""
-    method = compared([study]).methods[0]
+    method = compare([study]).methods[0]
     assert method.values(BALANCED, "A") == pytest.approx([0.3] * 3)
     assert method.values(ACCURACY, "B") == pytest.approx([0.6] * 3)
     assert method.values(HELD, "A") == pytest.approx([0.4] * 3)
-    assert method.values(FIGURES[3]) == []  # null
-    assert method.values(FIGURES[3], "A") == []
+    assert method.values(COLUMNS[3]) == []  # null
+    assert method.values(COLUMNS[3], "A") == []
     assert [method.values(figure) for figure in COSTS] == [[60.0] * 3, [2.0] * 3]
-    assert pair(compared([study]), ["cwt", "rwt"], BALANCED, "B").by_seed[2] == pytest.approx(-0.3)
+    assert pair(compare([study]), ["cwt", "rwt"], BALANCED, "B").by_seed[2] == pytest.approx(-0.3)
 
 
 def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
@@ -158,7 +155,7 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
         write_run(tmp_path / f"a{seed}", "feder", seed, feder__variant="buffer-only")
         write_run(tmp_path / f"b{seed}", "feder", seed, train__epochs=7)
     write_run(tmp_path / "c", "cwt", 5, dataset="npz:/a/very/long/name/of/a/file.npz")
-    comparison = compared([tmp_path])
+    comparison = compare([tmp_path])
     assert [method.name for method in comparison.methods] == [
         "cwt",
         "feder, train.epochs=3, feder.variant=buffer-only",
@@ -169,8 +166,9 @@ def test_methods_of_one_strategy_are_named_by_what_differs(tmp_path):
         ("setting", "train.epochs"),
     ]
     first, second = comparison.methods[1:]
-    assert verdict(pair(comparison, [first.name, second.name])) == "2 seeds: too few to say"
-    (said, _) = conclusions(comparison)
+    difference = pair(comparison, [first.name, second.name])
+    assert difference.cells[-1] == "2 seeds: too few to say"
+    (said, _) = comparison.conclusions
     assert f"'{first.name}' has the highest" in said  # a name with a comma has quotes
     assert f"not to be compared with '{second.name}' (3 seeds are needed)" in said
 
@@ -182,14 +180,14 @@ def test_folds_of_a_seed_are_averaged_before_seeds_are_counted(tmp_path):
             split = {"num_folds": 2, "fold": fold}
             write_run(folder / "cwt", "cwt", seed, (0.3 + more, 0.5 + more), **split)
             write_run(folder / "rwt", "rwt", seed, (0.3, 0.5), **split)
-    difference = pair(compared([tmp_path]), ["cwt", "rwt"])
+    difference = pair(compare([tmp_path]), ["cwt", "rwt"])
     assert difference.by_seed == pytest.approx({0: 0.2, 1: 0.2})
 
 
 def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)
-    comparison = compared([tmp_path])
+    comparison = compare([tmp_path])
     words = ("data", "images at seed 0", "cwt, rwt had other ones")
     assert comparison.unlike == [words]
     assert pair(comparison, ["cwt", "rwt"]).by_seed == {}
@@ -213,7 +211,7 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
     held = os.open(under_way, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     try:
-        comparison = compared(places)
+        comparison = compare(places)
     finally:
         os.close(held)
     reasons = {each.path.name: each.reason for each in comparison.left_out}
@@ -231,42 +229,42 @@ def test_what_cannot_be_compared_is_named_and_not_fatal(study, tmp_path, capsys)
 
 
 def test_the_text_fits_into_a_terminal(study):
-    lines = text(compared([study])).splitlines()
+    lines = text(compare([study])).splitlines()
     assert max(map(len, lines)) <= 80
     assert "cwt (3 runs, seeds 0, 1, 2)" in lines
     assert "cwt      0.400±0.000  0.500±0.000  0.500±0.000  –         60    2.0" in lines
     assert "feder    0.600±0.000  0.800±0.000" in lines  # at A and at B
-    assert "cwt − rwt         3 seeds  -0.200 [-0.448, +0.048]  no difference shown" in lines
+    assert "cwt − rwt         3 seeds  -0.200 (-0.448 to +0.048)  no difference shown" in lines
 
 
 def test_a_name_for_which_a_line_has_no_room_stands_above_its_figures(tmp_path):
     for epochs in (1, 2):
         write_run(tmp_path / f"{epochs}", "fedrewind", 0, train__epochs=epochs, rewind__base="rwt")
-    lines = text(compared([tmp_path])).splitlines()
+    lines = text(compare([tmp_path])).splitlines()
     place = lines.index("fedrewind, train.epochs=1")
     assert lines[place + 1].split()[:3] == ["0.700", "0.800", "0.800"]
     assert max(map(len, lines)) <= WIDTH
 
 
 def test_no_interval_goes_beyond_what_a_difference_can_be(study):
-    methods = compared([study]).methods
+    methods = compare([study]).methods
     by_seed = {0: -0.9, 1: 0.9, 2: 0.6}
-    free = Difference(methods[0], methods[4], by_seed).interval
+    free = interval(Difference(methods[0], methods[4], by_seed))
     assert free[0] < -1
     assert free[1] > 1
-    assert Difference(methods[0], methods[4], by_seed, 1.0).interval == (-1.0, 1.0)
-    differences = compared([study]).differences
-    assert {each.most for figure in FIGURES for each in differences(figure)} == {1.0}
+    assert interval(Difference(methods[0], methods[4], by_seed, 1.0)) == (-1.0, 1.0)
+    differences = compare([study]).differences
+    assert {each.most for figure in COLUMNS for each in differences(figure)} == {1.0}
 
 
 def test_the_conclusion_names_the_best_and_what_is_shown(study):
     """rwt has 0.2 more than cwt on average, and its interval has 0 in it."""
-    home, everywhere = conclusions(compared([study]))
+    home, everywhere = compare([study]).conclusions
     assert home.startswith("At home, with the model that a hospital holds: rwt has the highest")
     assert "(0.600); not shown to differ from cwt, fedavg, fedprox." in everywhere
     for seed in range(3):  # now it is 0.1 more each time, within a thousandth
         write_run(study / "new" / f"{seed}", "fedbn", seed, (0.7 + seed / 1000, 0.9))
-    _, everywhere = conclusions(compared([study]))
+    _, everywhere = compare([study]).conclusions
     assert "fedbn has the highest balanced accuracy (0.800" in everywhere
     assert "shown to be above cwt, fedavg, fedprox; not shown to differ from rwt." in everywhere
 
@@ -277,8 +275,8 @@ def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
         row = {"kind": "model", "classes": classes, "largest_class": {"share": 0.9}}
         summary = json.loads(run.read_text())
         run.write_text(json.dumps({**summary, "assessments": [row]}))
-    comparison = compared([study / "cwt", study / "fedavg"])
-    _, everywhere = conclusions(comparison)
+    comparison = compare([study / "cwt", study / "fedavg"])
+    _, everywhere = comparison.conclusions
     assert "(0.400), which is no more than always the same answer reaches (0.500);" in everywhere
     shown = page(comparison)
     assert "always the same answer, or chance: 0.50" in shown
@@ -286,10 +284,10 @@ def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
 
 
 def test_many_comparisons_at_once_are_named(study):
-    comparison = compared([study])
-    assert several(comparison.differences(BALANCED)).startswith("6 pairs are compared at once")
+    comparison = compare([study])
+    assert "6 pairs are compared at once" in text(comparison)
     assert "0.3 of these intervals" in text(comparison).replace("\n", " ")
-    assert several(comparison.differences(BALANCED)[:1]) == ""
+    assert count_pairs(1) == ""
 
 
 def test_the_page_has_curves_over_the_rounds(study):
@@ -297,7 +295,7 @@ def test_the_page_has_curves_over_the_rounds(study):
         summary = json.loads(run.read_text())
         summary["history"][BALANCED.name] = [0.2, None if run.parent.name == "0" else 0.4]
         run.write_text(json.dumps(summary))
-    comparison = compared([study])
+    comparison = compare([study])
     assert comparison.methods[0].curve(BALANCED) == {1: pytest.approx(0.2), 2: pytest.approx(0.4)}
     assert "Balanced accuracy, everywhere, by round" in page(comparison)
 
@@ -305,14 +303,14 @@ def test_the_page_has_curves_over_the_rounds(study):
 def test_many_pairs_and_hospitals_are_left_to_the_files(study, tmp_path, monkeypatch):
     monkeypatch.setattr("server_app.compare.MOST_PAIRS", 5)
     monkeypatch.setattr("server_app.compare.MOST_HOSPITALS", 1)
-    shown = text(compared([study]))
+    shown = text(compare([study]))
     assert "6 pairs of methods; --csv and --html write all of them" in shown
     assert "by hospital" not in shown
 
 
 def test_the_csv_file_has_every_mean_and_every_difference(study):
-    comparison = compared([study])
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in records(comparison)]
+    comparison = compare([study])
+    rows = [dict(zip(HEADER, row, strict=True)) for row in records(comparison)]
     balanced = [row for row in rows if row["figure"] == BALANCED.name]
     assert len(balanced) == (5 + 6) * 3  # over all hospitals, at A, at B
     (row,) = [r for r in balanced if (r["method"], r["minus"], r["hospital"]) == ("cwt", "rwt", "")]
@@ -322,9 +320,10 @@ def test_the_csv_file_has_every_mean_and_every_difference(study):
 
 
 def test_the_page_shows_all_figures_and_loads_nothing(study):
-    shown = page(compared([study]))
+    shown = page(compare([study]))
     assert shown.count("<svg") == 2 * 3  # two of each figure that was measured
-    assert "<td>cwt − rwt</td><td>3 seeds</td><td>-0.200 [-0.448, +0.048]</td>" in bare(shown)
+    row = "<td>cwt − rwt</td><td>3 seeds</td><td>-0.200 (-0.448 to +0.048)</td>"
+    assert row in bare(shown)
     assert "partition-alpha" in shown
     assert "<script" not in shown
     assert "<h2>Accuracy, at home</h2>" not in shown
@@ -338,7 +337,7 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
     assert end.value.code == 0
     assert "everywhere balanced, differences:" in capsys.readouterr().out
     with (tmp_path / "table.csv").open(newline="") as file:
-        assert tuple(next(csv.reader(file))) == COLUMNS
+        assert tuple(next(csv.reader(file))) == HEADER
     assert (tmp_path / "table.html").read_text().startswith("<!DOCTYPE html>")
     monkeypatch.setattr(sys, "argv", ["server_app", "compare", str(tmp_path / "nowhere")])
     with pytest.raises(SystemExit) as end:
@@ -348,7 +347,7 @@ def test_the_command_writes_files(study, tmp_path, monkeypatch, capsys):
 
 
 def test_the_means_over_hospitals_are_those_of_the_summary(study):
-    for method in compared([study]).methods:
+    for method in compare([study]).methods:
         at = [method.values(BALANCED, hospital) for hospital in "AB"]
         means = [sum(values) / 2 for values in zip(*at, strict=True)]
         assert means == pytest.approx(method.values(BALANCED))

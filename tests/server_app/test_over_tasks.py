@@ -10,7 +10,7 @@ import pytest
 
 from server_app.compare import records, text
 from server_app.compare_page import page as comparison_page
-from server_app.comparison import OVER_TASKS, compared
+from server_app.comparison import OVER_TASKS, compare
 from server_app.over_tasks import backward_transfer, forgetting, matrix
 from server_app.results import Results
 from server_app.summary import Record, Summary, measure_round, summarise
@@ -222,7 +222,7 @@ def test_methods_are_compared_by_them(tmp_path):
             figures["accuracy_within_tasks"] = 0.9
             (folder / "summary.json").write_text(json.dumps({**known, **figures}))
     write_run(tmp_path / "without", "feder", 0)
-    comparison = compared([tmp_path])
+    comparison = compare([tmp_path])
     rows = [row for row in records(comparison) if row[2] in {f.name for f in OVER_TASKS}]
     assert [row[2] for row in rows if row[:2] == ["cwt", ""]] == [f.name for f in OVER_TASKS]
     (difference,) = [row for row in rows if row[:3] == ["cwt", "rwt", "forgetting"]]

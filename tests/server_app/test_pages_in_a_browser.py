@@ -21,7 +21,7 @@ from client_app.datasets.preflight.page import page as card_page
 from client_app.release.dossier.page import page as dossier_page
 from pages.pictures import pngs_by_class
 from server_app.compare_page import page as comparison_page
-from server_app.comparison import compared
+from server_app.comparison import compare
 from strategies.protocol.settings import defaults
 from tests.client_app.test_dossier import written
 from tests.server_app.fake_runs import HOSTILE, RUNS
@@ -103,7 +103,7 @@ def comparison(folder):
     for seed in (0, 1):
         for strategy, values in (("cwt", (0.6, 0.8)), ("rwt", (0.7 + 0.01 * seed, 0.9))):
             write_run(folder / f"{strategy}-{seed}", strategy, seed, values)
-    return comparison_page(compared([folder]))
+    return comparison_page(compare([folder]))
 
 
 def ledger(folder):
