@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import beta, rankdata
+from scipy.stats import binomtest, rankdata
 from sklearn.metrics import roc_auc_score
 
-from learning.intervals import Estimate, combined, wilson
+from learning.intervals import Estimate, auroc_error, combined, wilson
 
 FALSE_POSITIVES = 0.01  # the rate at which true positives are counted
 
@@ -76,19 +76,15 @@ def auc(members: Scores, others: Scores) -> Estimate:
     truth = np.repeat((1, 0), (len(members), len(others)))
     area = float(roc_auc_score(truth, np.concatenate((members, others))))
     m, n = len(members), len(others)
-    of_members, of_others = area / (2 - area) - area**2, 2 * area**2 / (1 + area) - area**2
-    spread = area * (1 - area)
-    variance = (spread + (m - 1) * of_members + (n - 1) * of_others) / (m * n)
-    # Wilson's interval for as many images as have this variance: it does not leave [0, 1].
-    return wilson(area, spread / variance if variance > 0 else min(m, n))
+    error = auroc_error(area, m, n)
+    # Wilson's interval for as many images as have this error: it does not leave [0, 1].
+    return wilson(area, area * (1 - area) / error**2 if error else min(m, n))
 
 
 def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
     """A share of hits with its exact interval."""
-    tail = (1 - level) / 2
-    low = beta.ppf(tail, hits, number - hits + 1) if hits else 0.0
-    high = beta.isf(tail, hits + 1, number - hits) if hits < number else 1.0
-    return Estimate(hits / number, float(low), float(high))
+    exact = binomtest(hits, number).proportion_ci(level, "exact")
+    return Estimate(hits / number, float(exact.low), float(exact.high))
 
 
 @dataclass(frozen=True)

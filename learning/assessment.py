@@ -6,13 +6,13 @@ Shapes: `n` images, `K` classes, `G` patients, `A` shares, `B` resamples, `T` th
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import floor, inf, log2, sqrt
+from math import floor, inf, log2
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.intervals import Estimate, combined, wilson
+from learning.intervals import Estimate, auroc_error, combined, wilson
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -207,6 +207,7 @@ class Bootstrap:
     @classmethod
     def of(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
         """Draw as many patients as there are, with replacement, `RESAMPLES` times."""
+        # scipy.stats.bootstrap draws single images, not patients with all of theirs.
         shares = outcome.shares
         parts = []
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -232,7 +233,7 @@ def _weights(outcome: Outcome, rng: np.random.Generator) -> Iterator[Floats]:
 
 def _areas(outcome: Outcome, weights: Floats) -> Floats:
     """The AUROC of each of the P classes that there are, of weighted images [n, b]; [b, P]."""
-    areas = []
+    areas = []  # sklearn.metrics.roc_auc_score would sort anew for each resample
     for k in np.unique(outcome.labels):
         own, others = (np.flatnonzero((outcome.labels == k) == is_own) for is_own in (True, False))
         others = others[np.argsort(outcome.scores[others, k], kind="stable")]
@@ -289,7 +290,7 @@ class Sureness:
             areas = _areas(self.outcome, np.ones((len(self.outcome.labels), 1)))[0].tolist()
             alike = _correlation(self.bootstrap.areas)
         for k, (name, area) in enumerate(zip(names, areas, strict=True)):
-            error = _auroc_error(area, shares.worth[name], total - shares.worth[name])
+            error = auroc_error(area, shares.worth[name], total - shares.worth[name])
             least = area * (1 - area) / error**2 if error else shares.worth[name]
             if self.bootstrap is None:
                 sums.append(wilson(area, rounded(least)))
@@ -336,17 +337,6 @@ def _estimate(
     variance = drawn.var() * patients / (patients - 1)
     number = min(max(value * (1 - value) / variance, 1.0), most)
     return wilson(value, number, inf if images.max() <= 1 else patients - 1)
-
-
-def _auroc_error(area: float, own: float, others: float) -> float:
-    """The standard error of one AUROC (Hanley and McNeil, Radiology 143, 1982)."""
-    if not own or not others:
-        return 0.0
-    two_own, two_others = area / (2 - area), 2 * area**2 / (1 + area)
-    spread = (
-        area * (1 - area) + (own - 1) * (two_own - area**2) + (others - 1) * (two_others - area**2)
-    )
-    return sqrt(max(spread, 0.0) / (own * others))
 
 
 def _correlation(drawn: Floats) -> Floats:

@@ -8,10 +8,10 @@ arXiv:2007.08792). Shapes: `N` images, `K` classes.
 """
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 LOWEST, HIGHEST = 0.05, 20.0  # where all images are right, or all wrong, no T is best
-STEPS = 60  # halvings of the interval
 
 
 def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> float:
@@ -32,11 +32,11 @@ def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> f
         expected = ((sharpness * logits).softmax(dim=1) * logits).sum(dim=1).mean()
         return float(expected - at_label)
 
-    low, high = 1 / HIGHEST, 1 / lowest
-    for _ in range(STEPS):
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if slope(middle) > 0 else (middle, high)
-    return float(1 / (low * high) ** 0.5)
+    if slope(1 / lowest) <= 0:
+        return lowest
+    if slope(1 / HIGHEST) >= 0:
+        return HIGHEST
+    return float(1 / brentq(slope, 1 / HIGHEST, 1 / lowest, xtol=1e-15))
 
 
 def tempered(scores: Tensor, temperature: float) -> Tensor:

@@ -34,7 +34,7 @@ ALLOWED = {
         "torch",
         "torchvision",
         "safetensors",
-        "numpy",
+        *("numpy", "scipy"),
         "pydantic",  # declared settings
         "opacus",
         "flwr",

@@ -1,17 +1,19 @@
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binomtest
+from scipy.stats import beta
 
 from audit.membership import auc, clopper_pearson, contrast, strictest, success
 from audit.model import Predictions, loss_attack, network_attack
 
 
 @pytest.mark.parametrize(("hits", "number"), [(0, 12), (3, 40), (12, 12)])
-def test_the_interval_of_a_share_is_scipys_exact_one(hits, number):
-    expected = binomtest(hits, number).proportion_ci(method="exact")
+def test_the_interval_of_a_share_has_the_quantiles_of_beta_distributions(hits, number):
+    """2.5 % of B(k, n - k + 1) and 97.5 % of B(k + 1, n - k); 0 for no hit, 1 for hits alone."""
     share = clopper_pearson(hits, number)
-    assert (share.low, share.high) == pytest.approx((expected.low, expected.high))
+    low = beta.ppf(0.025, hits, number - hits + 1) if hits else 0.0
+    high = beta.ppf(0.975, hits + 1, number - hits) if hits < number else 1.0
+    assert (share.low, share.high) == pytest.approx((low, high), abs=1e-12)
 
 
 def test_figures_by_hand():
