@@ -6,6 +6,7 @@ Shapes: `N` images, `C` channels, `H, W` pixels.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -15,6 +16,7 @@ from pages.page import png_uri
 
 SHOWN = 8  # images of a strip
 CLASSES = 24  # of which a page shows strips
+MOST = 2**26  # pixels that are decoded
 SIDE, GAP = 86, 4  # pixels; a strip is as wide as a column of text
 
 Images = NDArray[np.uint8]
@@ -48,6 +50,28 @@ def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[s
         names: Of the classes.
     """
     return [named_strip(name, png) for name, png in pngs_by_class(images, labels, names).items()]
+
+
+def strips_of_column(png: bytes, labels: NDArray[Any], names: Sequence[str]) -> list[Strip]:
+    """The same of images that stand one below the other, as a buffer has them.
+
+    Args:
+        png: The picture, [N·H, W].
+        labels: [N].
+        names: Of the classes.
+
+    Returns:
+        Nothing if these are no such images: another hospital made them.
+    """
+    try:
+        with PIL.Image.open(BytesIO(png), formats=["PNG"]) as column:
+            if column.mode not in ("L", "RGB") or column.width * column.height > MOST:
+                return []
+            bands = len(column.getbands())
+            images = np.array(column).reshape(len(labels), -1, column.width, bands)
+        return strips_by_class(np.moveaxis(images, 3, 1), labels, names)
+    except Exception:  # Pillow fails in many ways
+        return []
 
 
 def pngs_by_class(

@@ -45,6 +45,7 @@ from server_app.enrolment import expected_count, plan_of
 from server_app.measures import Round, participants
 from server_app.nan_json import to_json
 from server_app.report import render
+from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
 from server_app.summary import Record, Summary, judge_beside, measure_round, summarise
 from server_app.tracking import feed
@@ -354,7 +355,7 @@ class Results:
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 with replacing(path) as draft:
                     shutil.copyfile(state.shelf.path(model.parcel), draft)
-        page = render(self.path.name, summary, events, self._config)
+        page = render(self.path.name, summary, events, self._config, pictures(state))
         (self.path / "report.html").write_text(page, encoding="utf-8")
         self._feed.end(summary, self.path)
         return summary

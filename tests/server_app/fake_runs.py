@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import tomli_w
 from flwr.common.config import unflatten_dict
 
+from pages.pictures import Strip
 from server_app.report import render
 from server_app.summary import Record, Summary, measure_round, summarise
 from strategies.engine.events import Event
@@ -52,8 +53,9 @@ class FakeRun(NamedTuple):
     events: list[Event]
     toml: str
 
-    def page(self) -> str:
-        return render("2026-11-22_14-20-03-run", self.summary, self.events, self.toml)
+    def page(self, pictures: Mapping[str, Sequence[Strip]] | None = None) -> str:
+        name = "2026-11-22_14-20-03-run"
+        return render(name, self.summary, self.events, self.toml, pictures)
 
 
 def rising(model: str, hospital: str, round_: int) -> float:
