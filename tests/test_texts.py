@@ -10,14 +10,17 @@ import tokenize
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 
 from client_app.authority.node_config import NodeConfig
 from client_app.authority.policy import DEFAULTS
+from gan.code_sets import CODE_SETS
 from strategies.protocol.declared import keys_of
 from strategies.protocol.may_leave import ANSWERS
-from strategies.protocol.settings import defaults
+from strategies.protocol.settings import Settings, defaults
+from strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -114,6 +117,14 @@ def test_a_page_has_the_defaults_of_settings(path):
         key: tomllib.loads(f"value = {value}")["value"] for key, value in rows if key in defaults()
     }
     assert printed == {key: defaults()[key] for key in printed}
+
+
+def test_the_index_of_methods_names_every_strategy_learner_and_code_set():
+    index = (ROOT / "docs" / "methods" / "index.md").read_text("utf-8")
+    samplers = (ROOT / "docs" / "methods" / "samplers.md").read_text("utf-8")
+    learners = {*get_args(get_type_hints(Settings)["learner"])} - {""}
+    assert {*STRATEGIES} | learners <= {*re.findall(r"^\| `([\w-]+)` \|", index, re.MULTILINE)}
+    assert {*CODE_SETS} <= {*re.findall(r"`([\w-]+)`", samplers)}
 
 
 @pytest.mark.slow
