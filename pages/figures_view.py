@@ -5,34 +5,21 @@ from math import nan
 from typing import NamedTuple
 
 from pages import plots
-from pages.figures import Assessment, Figure, is_noised, number, size
+from pages.figures import Assessment, Figure, number, size
 from pages.page import Marked
 from pages.plots import Line, Picture, Span
-from pages.verdicts.model import objection
+from pages.verdicts.model import compare_with_own
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
-COMPARED = {
-    "better": Marked("better", "good"),
-    "worse": Marked("worse", "bad"),
-    "not shown": f"not{NO_BREAK}shown",
-}
 CLASS = ("images", "right", "share right")
 AGAINST = ("sensitivity", "specificity")
 
 
 def compared_cell(row: Assessment) -> object:
-    """Whether a model is better than the hospital's own, without praise if it is at chance.
-
-    Noise hides what exact figures show, so that those say it.
-    """
-    if row["compared"] in ("", "not shown") and is_noised([row]):
-        return "exact figures say"
-    against = row["compared"] == "better" and objection(row)
-    return (
-        f"better,{NO_BREAK}not above{NO_BREAK}chance"
-        if against
-        else COMPARED.get(row["compared"], "–")
-    )
+    """Whether a model is better than the hospital's own."""
+    judgement, words = compare_with_own(row)
+    text = words.replace(" ", NO_BREAK)
+    return Marked(text, judgement) if judgement in ("good", "bad") else text
 
 
 def interval(told: Figure | None, *, signed: bool = False) -> str:

@@ -32,25 +32,15 @@ MOST_CELLS = 1_000_000  # pairs of methods, each way, at hospitals
 
 @dataclass(frozen=True)
 class Column:
-    """What methods are compared by.
+    """What methods are compared by."""
 
-    Attributes:
-        name: In summary.json, and in the CSV file.
-        heading: Two lines for people.
-        metric: What hospitals measure for it; empty: it has no figures at hospitals.
-        held: Of the model that a hospital holds, not of all models.
-        digits: After the point.
-        signed: It may be below 0.
-        most: How large a difference of two methods can be.
-    """
-
-    name: str
-    heading: tuple[str, str]
-    metric: str = ""
-    held: bool = False
-    digits: int = 3
-    signed: bool = False
-    most: float = 1.0
+    name: str  # in summary.json, and in the CSV file
+    heading: tuple[str, str]  # two lines for people
+    metric: str = ""  # of hospitals' assessments; empty = it has no figures at hospitals
+    held: bool = False  # of the model that a hospital holds, not of all models
+    digits: int = 3  # after the point
+    signed: bool = False  # it may be below 0
+    most: float = 1.0  # how large a difference of two methods can be
 
     def figure(self, run: CompletedRun, hospital: str = "") -> float:
         """That of a run, over all hospitals or at one; NaN if it was not measured."""
@@ -102,17 +92,11 @@ _COMMON = {field.name.replace("_", "-") for field in fields(Settings)}  # the ot
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seeds and folds alone.
+    """Runs that differ in their seeds and folds alone."""
 
-    Attributes:
-        name: Its strategy, and the settings in which it differs from others of that strategy.
-        facts: Its settings without seed and fold; and `hospitals`, and `commit` if it is known.
-        runs: By (seed, fold).
-    """
-
-    name: str
-    facts: dict[str, Any]
-    runs: dict[tuple[int, int], CompletedRun]
+    name: str  # its strategy, and the settings in which it differs from others of that strategy
+    facts: dict[str, Any]  # its other settings; and `hospitals`, and `commit` if it is known
+    runs: dict[tuple[int, int], CompletedRun]  # by seed and fold
 
     @property
     def images(self) -> list[Any]:
@@ -204,15 +188,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of some runs.
+    """What is known of some runs."""
 
-    Attributes:
-        methods: In order of their names.
-        left_out: Places that are not in it, and why.
-    """
-
-    methods: list[Method]
-    left_out: list[LeftOut]
+    methods: list[Method]  # in order of their names
+    left_out: list[LeftOut]  # places that are not in it, and why
 
     @property
     def hospitals(self) -> list[str]:

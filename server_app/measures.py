@@ -39,17 +39,11 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundEvents:
-    """What the events of a round tell.
+    """What the events of a round tell."""
 
-    Attributes:
-        number: The round, from 1.
-        events: Those that succeeded.
-        cross: Whether every model was tested everywhere, or at a sample of hospitals; the setting.
-    """
-
-    number: int
-    events: Sequence[Event]
-    cross: bool | str
+    number: int  # from 1
+    events: Sequence[Event]  # those that succeeded
+    cross: bool | str  # whether all models were tested everywhere, or at a sample; the setting
 
     @cached_property
     def visits(self) -> list[Event]:
@@ -174,30 +168,17 @@ class RoundEvents:
 
 @dataclass(frozen=True)
 class Round:
-    """The figures of one round.
+    """What was measured in one round; `without_tests`, of tests only those of held models."""
 
-    Attributes:
-        number: The round, from 1.
-        trained: Hospitals that trained a model.
-        tests: What was measured of the latest version of each model, by (model, hospital).
-            `without_tests` only of models at hospitals that hold them.
-        matrix: Accuracy by (model, hospital); empty if the round was not evaluated.
-        by_task: Mean accuracy on each task that a hospital tells of, by its number.
-        held: (model, hospital) of the model that each hospital holds after the round.
-        figures: Means over the round, under their names in `Summary`.
-        visits: As in `Summary`, of this round.
-        seconds: From its first message to its last answer.
-    """
-
-    number: int
-    trained: frozenset[str]
-    tests: Tests
-    matrix: dict[Pair, float]
-    by_task: dict[int, float]
-    held: set[Pair]
-    figures: dict[str, float]
-    visits: list[dict[str, Any]]
-    seconds: float
+    number: int  # from 1
+    trained: frozenset[str]  # the hospitals that trained a model
+    tests: Tests  # of the latest version of each model
+    matrix: dict[Pair, float]  # accuracies; empty if the round was not evaluated
+    by_task: dict[int, float]  # the mean accuracy on each task that a hospital tells of
+    held: set[Pair]  # the model that each hospital holds after the round
+    figures: dict[str, float]  # means over the round, under their names in `Summary`
+    visits: list[dict[str, Any]]  # as in `Summary`, of this round
+    seconds: float  # from its first message to its last answer
 
     def at_holders(self, metric: str) -> dict[str, float]:
         """A metric, at each hospital, of the model that it holds after the round."""

@@ -37,36 +37,23 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class CompletedRun:
-    """A run that has completed.
+    """A run that has completed."""
 
-    Attributes:
-        path: Its result directory.
-        settings: Its config.toml, by key.
-        status: From its summary, as are the next four.
-        hospitals: Those that answered.
-        figures: The figures that are a single number.
-        curves: The figures after each evaluated round.
-        kinds: What the images of its hospitals are.
-        tests: Means of `METRICS` after the last evaluated round, by metric, hospital, and whether
-            only models that the hospital held count.
-        images: What each hospital said of its training and test images: how many, and hashes.
-            Hashes of the same name are comparable.
-        constant: By metric, the figure of a model that always gives the same answer, mean over
-            hospitals. For the accuracy the answer is the most frequent class.
-        commit: The commit of the code, if benchmarks.reproduce has noted it; else empty.
-    """
-
-    path: Path
-    settings: dict[str, Any]
+    path: Path  # its result directory
+    settings: dict[str, Any]  # its config.toml, by key
     status: str
-    hospitals: list[str]
-    figures: dict[str, float]
-    curves: dict[str, dict[int, float]]
-    kinds: set[str]
+    hospitals: list[str]  # those that answered
+    figures: dict[str, float]  # those that are a single number
+    curves: dict[str, dict[int, float]]  # the same after each evaluated round
+    kinds: set[str]  # what the images of its hospitals are
+    # Means of `METRICS` by metric, hospital, and whether only models that it held count.
     tests: dict[tuple[str, str, bool], float]
+    # What each hospital said of its images: how many, and hashes, comparable if named alike.
     images: dict[str, dict[str, object]]
+    # By metric, the figure of always the same answer, mean over hospitals; for the accuracy that is
+    # the most frequent class.
     constant: dict[str, float]
-    commit: str
+    commit: str  # of the code, if benchmarks.reproduce has noted it; else empty
 
 
 def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
+from pages.figures import Assessment, Headline, mean_over_hospitals
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_run
 from server_app import measures, over_tasks, over_time
@@ -75,33 +75,19 @@ class _Tasks(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Record:
-    """What a summary is computed from.
-
-    Attributes:
-        strategy: Its name.
-        events: All of the run.
-        rounds: The finished rounds.
-        wall_seconds: From the start of the run to its end.
-        error: Why it failed; empty if it did not.
-        resumed: How many times it was resumed.
-        classes: Their names, in order.
-        timed: Whether there are figures over time.
-        tasks: Of which task each round of the run is; 0 = there are no tasks.
-        own_streams: Whether hospitals have tasks in an order, or for durations, of their own.
-        enrolment: Who was planned to take part in which task; empty = nothing was planned.
-    """
+    """What a summary is computed from."""
 
     strategy: str
-    events: Sequence[Event]
-    rounds: Sequence[Round]
+    events: Sequence[Event]  # all of the run
+    rounds: Sequence[Round]  # the finished ones
     wall_seconds: float
-    error: str
-    resumed: int = 0
-    classes: Sequence[str] = ()
-    timed: bool = False
-    tasks: Sequence[int] = ()
-    own_streams: bool = False
-    enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    error: str  # why it failed; empty if it did not
+    resumed: int = 0  # how many times
+    classes: Sequence[str] = ()  # their names, in order
+    timed: bool = False  # whether there are figures over time
+    tasks: Sequence[int] = ()  # of which task each round of the run is; 0 = there are no tasks
+    own_streams: bool = False  # whether hospitals have tasks in an order, or times, of their own
+    enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty = not planned
 
     @cached_property
     def evaluated(self) -> list[Round]:
@@ -487,22 +473,13 @@ def summarise(run: Record) -> Summary:
 
 def judge_beside(summary: Summary, baseline: Summary) -> Summary:
     """The summary with whether its models are better than those of a baseline."""
-    held = _held(summary)
-    means = {
-        "At home": (_mean(held), _mean(_held(baseline))),
-        "Everywhere": (_everywhere(summary), _everywhere(baseline)),
-    }
-    worth = add_baseline(summary.worth, baseline.strategy, means, held)
-    return replace(summary, worth=worth)
-
-
-def _held(summary: Summary) -> list[Assessment]:
-    return [row for row in summary.assessments if row["held"] and row["balanced_accuracy"]]
-
-
-def _mean(rows: list[Assessment]) -> Figure | None:
-    return mean_over_hospitals(rows, "balanced_accuracy") if rows else None
-
-
-def _everywhere(summary: Summary) -> Figure | None:
-    return figure_everywhere(summary.assessments, vars(summary))
+    held, theirs = (
+        [row for row in each.assessments if row["held"] and row["balanced_accuracy"]]
+        for each in (summary, baseline)
+    )
+    home = [
+        mean_over_hospitals(rows, "balanced_accuracy") if rows else None for rows in (held, theirs)
+    ]
+    everywhere = [figure_everywhere(each.assessments, vars(each)) for each in (summary, baseline)]
+    means = {"At home": home, "Everywhere": everywhere}
+    return replace(summary, worth=add_baseline(summary.worth, baseline.strategy, means, held))

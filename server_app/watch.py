@@ -78,27 +78,16 @@ def _command(arguments: argparse.Namespace) -> None:
 
 @dataclass
 class Followed:
-    """What is known of a run by now.
+    """What is known of a run by now."""
 
-    Attributes:
-        path: Its result directory.
-        settings: Its config.toml, by key.
-        rounds: How many rounds the run has.
-        finished: How many rounds are finished.
-        done: The finished rounds that have events.
-        events: The events read so far, without the tests of finished rounds.
-        waits: Answers that the server waits for.
-        summary: Its summary.json; None until it has ended.
-    """
-
-    path: Path
-    settings: dict[str, Any]
-    rounds: int
-    finished: int = 0
-    done: list[Round] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
-    waits: Sequence[Awaited] = ()
-    summary: Summary | None = None
+    path: Path  # its result directory
+    settings: dict[str, Any]  # its config.toml, by key
+    rounds: int  # how many the run has
+    finished: int = 0  # how many of them are finished
+    done: list[Round] = field(default_factory=list)  # the finished ones that have events
+    events: list[Event] = field(default_factory=list)  # without the tests of finished rounds
+    waits: Sequence[Awaited] = ()  # answers that the server waits for
+    summary: Summary | None = None  # None until it has ended
     _read: int = 0  # bytes of metrics.jsonl
     _ends: dict[int, float] = field(default_factory=dict)  # of rounds, in seconds of the run
     _open: dict[int, list[Event]] = field(default_factory=dict)  # of rounds that go on

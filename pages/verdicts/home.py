@@ -2,13 +2,15 @@
 
 from collections.abc import Collection, Iterator, Sequence
 
-from pages.figures import Assessment, is_noised
+from pages.figures import Assessment, is_noised, number
+from pages.page import capital
 from pages.verdicts.model import (
     Verdict,
     beside_largest_class,
     describe,
     few_images,
     gravest,
+    is_useful,
     missed_classes,
     objection,
     pair,
@@ -19,6 +21,7 @@ from pages.verdicts.model import (
 from strategies.protocol.names import join_names
 
 AS_LONG = "trained alone as long"  # instead of its name: the hospital's own model
+BESIDE = {"better": "better", "worse": "worse", "not shown": "not shown to be better or worse"}
 
 
 def best_model(rows: Sequence[Assessment]) -> Assessment | None:
@@ -40,6 +43,34 @@ def own_name(own: Assessment | None) -> str:
 def model_name(row: Assessment) -> str:
     """An assessment's model in a sentence."""
     return "the mean of all models" if row["kind"] == "ensemble" else f"'{row['model']}'"
+
+
+def is_own_better(best: Assessment, own: Assessment | None) -> bool:
+    """Whether the model that the hospital trained alone as long is shown to be better."""
+    return best["compared"] == "worse" and own_name(own) == AS_LONG
+
+
+def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
+    """Which model to use, and why, with what speaks against it."""
+    own, name, figure = own_model(rows), model_name(best), number(best["balanced_accuracy"])
+    if is_own_better(best, own):
+        text = f"{site}'s own, {AS_LONG}: the best of the others, {name} (balanced accuracy "
+        text += f"{figure}), is worse here."
+    elif not is_useful(best):
+        return (
+            f"None is advised: the best, {name} (balanced accuracy {figure}), is worse than "
+            f"{site}'s own {own_name(own)}, or not shown to know more than a constant answer. The "
+            "commands below are for looking into it."
+        )
+    else:
+        text = f"{capital(name)}: it has the highest balanced accuracy here, {figure}."
+        if sum(row["kind"] != "standalone" for row in rows) > 1:
+            text += (
+                " It was chosen by the images that it was tested on, so that it is probably a "
+                "little worse on new ones; intervals that overlap say that another one may be as "
+                "good."
+            )
+    return f"{text} No model is a medical device: nobody has approved one for diagnosis."
 
 
 def judge_home(
@@ -81,53 +112,37 @@ def judge_home(
         text = f"Not shown to be better than chance here: {count}; worst {pair(worst(at_chance))}."
         yield verdict("bad", text)
     yield from few_images(best | best["balanced_accuracy"], [best])
-    yield from missed_classes([best], _upper(model_name(best)), learnt=True)
+    yield from missed_classes([best], capital(model_name(best)), learnt=True)
     for row in others:
         if unfound := unfound_classes(row):
             yield verdict(
-                "bad", f"{_upper(model_name(row))} finds no image of {join_names(unfound)}."
+                "bad", f"{capital(model_name(row))} finds no image of {join_names(unfound)}."
             )
 
 
 def _handed_on(site: str, handed: Sequence[Assessment], own: Assessment | None) -> Verdict:
     """Whether models that others trained are better here than the hospital's own was."""
     if not handed:
-        return verdict(
-            "note", f"Every model here was trained at {site} alone: nothing was handed on."
-        )
-    whose = f"{site}'s own"
-    count = len(handed)
-    found = {
-        word: [model_name(row) for row in handed if row["compared"] == word]
-        for word in ("better", "worse", "not shown")
+        text = f"Every model here was trained at {site} alone: nothing was handed on."
+        return verdict("note", text)
+    one, own_one = len(handed) == 1, f"{site}'s own model {own_name(own)}"
+    those = f"the {'one model that was' if one else f'{len(handed)} models that were'} handed on"
+    where = f"here, on {site}'s own test images, than {own_one}"
+    named = {
+        words: names
+        for word, words in BESIDE.items()
+        if (names := [model_name(row) for row in handed if row["compared"] == word])
     }
-    those = "the one model that was" if count == 1 else f"the {count} models that were"
-    better, worse, unclear = found.values()
-    if not any(found.values()):
-        text = (
-            f"Nothing is known of {whose} model {own_name(own)}, so that nobody can say whether "
-            f"{those} handed on {'is' if count == 1 else 'are'} better here."
-        )
-        return verdict("open", text)
-    where = f"here, on {whose} test images, than {whose} model {own_name(own)}"
-    for names, word, judgement in ((better, "better", "good"), (worse, "worse", "bad")):
-        if len(names) == count:
-            verb = "is" if count == 1 else "are all"
-            return verdict(judgement, f"{_upper(those)} handed on {verb} {word} {where}.")
-    if len(unclear) == count:
-        none = f"{_upper(those)} handed on is not"
-        none = none if count == 1 else f"None of {those} handed on is"
-        return verdict("open", f"{none} shown to be better or worse {where}.")
-    parts = [
-        f"{len(names)} {'is' if len(names) == 1 else 'are'} {word} ({join_names(names)})"
-        for word, names in zip(
-            ("better", "worse", "not shown to be either"), found.values(), strict=True
-        )
-        if names
+    if not named:
+        text = f"Nothing is known of {own_one}, so that nobody can say whether {those}"
+        return verdict("open", f"{text} {'is' if one else 'are'} better here.")
+    judgement = "bad" if "worse" in named else "good" if "better" in named else "open"
+    for words, names in named.items():
+        if len(names) == len(handed):
+            verb = "is" if one else "are" if judgement == "open" else "are all"
+            return verdict(judgement, f"{capital(those)} {verb} {words} {where}.")
+    said = [
+        f"{len(names)} {'is' if len(names) == 1 else 'are'} {words} ({join_names(names)})"
+        for words, names in named.items()
     ]
-    judgement = "bad" if worse else "good" if better else "open"
-    return verdict(judgement, f"Of {those} handed on, {', '.join(parts)} {where}.")
-
-
-def _upper(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return verdict(judgement, f"Of {those}, {', '.join(said)} {where}.")

@@ -118,6 +118,19 @@ def objection(row: Assessment) -> str:
     return ""
 
 
+def compare_with_own(row: Assessment) -> tuple[str, str]:
+    """Whether a model is better than the hospital's own: the judgement, and in a few words.
+
+    It is not praised if it is at chance. Noise hides what exact figures show, so that those say it.
+    """
+    word = row["compared"]
+    if word not in COMPARED and is_noised([row]):
+        return "open", "exact figures say"
+    if word == "better" and objection(row):
+        return "note", "better, not above chance"
+    return COMPARED.get(word, "open"), word or "–"
+
+
 def worst(rows: Sequence[Assessment]) -> Assessment:
     """The pair of model and hospital with the lowest figure, of those that `objection` is about.
 
@@ -135,20 +148,13 @@ def pair(row: Assessment) -> str:
 
 
 def describe(row: Assessment, subject: str, own: Assessment | None, name: str) -> Verdict:
-    """A model at a hospital, beside the hospital's own.
-
-    Args:
-        row: Of the model.
-        subject: The beginning of the sentence, such as "graz holds a model with".
-        own: Of the hospital's own model; None if nothing is known of it.
-        name: What the hospital's own is called.
-    """
-    noised, text = is_noised([row]), f"{subject} balanced accuracy"
-    text += f" {number(row['balanced_accuracy'])}"
+    """A model at a hospital, beside the hospital's own, which is called `name`."""
+    noised = is_noised([row])
+    text = f"{subject} balanced accuracy {number(row['balanced_accuracy'])}"
     if noised:
-        of = missing_classes([row])
-        of = f" of {of} of {len(row['classes'])} classes" if of else ""
-        text += f" with noise, on about {size(row)}{of}."
+        some = missing_classes([row])
+        classes = f" of {some} of {len(row['classes'])} classes" if some else ""
+        text += f" with noise, on about {size(row)}{classes}."
     else:
         text += f" on {size(row)}."
     judgement = "note"
@@ -181,11 +187,7 @@ def missed_classes(
 ) -> Iterator[Verdict]:
     """Classes that no model finds, or that all find rarely; with what thresholds would do.
 
-    Args:
-        rows: Of models, each with its `classes`.
-        name: What the model is called if it is one.
-        learnt: Whether they have learnt something: others find each class rarely, as is said.
-        noised: Whether shares have noise.
+    Models that have not `learnt` find each class rarely, as is said already; `name` is that of one.
     """
     several = len(rows) > 1
     for each in zip(*(row["classes"] for row in rows), strict=True):

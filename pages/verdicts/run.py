@@ -53,7 +53,7 @@ def judge_run(
 
     Args:
         headline: `Summary.headline`.
-        everywhere: Of `server_app.assessments.figure_everywhere`.
+        everywhere: The federation's balanced accuracy; None if it tells no more than what is held.
         rows: `Summary.assessments`.
         pooled: `Summary.pooled`.
         round_: The last evaluated one.
@@ -183,7 +183,7 @@ def _gravest_first(said: Verdict) -> tuple[int, str]:
 def add_baseline(
     worth: Sequence[Verdict],
     strategy: str,
-    means: Mapping[str, tuple[Figure | None, Figure | None]],
+    means: Mapping[str, Sequence[Figure | None]],
     held: Sequence[Assessment],
 ) -> list[Verdict]:
     """`Summary.worth` with whether the models are better than those of a baseline.

@@ -447,13 +447,21 @@ def sentences(past, rows):
     [
         ((0.2, 0.3), "good", "The 2 models that were handed on are all better here, on graz's own"),
         ((-0.2, -0.3), "bad", "The 2 models that were handed on are all worse here"),
-        ((0.01, -0.01), "open", "None of the 2 models that were handed on is shown to be better"),
+        (
+            (0.01, -0.01),
+            "open",
+            "The 2 models that were handed on are not shown to be better",
+        ),
         (
             (0.2, -0.3, 0.0),
             "bad",
-            "1 is better ('m0'), 1 is worse ('m1'), 1 is not shown to be either ('m2') here",
+            "1 is better ('m0'), 1 is worse ('m1'), 1 is not shown to be better or worse ('m2')",
         ),
-        ((0.2, 0.0), "good", "1 is better ('m0'), 1 is not shown to be either ('m1') here"),
+        (
+            (0.2, 0.0),
+            "good",
+            "1 is better ('m0'), 1 is not shown to be better or worse ('m1')",
+        ),
         ((0.2,), "good", "The one model that was handed on is better here"),
         ((-0.2,), "bad", "The one model that was handed on is worse here"),
         ((0.0,), "open", "The one model that was handed on is not shown to be better or worse"),

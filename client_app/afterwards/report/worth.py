@@ -7,7 +7,7 @@ from typing import Any
 from client_app.afterwards.past_run import PastRun
 from learning.export import ModelManifest
 from pages import plots
-from pages.figures import Assessment, number
+from pages.figures import Assessment
 from pages.figures_view import (
     CLASS,
     against_cells,
@@ -22,9 +22,8 @@ from pages.figures_view import (
     tested,
     whole,
 )
-from pages.page import capital
-from pages.verdicts.home import AS_LONG, best_model, model_name, own_model, own_name
-from pages.verdicts.model import chance, is_useful
+from pages.verdicts.home import advise, best_model, is_own_better, own_model, own_name
+from pages.verdicts.model import chance
 
 AFTER = "the best model here after the run"
 COMMAND = "uv run python -m client_app"
@@ -125,9 +124,9 @@ def use(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     if best is not None:
         together = best["kind"] == "ensemble"
         chosen = models[0] if together else best["model"]
-        if _own_is_better(best, rows):
+        if is_own_better(best, own_model(rows)):
             chosen, together = str(past.alone.relative_to(past.home).with_suffix("")), False
-        advice = _advice(past.site, best, rows)
+        advice = advise(past.site, best, rows)
     parts = (f"{weight:.2f} of '{name}'" for name, weight in past.mixture.items())
     return {
         **found,
@@ -136,35 +135,6 @@ def use(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
         "advice": advice,
         "mixture": ", ".join(parts),
     }
-
-
-def _advice(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
-    """Which model, and why, with what speaks against it."""
-    figure = number(best["balanced_accuracy"])
-    if _own_is_better(best, rows):
-        return (
-            f"{site}'s own, {AS_LONG}: the best of the others, {model_name(best)} (balanced "
-            f"accuracy {figure}), is worse here. No model is a medical device: nobody has approved "
-            "one for diagnosis."
-        )
-    if not is_useful(best):
-        return (
-            f"None is advised: the best, {model_name(best)} (balanced accuracy {figure}), is worse "
-            f"than {site}'s own {own_name(own_model(rows))}, or not shown to know more than a "
-            "constant answer. The commands below are for looking into it."
-        )
-    text = f"{capital(model_name(best))}: it has the highest balanced accuracy here, {figure}."
-    if sum(row["kind"] != "standalone" for row in rows) > 1:
-        text += (
-            " It was chosen by the images that it was tested on, so that it is probably a little "
-            "worse on new ones; intervals that overlap say that another one may be as good."
-        )
-    return f"{text} No model is a medical device: nobody has approved one for diagnosis."
-
-
-def _own_is_better(best: Assessment, rows: Sequence[Assessment]) -> bool:
-    """Whether the model that the hospital trained alone as long is shown to be the better one."""
-    return best["compared"] == "worse" and own_name(own_model(rows)) == AS_LONG
 
 
 def kept(past: PastRun) -> list[list[str]]:
