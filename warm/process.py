@@ -1,6 +1,6 @@
 """A warm process: answers messages for the hospitals of this app, one after the other.
 
-    python -P -m warm <descriptor of a socket>
+    python -P -m warm <module>:<app> <descriptor of a socket>
 
 On a connected socket it answers for simulated hospitals, until the other side closes it. On one
 that listens it is a hospital's own: it leaves whoever has started it, and answers each process of
@@ -17,7 +17,6 @@ import socket
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -40,11 +39,15 @@ class Handed(Context):
 
 
 def launch(
-    opened: socket.socket, variables: Mapping[str, str], output: int | IO[str] | None = None
+    app: str,
+    opened: socket.socket,
+    variables: Mapping[str, str],
+    output: int | IO[str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a warm process.
 
     Args:
+        app: The app's module and its name there, as in pyproject.toml.
         opened: Its socket.
         variables: Of its environment, beside those of this process.
         output: Where it prints; None = where this process does.
@@ -52,7 +55,7 @@ def launch(
     path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.Popen(
         # -P: what is in the working directory is not this app's code.
-        [sys.executable, "-P", "-m", "warm", str(opened.fileno())],
+        [sys.executable, "-P", "-m", "warm", app, str(opened.fileno())],
         env={**os.environ, **variables, "PYTHONPATH": path},
         pass_fds=[opened.fileno()],
         stdin=subprocess.DEVNULL,
@@ -61,20 +64,19 @@ def launch(
     )
 
 
-def main(opened: socket.socket) -> None:
-    """Answer messages on a socket."""
+def main(app: str, opened: socket.socket) -> None:
+    """Answer messages on a socket by an app: its module, and its name there."""
     listens = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if listens and os.fork():
         os._exit(0)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    module, _, name = project["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
+    module, _, name = app.partition(":")
     loaded = importlib.import_module(module)
-    app: ClientApp = getattr(loaded, name)
+    client: ClientApp = getattr(loaded, name)
     if listens:
-        serve(opened, app)
+        serve(opened, client)
     else:
         loaded.simulate()
-        _answer(opened, app)
+        _answer(opened, client)
 
 
 def serve(listener: socket.socket, app: ClientApp) -> None:

@@ -17,7 +17,7 @@ HELLO = 5.0  # seconds to wait until a message is accepted,
 START = 300.0  # and by a process that has yet to start
 
 
-def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
+def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> socket:
     """A connection to the process of a key, which is started if none accepts messages.
 
     Closing the connection ends the process if it is still at work.
@@ -25,7 +25,8 @@ def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
     Args:
         folder: Where the sockets are.
         key: A text; processes of different keys are different ones.
-        variables: For a new process, beside this one's.
+        app: As of `launch`, for a new process.
+        variables: The same.
 
     Raises:
         OSError: The folder is a link, another user's, or open to others.
@@ -38,7 +39,7 @@ def connect(folder: Path, key: str, variables: Mapping[str, str]) -> socket:
             Path(address).unlink(missing_ok=True)  # of a process that has ended or is stuck
             listener.bind(address)
             listener.listen()
-            launch(listener, variables).wait()  # until it runs on its own
+            launch(app, listener, variables).wait()  # until it runs on its own
         if connection := call(address, START):
             return connection
     raise ConnectionError("The resident process has not started; the hospital's log says why.")

@@ -2,6 +2,7 @@
 
 import subprocess
 import threading
+import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import IO, Any
 from flwr.app import Error, Message
 
 from strategies.protocol.may_leave import Failure
+from strategies.protocol.settings import PYPROJECT
 from warm.process import launch
 from warm.wire import Outbox, Wire
 
@@ -54,6 +56,8 @@ class Workers:
         self.processes, self.variables, self.log = processes, dict(variables or {}), log
         self.workers: list[Worker] = []
         self._outbox = Outbox()
+        project = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))
+        self._app: str = project["tool"]["flwr"]["app"]["components"]["clientapp"]
 
     def __enter__(self) -> "Workers":
         self.workers = [self._start() for _ in range(self.processes)]
@@ -115,7 +119,7 @@ class Workers:
     def _start(self) -> Worker:
         ours, theirs = socketpair()
         with theirs:
-            process = launch(theirs, self.variables, self.log or subprocess.PIPE)
+            process = launch(self._app, theirs, self.variables, self.log or subprocess.PIPE)
         if process.stdout:
             threading.Thread(target=_print, args=(process.stdout,), daemon=True).start()
         return Worker(process, Wire(ours, self._outbox))
