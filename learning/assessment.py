@@ -175,8 +175,8 @@ class Shares:
     def worth(self) -> dict[str, float]:
         """The effective numbers of patients, if all images of one are right or all are wrong.
 
-        That is Kish's, (Σ m)² / Σ m² for patients with m images each: what a share is worth at the
-        least. It does not depend on the model.
+        It is the effective sample size (Σ m)² / Σ m² of patients with m images each (Kish, Survey
+        Sampling, 1965), the least that a share can be worth. It does not depend on the model.
         """
         numbers = self.images.sum(axis=1) ** 2 / (self.images**2).sum(axis=1)
         return dict(zip(self.names, numbers, strict=True))

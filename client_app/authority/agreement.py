@@ -15,8 +15,8 @@ def shared_out(
 ) -> Floats:
     """The whole numbers that add up to a total and are nearest to noised counts.
 
-    That is the projection on {x : 0 <= x <= most, Σ x = total}: each count less one shift, and cut
-    off at its bounds. What is left of whole numbers goes to the largest remainders.
+    It is the projection on {x : 0 <= x <= most, Σ x = total} (Wang and Lu, arXiv:1503.01002): each
+    count less one shift, and cut off at its bounds. The largest remainders get what is left.
 
     Args:
         counts: [n]; not all of them whole, or above 0.

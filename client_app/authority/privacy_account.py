@@ -103,8 +103,9 @@ def noise_for(epsilon: float, delta: float) -> float:
 def epsilon(releases: Sequence[Spent], delta: float) -> float:
     """ε at this δ of all releases together.
 
-    Those without sampling are one Gaussian release of noise (Σ steps / noise²)^(-1/2), whose ε is
-    exact; with sampled ones privacy loss distributions are composed (an upper bound).
+    Those without sampling are one Gaussian release of noise (Σ steps / noise²)^(-1/2) (Dong, Roth
+    and Su, arXiv:1905.02383), whose ε is exact. With sampled ones privacy loss distributions are
+    composed (an upper bound).
     """
     import dp_accounting  # takes a second
 

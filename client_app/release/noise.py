@@ -1,6 +1,8 @@
 """Noise for figures: how much one patient can change them, and how wide noise must be for that.
 
-`client_app.release.disclosure` says which figures get it, and why.
+`client_app.release.disclosure` says which figures get it, and why. Answers with normal noise
+compose as in Dong, Roth and Su, arXiv:1905.02383: if each tells two cases apart by µ_k standard
+deviations, all tell them apart by √(Σ µ_k²).
 """
 
 import hmac
