@@ -127,6 +127,18 @@ def test_the_index_of_methods_names_every_strategy_learner_and_code_set():
     assert {*CODE_SETS} <= {*re.findall(r"`([\w-]+)`", samplers)}
 
 
+def test_a_claim_has_figures_of_its_page():
+    number = re.compile(r"\d[\d,.]*\d|\d")
+    claims = re.findall(
+        r"^\| (.+?) \| (.+?) \| .*\]\(([\w-]+)\.md\) \|$",
+        (RESULTS / "README.md").read_text("utf-8"),
+        re.MULTILINE,
+    )
+    for claim, figure, page in claims:
+        figures = number.findall((RESULTS / f"{page}.md").read_text("utf-8"))
+        assert {*number.findall(figure)} <= {*figures}, claim
+
+
 @pytest.mark.slow
 def test_docstrings_and_comments_name_what_is_there():
     missing = {
