@@ -132,7 +132,7 @@ def policy(arguments: argparse.Namespace) -> int:
     settings = Settings.parse(_run_config(arguments.run_config))
     rulings = list(rules.judge(settings))
     print(explain(rulings))
-    if said := rules.of_embeddings(settings):
+    if said := rules.embeddings_sentence(settings):
         print(said)
     return int(not all(ruling.holds for ruling in rulings))
 

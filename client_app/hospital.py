@@ -13,7 +13,7 @@ from torch import nn
 from client_app.authority.identity import secret_of
 from client_app.authority.limits import check_model
 from client_app.authority.node_config import NodeConfig, is_simulated, own_config, with_own
-from client_app.authority.policy import MachineRules, Policy, PolicyError, at_most, uphold
+from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
 from client_app.store import DEFAULT, Store, own_folder
@@ -129,9 +129,8 @@ class Hospital:
         whole = self.whole or self.data
         if self.policy and whole.tasks:
             check_all_named(whole.classes_present, whole.tasks.class_names)
-            most = self.policy.machine.max_memory_gb
             copied = whole.copied(len(arrived) or task) / 1e9
-            uphold(at_most("machine.max-memory-gb", copied, most))
+            self.policy.machine.uphold("max-memory-gb", copied)
         return replace(self, data=whole.images_at(task, arrived), whole=whole, task=task)
 
     def everyone(self) -> Samples:

@@ -16,8 +16,8 @@ from strategies.protocol.declared import (
     ShareAboveZero,
     ShareBelowOne,
     TwoOrMore,
+    condition,
     declared,
-    fitting,
 )
 from strategies.protocol.settings import PUBLIC
 
@@ -129,7 +129,7 @@ class MAHSettings:
     """Most activated heads: the keys `mah.*`."""
 
     auxiliary: Annotated[
-        str, fitting(lambda chosen: not chosen or is_public(chosen), f"{_ARCHIVE}, or empty")
+        str, condition(lambda chosen: not chosen or is_public(chosen), f"{_ARCHIVE}, or empty")
     ]
 
 
@@ -144,7 +144,7 @@ class TwFSettings:
     diversity: Amount  # λ of L_AUX
     teacher: Annotated[
         str,
-        fitting(
+        condition(
             lambda chosen: not chosen or Path(chosen).is_absolute() or is_public(chosen),
             f"an absolute file, {_ARCHIVE}, or empty",
         ),
@@ -158,7 +158,7 @@ class SERSettings:
 
     oracle: Annotated[
         str,
-        fitting(
+        condition(
             lambda chosen: chosen == CONTRAST or Path(chosen).is_absolute(),
             f"{CONTRAST}, or an absolute npz file",
         ),

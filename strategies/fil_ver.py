@@ -41,7 +41,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, build_global
-from strategies.protocol.declared import Count, OneOrMore, declared, fitting
+from strategies.protocol.declared import Count, OneOrMore, condition, declared
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
@@ -61,7 +61,7 @@ class FilVerSettings:
 
     variant: Literal["sampled", "stats", "ebr"]
     pretrain: Annotated[
-        str, fitting(_names_images, "first-hospital, public:<absolute file>, pooled or none")
+        str, condition(_names_images, "first-hospital, public:<absolute file>, pooled or none")
     ]
     pretrain_epochs: OneOrMore
     server_steps: Count

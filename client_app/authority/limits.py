@@ -10,7 +10,7 @@ from pathlib import Path
 
 from flwr.app import RecordDict
 
-from client_app.authority.policy import MachineRules, Policy, at_most, uphold
+from client_app.authority.policy import MachineRules, Policy
 from client_app.store import GB, disk_used
 from learning.evaluation import batch_size
 from learning.models import Architecture
@@ -42,9 +42,9 @@ def check_model(
     """
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
-        uphold(at_most("models.max-megabytes", size / MB, policy.models.max_megabytes))
+        policy.models.uphold("max-megabytes", size / MB)
         needed = count_bytes(content) + COPIES * size + _computed(architecture, batch)
-        uphold(at_most("machine.max-memory-gb", needed / GB, policy.machine.max_memory_gb))
+        policy.machine.uphold("max-memory-gb", needed / GB)
 
 
 def _computed(architecture: str, batch: int) -> int:
@@ -65,8 +65,7 @@ def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:
         PolicyError: It would.
     """
     if machine:
-        size = (disk_used(store) + more) / GB
-        uphold(at_most("machine.max-disk-gb", size, machine.max_disk_gb))
+        machine.uphold("max-disk-gb", (disk_used(store) + more) / GB)
 
 
 def decoding_threads(machine: MachineRules | None, largest: int) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from flwr.app import Context
 
-from strategies.protocol.declared import Count, declared, fitting, keys_of, near_miss, read
+from strategies.protocol.declared import Count, condition, declared, keys_of, near_miss, read
 from strategies.protocol.may_leave import OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -40,9 +40,9 @@ class OwnError(SettingsError):
         return f"The hospital's {self.what} cannot be used: {self.why}"
 
 
-_Text = Annotated[str, fitting(bool, "a text that is not empty; or leave it out")]
+_Text = Annotated[str, condition(bool, "a text that is not empty; or leave it out")]
 _Kept = Annotated[
-    str, fitting(lambda kept: kept in ("final", "visits", "none"), "one of final, visits, none")
+    str, condition(lambda kept: kept in ("final", "visits", "none"), "one of final, visits, none")
 ]
 
 

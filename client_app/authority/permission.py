@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from client_app.authority.policy import Policy, Ruling, at_least, at_most, uphold
+from client_app.authority.policy import Policy, Ruling, uphold
 from client_app.datasets import LocalData
 from client_app.datasets.pool import large_class_rows
 from client_app.errors import DataError
@@ -30,7 +30,7 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
         SettingsError: The settings of its method cannot be used.
     """
     yield from policy.judge(settings)
-    yield _size_ruling(policy, data)
+    yield policy.images.ruling("max-size", max(data.train.shape[1:]))
     yield _patients_ruling(policy, data)
 
 
@@ -57,7 +57,7 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     joins, prepares = verb == "query.enrol", verb == "query.prepare"
     if policy:  # in a simulation a run of another method, the baseline, comes after
         check_order(strategy, verb, order, hospital.name, sealed=strategy.settings.sealed)
-        uphold(_size_ruling(policy, hospital.data))
+        policy.images.uphold("max-size", max(shape[1:]))  # with an image-size of 0 they keep theirs
     if not joins:  # before, the classes of the federation are not known
         hospital = hospital.at(order.task, order.so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
@@ -79,11 +79,6 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
     return hospital
 
 
-def _size_ruling(policy: Policy, data: LocalData) -> Ruling:
-    """With an image-size of 0 images keep their own."""
-    return at_most("images.max-size", max(data.train.shape[1:]), policy.images.max_size)
-
-
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
     """Whether so many patients are learnt from as a policy wants: a model can tell few apart.
 
@@ -91,5 +86,4 @@ def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
     """
     owners = data.train_patients
     large = large_class_rows(owners, data.train_strata, policy.figures.smallest_group)
-    patients, least = len(np.unique(owners[large])), policy.images.min_train_patients
-    return at_least("images.min-train-patients", patients, least)
+    return policy.images.ruling("min-train-patients", len(np.unique(owners[large])))

@@ -8,12 +8,11 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_type_hints
-
-from pydantic import AfterValidator
+from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 
 from client_app.authority.node_config import OwnError
 from gan.presets import chosen_preset
@@ -27,8 +26,9 @@ from strategies.protocol.declared import (
     Share,
     ShareBelowOne,
     TwoOrMore,
+    choice,
+    condition,
     declared,
-    fitting,
     near_miss,
     read,
 )
@@ -66,26 +66,6 @@ class PolicyError(ValueError):
         return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
 
 
-def _is_hash(text: str) -> bool:
-    return re.fullmatch("[0-9a-f]{64}", text) is not None
-
-
-def _is_name(text: str) -> bool:
-    return re.fullmatch(r"\S(.*\S)?", text) is not None
-
-
-def known(names: Iterable[str]) -> AfterValidator:
-    """An annotation of names of which a rule may have some."""
-    choices = dict.fromkeys(names)
-
-    def checked(name: str) -> str:
-        if name not in choices:
-            raise ValueError(f"known names{near_miss(name, choices).rstrip('.')}")
-        return name
-
-    return AfterValidator(checked)
-
-
 LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
 # Models are weighed by `num-examples` where they are averaged, `refused` is no figure, and what
 # says how sure a figure is goes with it.
@@ -113,18 +93,49 @@ class Ruling:
     holds: bool
 
 
+class Rules:
+    """A table of rules; those whose names begin with max- or min- are limits of a number."""
+
+    table: ClassVar[str]
+
+    def ruling(self, name: str, asked: float) -> Ruling:
+        """What a limit says of a number."""
+        rule, limit = f"{self.table}.{name}", getattr(self, name.replace("-", "_"))
+        if name.startswith("min-"):
+            return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
+        return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
+
+    def uphold(self, name: str, asked: float) -> None:
+        """Refuse a number that is beyond a limit (PolicyError)."""
+        uphold(self.ruling(name, asked))
+
+
+_Hash = Annotated[
+    str, condition(re.compile("[0-9a-f]{64}").fullmatch, "hashes of 64 digits, from 0 to f")
+]
+_Class = Annotated[
+    str, condition(re.compile(r"\S(.*\S)?").fullmatch, "names without blanks around them")
+]
+_Method = Annotated[str, choice((*STRATEGIES, *LEARNERS))]
+_Embedding = Annotated[str, choice(PARTS)]
+_Private = Annotated[str, choice(("training", "buffers", "sums"))]
+_Figure = Annotated[str, choice(FIGURES)]
+
+
 @declared
-class CodeRules:
+class CodeRules(Rules):
     """The table `code`."""
 
-    approved: list[Annotated[str, fitting(_is_hash, "hashes of 64 digits, from 0 to f")]]
+    table = "code"
+    approved: list[_Hash]
 
 
 @declared
-class RunRules:
+class RunRules(Rules):
     """The table `runs`."""
 
-    strategies: list[Annotated[str, known((*STRATEGIES, *LEARNERS))]]
+    table = "runs"
+    strategies: list[_Method]
     sealed_only: bool
     max_rounds: OneOrMore
     max_epochs: OneOrMore
@@ -133,10 +144,11 @@ class RunRules:
 
 
 @declared
-class ImageRules:
+class ImageRules(Rules):
     """The table `images`."""
 
-    classes: list[Annotated[str, fitting(_is_name, "names without blanks around them")]]
+    table = "images"
+    classes: list[_Class]
     max_size: OneOrMore
     max_quarantined: ShareBelowOne
     min_test_fraction: Share
@@ -147,17 +159,19 @@ class ImageRules:
 
 
 @declared
-class ModelRules:
+class ModelRules(Rules):
     """The table `models`."""
 
+    table = "models"
     max_megabytes: Amount
     max_membership: Share
 
 
 @declared
-class ReleaseRules:
+class ReleaseRules(Rules):
     """The table `release`."""
 
+    table = "release"
     buffers: bool
     max_images: Count
     min_quantile: Share
@@ -172,10 +186,11 @@ class ReleaseRules:
 
 
 @declared
-class EmbeddingRules:
+class EmbeddingRules(Rules):
     """The table `embeddings`."""
 
-    kinds: list[Annotated[str, known(tuple(PARTS))]]
+    table = "embeddings"
+    kinds: list[_Embedding]
     max_bits: Amount
     max_linked: Share
     max_inverted: Share
@@ -184,20 +199,19 @@ class EmbeddingRules:
     def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
         """What each rule says of embeddings of a kind, and of the figures of their audit."""
         yield Ruling("embeddings.kinds", ", ".join(self.kinds) or "none", kind, kind in self.kinds)
-        limits = {"linked": self.max_linked, "inverted": self.max_inverted}
+        # What was not measured is NaN, which is not below a limit.
+        yield self.ruling("max-linked", figures.get("embedding-linked", math.nan))
+        yield self.ruling("max-inverted", figures.get("embedding-inverted", math.nan))
         if kind == "sampled":  # only noise bounds what an embedding tells
-            limits["bits"] = self.max_bits
-        for name, limit in limits.items():
-            figure = f"embedding-{name}" + ("-most" if name == "bits" else "")
-            # What was not measured is NaN, which is not below a limit.
-            yield at_most(f"embeddings.max-{name}", figures.get(figure, math.nan), limit)
+            yield self.ruling("max-bits", figures.get("embedding-bits-most", math.nan))
 
 
 @declared
-class PrivacyRules:
+class PrivacyRules(Rules):
     """The table `privacy`."""
 
-    require: list[Annotated[str, known(("training", "buffers", "sums"))]]
+    table = "privacy"
+    require: list[_Private]
     max_epsilon: Amount
     max_delta: Share
 
@@ -217,33 +231,36 @@ class PrivacyRules:
             allowed, asked = f"none of {', '.join(sorted(WITH_SUMS))}", ", ".join(sorted(learners))
             yield Ruling("privacy.require", allowed, asked, not learners & WITH_SUMS)
         deltas = [gan.delta] * guaranteed + [settings.train.dp.delta] * trained
+        largest = self.ruling("max-epsilon", gan.epsilon)
+        most = self.ruling("max-delta", max(deltas, default=0))
         if not deltas:  # an ε of 0 would read as perfect privacy
-            for name, limit in (("max-epsilon", self.max_epsilon), ("max-delta", self.max_delta)):
-                asked = "no differential privacy, no guarantee"
-                yield Ruling(f"privacy.{name}", f"{limit:g} or less", asked, True)
+            asked = "no differential privacy, no guarantee"
+            yield replace(largest, asked=asked, holds=True)
+            yield replace(most, asked=asked, holds=True)
             return
-        if guaranteed:
-            yield at_most("privacy.max-epsilon", gan.epsilon, self.max_epsilon)
-        else:
+        if not guaranteed:
             asked = "noise at every visit: the account adds up ε"
-            yield Ruling("privacy.max-epsilon", f"{self.max_epsilon:g} or less", asked, True)
-        yield at_most("privacy.max-delta", max(deltas), self.max_delta)
+            largest = replace(largest, asked=asked, holds=True)
+        yield largest
+        yield most
 
 
 @declared
-class FigureRules:
+class FigureRules(Rules):
     """The table `figures`."""
 
-    withheld: list[Annotated[str, known(FIGURES)]]
+    table = "figures"
+    withheld: list[_Figure]
     smallest_group: OneOrMore
     max_models: OneOrMore
     max_detailed: Count
 
 
 @declared
-class MachineRules:
+class MachineRules(Rules):
     """The table `machine`."""
 
+    table = "machine"
     max_memory_gb: Amount
     max_disk_gb: Amount
 
@@ -269,7 +286,7 @@ class Policy:
         Raises:
             OwnError: The file cannot be read, or has a table, rule or value that is unknown.
         """
-        rules, text, own = _rules(DEFAULTS.read_text("utf-8")), "", {}
+        rules, text, own = _default_rules(), "", {}
         if path is not None:
             try:
                 text = read_by_hand(path)
@@ -300,42 +317,35 @@ class Policy:
         tested = settings.validation_fraction or settings.test_fraction
         if settings.num_folds:
             tested = 1 / settings.num_folds
-        largest = max(tested, settings.test_fraction)
         strategy = strategy_of(settings)
         epochs = max(kind.epochs for kind in strategy.kinds())
         if any(kind.learner == "lwf" for kind in strategy.kinds()):
             epochs += settings.section("lwf", LwFSettings).warm_up
-        longest = max(settings.hop_timeout, settings.prepare_timeout) / 3600
-
         code, approved = code_hash(), self.code.approved
         if approved:
             yield Ruling("code.approved", ", ".join(approved), code, code in approved)
         named = ", ".join(runs.strategies)
-        method = settings.strategy
-        yield Ruling(
-            "runs.strategies", named or "all", method, not named or method in runs.strategies
-        )
-        if learner := settings.learner:
-            fits = not named or learner in runs.strategies
-            yield Ruling("runs.strategies", named or "all", learner, fits)
+        for name in filter(None, (settings.strategy, settings.learner)):
+            fits = not named or name in runs.strategies
+            yield Ruling("runs.strategies", named or "all", name, fits)
         asked = "a sealed run" if settings.sealed else "an open run"
         fits = settings.sealed or not runs.sealed_only
         yield Ruling("runs.sealed-only", "sealed runs", asked, fits)
-        yield at_most("runs.max-rounds", settings.num_server_rounds, runs.max_rounds)
-        yield at_most("runs.max-epochs", epochs, runs.max_epochs)
-        yield at_most("runs.max-hours", longest, runs.max_hours)
+        yield runs.ruling("max-rounds", settings.num_server_rounds)
+        yield runs.ruling("max-epochs", epochs)
+        yield runs.ruling("max-hours", max(settings.hop_timeout, settings.prepare_timeout) / 3600)
         tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
-        yield at_most("figures.max-models", tests, self.figures.max_models)
-        yield at_most("images.max-size", settings.image_size, images.max_size)
-        yield at_most("images.max-quarantined", settings.max_quarantined, images.max_quarantined)
-        yield at_least("images.min-test-fraction", tested, images.min_test_fraction)
-        yield at_most("images.max-test-fraction", largest, images.max_test_fraction)
-        yield at_most("images.max-folds", settings.num_folds, images.max_folds)
-        yield at_least("images.min-batch", settings.train.batch_size, images.min_batch)
+        yield self.figures.ruling("max-models", tests)
+        yield images.ruling("max-size", settings.image_size)
+        yield images.ruling("max-quarantined", settings.max_quarantined)
+        yield images.ruling("min-test-fraction", tested)
+        yield images.ruling("max-test-fraction", max(tested, settings.test_fraction))
+        yield images.ruling("max-folds", settings.num_folds)
+        yield images.ruling("min-batch", settings.train.batch_size)
         if settings.learner in WITH_RESERVOIR:  # a step is about these, too
             kept = settings.section("reservoir", ReservoirSettings)
-            yield at_least("images.min-batch", kept.batch_size, images.min_batch)
-            yield at_least("images.min-train-patients", kept.size, images.min_train_patients)
+            yield images.ruling("min-batch", kept.batch_size)
+            yield images.ruling("min-train-patients", kept.size)
         # Either may leave fewer, by the size of the smallest class.
         other = settings.test_per_class or settings.test_balanced
         yield Ruling(
@@ -344,27 +354,18 @@ class Policy:
             "one of them" if other else "neither",
             not other or images.min_test_fraction == 0,
         )
-        most = release.max_images if release.buffers else 0
-        yield at_most("release.max-images", strategy.buffer_size, most)
-        yield at_least("release.min-quantile", check.quantile, release.min_quantile)
-        yield at_most(
-            "release.max-discarded-share", check.max_discarded, release.max_discarded_share
-        )
-        yield at_least(
-            "release.min-class-training-images",
-            check.min_class_images,
-            release.min_class_training_images,
-        )
-        yield at_most(
-            "release.max-membership-leak", check.max_membership, release.max_membership_leak
-        )
+        most = release if release.buffers else replace(release, max_images=0)
+        yield most.ruling("max-images", strategy.buffer_size)
+        yield release.ruling("min-quantile", check.quantile)
+        yield release.ruling("max-discarded-share", check.max_discarded)
+        yield release.ruling("min-class-training-images", check.min_class_images)
+        yield release.ruling("max-membership-leak", check.max_membership)
         yield from self.privacy.judge(strategy)
         if gan.method != "stylegan2-ada":
             return
         if (averaged := gan.least_averaged) is not None:
-            fewest = min(averaged, check.min_class_images)
-            yield at_least("release.min-averaged", fewest, release.min_averaged)
-        yield at_least("release.min-privacy-weight", gan.privacy_weight, release.min_privacy_weight)
+            yield release.ruling("min-averaged", min(averaged, check.min_class_images))
+        yield release.ruling("min-privacy-weight", gan.privacy_weight)
         yield Ruling(
             "release.allow-without-privacy",
             "a buffer without it" if release.allow_without_privacy else "a privacy-weight above 0",
@@ -372,9 +373,9 @@ class Policy:
             gan.privacy_weight > 0 or release.allow_without_privacy,
         )
         trained = chosen_preset(gan.preset, gan.iterations).most_iterations
-        yield at_most("release.max-gan-iterations", trained, release.max_gan_iterations)
+        yield release.ruling("max-gan-iterations", trained)
 
-    def of_embeddings(self, settings: Settings) -> str:
+    def embeddings_sentence(self, settings: Settings) -> str:
         """Whether embeddings that a run asks for may leave, as a sentence; empty if it does not.
 
         A hospital takes part in such a run all the same, and keeps them.
@@ -395,16 +396,6 @@ class Policy:
         """
         for ruling in self.judge(settings):
             uphold(ruling)
-
-
-def at_most(rule: str, asked: float, limit: float) -> Ruling:
-    """The ruling of a rule that is an upper limit."""
-    return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
-
-
-def at_least(rule: str, asked: float, limit: float) -> Ruling:
-    """The ruling of a rule that is a lower limit."""
-    return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
 
 
 def explain(rulings: Sequence[Ruling]) -> str:
@@ -434,6 +425,11 @@ def uphold(ruling: Ruling) -> None:
     """Raise a `PolicyError` if the rule does not allow it."""
     if not ruling.holds:
         raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
+
+
+@cache
+def _default_rules() -> dict[str, Any]:
+    return _rules(DEFAULTS.read_text("utf-8"))
 
 
 def _rules(text: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from client_app.authority.node_config import OwnError
-from client_app.authority.policy import PrivacyRules, at_most, uphold
+from client_app.authority.policy import PrivacyRules
 from client_app.store import own_folder
 from strategies.protocol.files import read_text
 from strategies.protocol.shapes import from_json
@@ -69,9 +69,9 @@ class Account:
         with FileLock(self.path.with_suffix(".lock")):
             total = epsilon([*self.read(), spent], delta)
             if rules:
-                uphold(at_most("privacy.max-delta", delta, rules.max_delta))
+                rules.uphold("max-delta", delta)
                 # The bound of dp-accounting is the last digits' worth above the exact value.
-                uphold(at_most("privacy.max-epsilon", round(total, 3), rules.max_epsilon))
+                rules.uphold("max-epsilon", round(total, 3))
             with open(self.path, "a", encoding="utf-8", opener=_for_owner) as file:
                 file.write("\n" + json.dumps(asdict(spent)))  # not on a line that was cut off
                 file.flush()

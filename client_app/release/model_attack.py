@@ -21,7 +21,7 @@ from torch import nn
 from audit.membership import exceeds
 from audit.model import Predictions, audit_model
 from audit.report import Report
-from client_app.authority.policy import ModelRules, at_most, uphold
+from client_app.authority.policy import ModelRules
 from client_app.request import Request, log_once
 from learning.evaluation import probabilities
 from learning.samples import Samples
@@ -58,7 +58,7 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
         report = audit_model(members, others, limit, SEEDS if last else 0, EPOCHS)
     _note(request, label, report)
     for each in report.leaks:
-        uphold(at_most(RULE, each.high if exceeds(each, limit) else 0.0, limit))
+        rules.uphold("max-membership", each.high if exceeds(each, limit) else 0.0)
 
 
 def _predictions(network: nn.Module, part: Samples, deadline: float) -> Predictions:

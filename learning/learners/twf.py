@@ -241,6 +241,6 @@ def _fit(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
     head = {id(each) for each in last_layer(network).parameters()}
     kept = {name for name, each in network.named_parameters() if id(each) in head}
     own = {name: each for name, each in network.state_dict().items() if name not in kept}
-    fitting = {k: weights[k] for k in own if k in weights and weights[k].shape == own[k].shape}
-    network.load_state_dict(fitting, strict=False)
-    return [name for name in own if name not in fitting]
+    condition = {k: weights[k] for k in own if k in weights and weights[k].shape == own[k].shape}
+    network.load_state_dict(condition, strict=False)
+    return [name for name in own if name not in condition]

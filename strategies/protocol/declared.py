@@ -39,15 +39,27 @@ def declared(table: type[TableT]) -> type[TableT]:
     return dataclass(table, frozen=True, config=_CONFIG)  # type: ignore[return-value]
 
 
-def fitting(fits: Callable[[Any], bool], allowed: str) -> AfterValidator:
-    """An annotation of values that a function lets through, and that are called `allowed`."""
+def condition(fits: Callable[[Any], object], allowed: str) -> AfterValidator:
+    """An annotation of values that a function lets through; in words they are `allowed`."""
 
-    def checked(value: Any) -> Any:
+    def check(value: Any) -> Any:
         if not fits(value):
             raise ValueError(allowed)
         return value
 
-    return AfterValidator(checked)
+    return AfterValidator(check)
+
+
+def choice(names: Iterable[str]) -> AfterValidator:
+    """An annotation of names of which a table lists some."""
+    known = list(names)
+
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"known names{near_miss(name, known).rstrip('.')}")
+        return name
+
+    return AfterValidator(check)
 
 
 Count = Annotated[int, Field(ge=0, le=MOST)]

@@ -32,8 +32,8 @@ from strategies.protocol.declared import (
     Share,
     ShareBelowOne,
     TwoOrMore,
+    condition,
     declared,
-    fitting,
     keys_of,
     near_miss,
     read,
@@ -78,7 +78,7 @@ def are_numbers(text: str, lowest: int) -> bool:
 def numbers(lowest: int) -> AfterValidator:
     """An annotation of texts that are empty, or whole numbers separated by commas."""
     allowed = f"numbers of {lowest} or more, separated by commas, such as '32,8', or empty"
-    return fitting(lambda text: not text or are_numbers(text, lowest), allowed)
+    return condition(lambda text: not text or are_numbers(text, lowest), allowed)
 
 
 def is_path(text: str) -> bool:
@@ -107,11 +107,11 @@ def _are_seconds(text: str) -> bool:
 
 OptionalFile = Annotated[
     str,
-    fitting(lambda text: not text or Path(text).is_absolute(), "an absolute path, or empty"),
+    condition(lambda text: not text or Path(text).is_absolute(), "an absolute path, or empty"),
 ]
 _PLACE = "an absolute path, or one that starts with ~"
 _OptionalPlace = Annotated[
-    str, fitting(lambda text: not text or is_path(text), f"{_PLACE}, or empty")
+    str, condition(lambda text: not text or is_path(text), f"{_PLACE}, or empty")
 ]
 _Threads = Annotated[int, Field(ge=1, le=1024)]
 
@@ -121,7 +121,7 @@ class DPSettings:
     """Training with a guarantee, by DP-SGD: the keys `train.dp.*`."""
 
     noise_multiplier: Annotated[
-        Amount, fitting(lambda noise: noise == 0 or noise >= 0.1, "0, or 0.1 or more")
+        Amount, condition(lambda noise: noise == 0 or noise >= 0.1, "0, or 0.1 or more")
     ]
     clipping_norm: AboveZero
     delta: Probability
@@ -178,7 +178,7 @@ class EvaluateSettings:
     every: OneOrMore
     epochs: bool
     cross: Annotated[
-        bool | str, fitting(_is_cross, "true or false, or 'sample:' and a number of 2 or more")
+        bool | str, condition(_is_cross, "true or false, or 'sample:' and a number of 2 or more")
     ]
     ensemble: bool
     per_class: bool
@@ -231,7 +231,7 @@ class ReleaseSettings:
     max_membership: Share
     untested: bool
     shadow_generators: Annotated[
-        Count, fitting(lambda number: number % 2 == 0, "0, or an even number")
+        Count, condition(lambda number: number % 2 == 0, "0, or an even number")
     ]
 
 
@@ -241,7 +241,7 @@ class MLPSettings:
 
     hidden: Annotated[
         str,
-        fitting(
+        condition(
             lambda text: are_numbers(text, 1),
             "widths of 1 or more, separated by commas, such as '256,256'",
         ),
@@ -261,7 +261,7 @@ class AsyncSettings:
     tests: Literal["next", "idle"]
     seconds: Annotated[
         str,
-        fitting(_are_seconds, "numbers above 0, separated by commas, such as '1,1,20', or empty"),
+        condition(_are_seconds, "numbers above 0, separated by commas, such as '1,1,20', or empty"),
     ]
     replay: _OptionalPlace
 
@@ -291,13 +291,13 @@ class Settings:
     test_balanced: bool
     test_per_class: Annotated[str, numbers(1)]
     validation_fraction: ShareBelowOne
-    num_folds: Annotated[Count, fitting(lambda number: number != 1, "0, or 2 or more")]
+    num_folds: Annotated[Count, condition(lambda number: number != 1, "0, or 2 or more")]
     fold: Count
     max_quarantined: ShareBelowOne
     model: str
     pretrained: Annotated[
         str,
-        fitting(
+        condition(
             lambda text: text in ("", "imagenet") or Path(text).is_absolute(),
             "imagenet, an absolute path, or empty",
         ),
@@ -310,7 +310,7 @@ class Settings:
     cpu_threads: _Threads
     workers: Annotated[int, Field(ge=-1, le=1024)]
     baseline: Literal["", "standalone"]
-    output_dir: Annotated[str, fitting(is_path, _PLACE)]
+    output_dir: Annotated[str, condition(is_path, _PLACE)]
     tracking: str
     wire_dtype: Literal["float32", "float16"]
     sealed: bool

@@ -298,7 +298,7 @@ def test_real_hospitals_keep_the_final_models(run):
 def test_an_unknown_word_is_refused():
     with pytest.raises(OwnError) as refusal:
         open_hospital(context(0, 2, run_config(), keep="all"))
-    assert "'keep' is 'all'; it must be: final, visits, none" in refusal.value.explain()
+    assert "'keep' is 'all'; it must be one of final, visits, none" in refusal.value.explain()
 
 
 def test_a_hospital_opens_the_server_s_parcels_with_its_own_key(run, call):
