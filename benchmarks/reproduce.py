@@ -56,7 +56,7 @@ from server_app.summary import Summary
 from strategies.protocol.console import duration
 from strategies.protocol.files import read_by_hand, read_json
 from strategies.protocol.run_config import read_config
-from strategies.protocol.settings import Settings, SettingsError, defaults, merged
+from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.registry import strategy_of
 from warm.workers import Workers
 
@@ -282,7 +282,7 @@ def _check_keys(where: str, found: Mapping[str, Any], known: Sequence[str]) -> N
 def _values(text: str) -> tuple[str, list[Any]]:
     """A setting and its values, read as its default is."""
     key, _, values = text.partition("=")
-    merged({key: values})  # refuses a name that is unknown
+    complete({key: values})  # refuses a name that is unknown
     return key, [
         _value(defaults()[key], each) for each in next(csv.reader([values], quotechar="'"))
     ]
@@ -316,7 +316,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
         own = {**flatten_dict(described.get("settings")), **flatten_dict(row.get("settings"))}
         settings = {key: _filled_in(value, data) for key, value in own.items()}
         try:
-            strategy_of(Settings.parse(merged({**settings, **first.settings})))
+            strategy_of(Settings.parse(complete({**settings, **first.settings})))
         except SettingsError as error:
             raise TableError(f"Row '{row['name']}': {error}") from error
         paper = {
@@ -339,7 +339,7 @@ def checked(described: Mapping[str, Any], data: Sequence[Path]) -> Table:
 
 def _check_here(row: Row, repeat: Repeat, output: Path) -> None:
     """Check also what a row needs of this machine."""
-    config = merged({**row.settings, **repeat.settings, "output-dir": str(output)})
+    config = complete({**row.settings, **repeat.settings, "output-dir": str(output)})
     try:
         check(config, hospitals=row.hospitals)
     except SettingsError as error:

@@ -22,7 +22,7 @@ from benchmarks.losses import NONE, Losses, UnreliableGrid
 from deploy.supervisor import flower
 from server_app.app import app
 from server_app.launch import COMPLETED, STARTED, status_of
-from strategies.protocol.settings import merged
+from strategies.protocol.settings import complete
 from warm.workers import Workers
 
 APP = Path(__file__).parents[1]
@@ -152,7 +152,7 @@ def run_warm(
         RunFailed: Says why.
     """
     folders_before = set(output_dir.glob("*"))
-    config = merged({**USUAL, **settings, "output-dir": str(output_dir)})
+    config = complete({**USUAL, **settings, "output-dir": str(output_dir)})
     for identity in ("task_id", "run_id", "node_id"):  # Flower makes messages only inside a run
         setattr(TaskIdentity, identity, 0)
     try:

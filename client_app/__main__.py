@@ -18,7 +18,7 @@ from client_app.authority.policy import Policy, PolicyError, explain, write_poli
 from client_app.store import DEFAULT, own_draft
 from strategies.protocol.names import check_name
 from strategies.protocol.run_config import changes_of
-from strategies.protocol.settings import Settings, SettingsError, merged
+from strategies.protocol.settings import Settings, SettingsError, complete
 from strategies.protocol.text import Screen
 
 
@@ -194,7 +194,7 @@ def _run_config(text: str | None) -> dict[str, object]:
     Raises:
         SettingsError: They cannot be read, or there is no setting of a name.
     """
-    return merged(changes_of([text] if text else []))
+    return complete(changes_of([text] if text else []))
 
 
 if __name__ == "__main__":

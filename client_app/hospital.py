@@ -12,7 +12,7 @@ from torch import nn
 
 from client_app.authority.identity import secret_of
 from client_app.authority.limits import check_model
-from client_app.authority.node_config import NodeConfig, is_simulated, own_config, with_own
+from client_app.authority.node_config import NodeConfig, combined_settings, is_simulated, own_config
 from client_app.authority.policy import MachineRules, Policy, PolicyError
 from client_app.datasets import LocalData, check_all_named, open_data, open_public
 from client_app.datasets.own import LISTINGS, own_data
@@ -27,9 +27,9 @@ from strategies.protocol.settings import (
     PUBLIC,
     Settings,
     SettingsError,
-    in_turn,
     require,
     rng_for,
+    turn_value,
 )
 
 
@@ -221,7 +221,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         settings=settings,
         data=data,
         device=device,
-        model=own.model or in_turn(settings.model, index),
+        model=own.model or turn_value(settings.model, index),
         partitions=hospitals,
         store=folder,
         identity=Path(own.identity or store / name / "identity").expanduser(),
@@ -241,10 +241,14 @@ def _own_settings(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: Policy | None
 ) -> Settings:
     """The run's settings, with what this hospital sets itself."""
-    settings = with_own(run_config, node_config)
+    settings = combined_settings(run_config, node_config)
     if policy is None:
         index = int(node_config["partition-id"])
-        return replace(settings, train=settings.train.at(index), gan=settings.gan.at(index))
+        return replace(
+            settings,
+            train=settings.train.hospital_settings(index),
+            gan=settings.gan.hospital_settings(index),
+        )
     for key in OWN_FILES:
         file = str(run_config[key]).removeprefix(PUBLIC)
         if key not in node_config and Path(file).is_absolute():

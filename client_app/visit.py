@@ -102,7 +102,7 @@ class Visit:
                 raise ParcelError("The order is to train for no epoch, or on no image.")
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
-            in_round = settings.train.in_round(order.round)
+            in_round = settings.train.round_settings(order.round)
             private, spent = None, {}
             if in_round.dp.noise_multiplier:
                 private, spent["epsilon-spent"] = _private_steps(request, in_round, self.network)

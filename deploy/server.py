@@ -210,10 +210,10 @@ def _check(folder: Path, run_config: str | None) -> None:
     """
     from server_app.check import check  # takes a second
     from strategies.protocol.run_config import changes_of
-    from strategies.protocol.settings import SettingsError, merged
+    from strategies.protocol.settings import SettingsError, complete
 
     try:
-        settings = check(merged(changes_of([run_config] if run_config else [])), simulated=False)
+        settings = check(complete(changes_of([run_config] if run_config else [])), simulated=False)
     except SettingsError as error:
         raise DeployError(str(error)) from error
     names, wanted = sorted(name for name, *_ in hospitals_of(folder)), settings.min_hospitals

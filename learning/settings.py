@@ -17,7 +17,7 @@ from strategies.protocol.declared import (
     ShareBelowOne,
     TwoOrMore,
     condition,
-    declared,
+    declare,
 )
 from strategies.protocol.settings import PUBLIC
 
@@ -30,7 +30,7 @@ def is_public(chosen: str) -> bool:
     return chosen.startswith(PUBLIC) and Path(chosen.removeprefix(PUBLIC)).is_absolute()
 
 
-@declared
+@declare
 class CWCSettings:
     """Cyclical weight consolidation: the keys `cwc.*`."""
 
@@ -40,14 +40,14 @@ class CWCSettings:
     damping: AboveZero  # ξ
 
 
-@declared
+@declare
 class FedProxSettings:
     """FedProx: the keys `fedprox.*`."""
 
     mu: Amount
 
 
-@declared
+@declare
 class EmbeddingSettings:
     """What FIL-VER's hospitals do: of the keys `filver.*`."""
 
@@ -55,28 +55,28 @@ class EmbeddingSettings:
     beta: Amount
 
 
-@declared
+@declare
 class RehearsalSettings:
     """Naive rehearsal: the keys `rehearsal.*`."""
 
     share: ShareAboveZero
 
 
-@declared
+@declare
 class ReplaySettings:
     """The weight of FedER's buffer: one of the keys `feder.*`."""
 
     replay_weight: ShareBelowOne  # 1 − λ
 
 
-@declared
+@declare
 class BatchNormSettings:
     """How FedRewind trains BatchNorm: one of the keys `rewind.*`."""
 
     batch_norm: Literal["train", "reference"]
 
 
-@declared
+@declare
 class PrototypeSettings:
     """PASS, and of FedSpace what it shares with it: the keys `pass.*`."""
 
@@ -84,14 +84,14 @@ class PrototypeSettings:
     prototype_weight: Amount  # λ
 
 
-@declared
+@declare
 class RepresentationSettings:
     """What FedSpace's hospitals do: of the keys `fedspace.*`."""
 
     representation_weight: Amount  # λ_R
 
 
-@declared
+@declare
 class ReservoirSettings:
     """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
 
@@ -100,7 +100,7 @@ class ReservoirSettings:
     batch_size: TwoOrMore
 
 
-@declared
+@declare
 class DERppSettings:
     """DER++: the keys `derpp.*`."""
 
@@ -108,7 +108,7 @@ class DERppSettings:
     beta: Amount
 
 
-@declared
+@declare
 class LwFSettings:
     """Learning without forgetting: the keys `lwf.*`."""
 
@@ -116,7 +116,7 @@ class LwFSettings:
     warm_up: Annotated[int, Field(ge=0, le=100)]
 
 
-@declared
+@declare
 class OnlineEWCSettings:
     """Online EWC: the keys `oewc.*`."""
 
@@ -124,7 +124,7 @@ class OnlineEWCSettings:
     decay: Share  # γ
 
 
-@declared
+@declare
 class MAHSettings:
     """Most activated heads: the keys `mah.*`."""
 
@@ -133,7 +133,7 @@ class MAHSettings:
     ]
 
 
-@declared
+@declare
 class TwFSettings:
     """Transfer without forgetting: the keys `twf.*`."""
 
@@ -152,7 +152,7 @@ class TwFSettings:
     teacher_epochs: OneOrMore
 
 
-@declared
+@declare
 class SERSettings:
     """Saliency-driven experience replay: the keys `ser.*`."""
 

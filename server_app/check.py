@@ -21,7 +21,7 @@ from strategies.engine.in_order import read_turns
 from strategies.protocol.classes import outputs
 from strategies.protocol.may_leave import OWN_FILES
 from strategies.protocol.run_config import changes_of, read_config
-from strategies.protocol.settings import PUBLIC, Settings, SettingsError, merged, require
+from strategies.protocol.settings import PUBLIC, Settings, SettingsError, complete, require
 from strategies.registry import strategy_of
 
 # How the setting `dataset` begins (client_app.datasets.DATASETS), and what comes then.
@@ -56,7 +56,7 @@ def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
     Raises:
         SettingsError: As `check` does; or the texts cannot be read.
     """
-    settings = check(merged(changes_of(texts)), hospitals=hospitals)
+    settings = check(complete(changes_of(texts)), hospitals=hospitals)
     for notice in notices(settings, strategy_of(settings), simulated=True):
         print(notice)
     print(

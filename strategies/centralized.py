@@ -21,11 +21,11 @@ from strategies.cwt_serial import CWTSerial
 from strategies.engine.state import State
 from strategies.engine.visit import Visit
 from strategies.feder import FedERSettings
-from strategies.protocol.declared import declared
+from strategies.protocol.declared import declare
 from strategies.protocol.settings import Settings
 
 
-@declared
+@declare
 class CentralizedSettings:
     """The keys `centralized.*`."""
 

@@ -30,7 +30,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.strategy import RunError, Strategy
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
-from strategies.protocol.declared import Count, declared
+from strategies.protocol.declared import Count, declare
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 
@@ -38,7 +38,7 @@ from strategies.protocol.settings import Settings, require, rng_for
 CARRIED = frozenset({"mah", "twf"})
 
 
-@declared
+@declare
 class FedAvgSettings:
     """What the average does: the keys `fedavg.*`, for all methods that average."""
 
@@ -117,11 +117,11 @@ class FedAvg(Strategy):
         mean = state.models[GLOBAL]
         if trained:
             last = mean.parcel  # that nobody refused in this round
-            mean = build_global(state, trained[0], self.merged(state, trained), state.round)
+            mean = build_global(state, trained[0], self.merge(state, trained), state.round)
             mean = replace(mean, good=last)
         state.models = {GLOBAL: mean}
 
-    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
+    def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The records of the global model, from the copies that were trained."""
         return {"model": average(state, trained, self.equal)}
 

@@ -30,11 +30,11 @@ from strategies.engine.state import State
 from strategies.engine.strategy import HandsOn
 from strategies.engine.topology import random_ring, stay
 from strategies.engine.visit import Visit
-from strategies.protocol.declared import Count, declared
+from strategies.protocol.declared import Count, declare
 from strategies.protocol.settings import Settings, require, rng_for
 
 
-@declared
+@declare
 class FedERSettings:
     """What is handed on: of the keys `feder.*`."""
 

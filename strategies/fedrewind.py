@@ -41,7 +41,7 @@ from strategies.engine.topology import GLOBAL, derangement
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg
 from strategies.fedspace import FedSpace
-from strategies.protocol.declared import declared
+from strategies.protocol.declared import declare
 from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
@@ -54,7 +54,7 @@ BASES: dict[str, type[Strategy]] = {
 }
 
 
-@declared
+@declare
 class RewindSettings:
     """What is rewound, how far and where to: of the keys `rewind.*`."""
 

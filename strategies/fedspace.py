@@ -31,7 +31,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg, cast, network
-from strategies.protocol.declared import ShareAboveZero, declared
+from strategies.protocol.declared import ShareAboveZero, declare
 from strategies.protocol.parcel import Layout, pack
 from strategies.protocol.prototypes import check_prototypes
 from strategies.protocol.records import ParcelError
@@ -40,7 +40,7 @@ from strategies.protocol.settings import Settings
 Arrays = dict[str, NDArray[Any]]
 
 
-@declared
+@declare
 class FedSpaceSettings:
     """What the server keeps of a round: of the keys `fedspace.*`."""
 
@@ -83,9 +83,9 @@ class FedSpace(FedAvg):
         kept = state.shelf.get(state.models[GLOBAL].parcel).array_records.get("memory")
         return {"memory": kept} if kept else {}
 
-    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
+    def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The average mixed with the model before, and the prototypes."""
-        mean, before = super().merged(state, trained)["model"], network(state, state.models[GLOBAL])
+        mean, before = super().merge(state, trained)["model"], network(state, state.models[GLOBAL])
         b = self.own.mix
         mixed = {
             name: cast(b * mean[name].numpy() + (1 - b) * array.numpy(), array.dtype)

@@ -41,7 +41,7 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, build_global
-from strategies.protocol.declared import Count, OneOrMore, condition, declared
+from strategies.protocol.declared import Count, OneOrMore, condition, declare
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
 
@@ -55,7 +55,7 @@ def _names_images(chosen: str) -> bool:
     )
 
 
-@declared
+@declare
 class FilVerSettings:
     """What is pretrained, what is sent, and what the server does: of the keys `filver.*`."""
 
@@ -146,10 +146,10 @@ class FilVer(FedAvg):
             alone = pack({"embeddings": sent}, state.shelf.label(parcel))
             state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
-    def merged(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
+    def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
         """The average (Eq. 1) after `server-steps` steps on embeddings (SST), if there are any."""
         # An average of the encoder may differ from it in the last bit.
-        mean = super().merged(state, trained)["model"]
+        mean = super().merge(state, trained)["model"]
         network = ArrayRecord({**mean, **state.encoder_arrays})
         if not (state.embeddings and self.own.server_steps):
             return {"model": network}

@@ -25,7 +25,7 @@ from benchmarks.reproduce import (
     run_missing,
 )
 from benchmarks.simulation import RunFailed
-from strategies.protocol.settings import merged
+from strategies.protocol.settings import complete
 from tests.fakes import run_config, write_archive
 from warm.workers import Workers
 
@@ -72,7 +72,7 @@ class Runs:
         self.done.append((settings["strategy"], settings["seed"]))
         result = output_dir / f"time-{len(self.done)}"
         result.mkdir(parents=True)
-        config = merged({**settings, "output-dir": str(output_dir)})
+        config = complete({**settings, "output-dir": str(output_dir)})
         (result / "config.toml").write_text(tomli_w.dumps(nested(config)))
         shift = 0.1 * settings["seed"]  # so that seeds differ
         summary = {

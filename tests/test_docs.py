@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from server_app.check import check
 from strategies.protocol.run_config import changes_of
-from strategies.protocol.settings import merged
+from strategies.protocol.settings import complete
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
@@ -69,7 +69,7 @@ for wrong in ({"patient__period": 0}, {"patient__smoothing": 1.0}):
         raise AssertionError(wrong)
 
 from server_app.check import check
-from strategies.protocol.settings import merged
+from strategies.protocol.settings import complete
 for key, value, words in (
     ("smothing", 0.1, "did you mean 'patient.smoothing'"),
     ("smoothing", "much", "must be a number"),
@@ -78,7 +78,7 @@ for key, value, words in (
     ("period", 0, "1 or more"),
 ):
     try:
-        check(merged({"strategy": "patient", f"patient.{key}": value}))
+        check(complete({"strategy": "patient", f"patient.{key}": value}))
     except ValueError as error:
         assert words in str(error), error
     else:
@@ -181,7 +181,7 @@ def test_the_images_and_the_settings_of_the_tutorial_fit_together(tmp_path, monk
     first, more = re.findall(r'^SETTINGS="(.*)"$', page, re.MULTILINE)
     text = more.replace("$SETTINGS", first)
     for method in ("", " strategy='standalone'"):
-        assert check(merged(changes_of([text + method])), hospitals=2).num_server_rounds == 5
+        assert check(complete(changes_of([text + method])), hospitals=2).num_server_rounds == 5
 
 
 def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):

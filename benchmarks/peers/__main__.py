@@ -36,7 +36,7 @@ from benchmarks.peers.ours import settings_of
 from benchmarks.simulation import APP
 from client_app.datasets import open_data
 from learning.samples import Samples
-from strategies.protocol.settings import Settings, merged
+from strategies.protocol.settings import Settings, complete
 
 ADAPTERS = Path(__file__).parent / "adapters"
 TITLES = ("work", "hospitals", "who", "s a round", "start-up, s", "GB", "KB a visit", "accuracy")
@@ -163,7 +163,7 @@ def _ready(command: Sequence[str]) -> None:
 
 def write_parts(job: dict[str, Any], data: Path, file: Path) -> None:
     """Write the images of all hospitals as this app cuts them, as bytes: [n, 784]."""
-    settings = Settings.parse(merged(settings_of(job, data)))
+    settings = Settings.parse(complete(settings_of(job, data)))
     own = [open_data(settings, k, job["hospitals"]) for k in range(job["hospitals"])]
     arrays = {}
     for hospital, part in enumerate(own):

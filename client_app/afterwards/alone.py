@@ -99,7 +99,7 @@ def _trained(hospital: Hospital) -> nn.Module:
     for number in range(1, rounds + 1):
         learner = Learner(network, hospital.data.train, settings, Received())
         rng = rng_for(settings.seed, "visit", number, 1, hospital.name)
-        in_round = settings.train.in_round(number)
+        in_round = settings.train.round_settings(number)
         train(learner, in_round, settings.train.epochs, rng, math.inf, progress=pace)
     return network
 

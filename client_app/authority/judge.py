@@ -59,7 +59,7 @@ class Judge:
                 self.loss, loss_of(self.network, self.images)
             )
         if flaw:
-            rate = request.hospital.settings.train.in_round(request.order.round).learning_rate
+            rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate
             raise DivergedError(
                 f"Training at '{request.hospital.name}' in round {request.order.round} blew up and "
                 f"nothing of it was sent: {flaw}. Lower train.learning-rate there (it is {rate:g})."

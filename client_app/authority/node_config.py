@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from flwr.app import Context
 
-from strategies.protocol.declared import Count, condition, declared, keys_of, near_miss, read
+from strategies.protocol.declared import Count, condition, declare, keys_of, near_miss, read
 from strategies.protocol.may_leave import OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
@@ -46,7 +46,7 @@ _Kept = Annotated[
 ]
 
 
-@declared
+@declare
 class NodeConfig:
     """The keys of a node-config, beside the settings of a run that a hospital may set itself.
 
@@ -97,7 +97,7 @@ class NodeConfig:
         return own
 
 
-def with_own(run_config: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
+def combined_settings(run_config: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
     """The settings of a run, with those that the hospital sets itself; `model` is its own alone.
 
     Raises:

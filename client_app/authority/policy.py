@@ -28,7 +28,7 @@ from strategies.protocol.declared import (
     TwoOrMore,
     choice,
     condition,
-    declared,
+    declare,
     near_miss,
     read,
 )
@@ -122,7 +122,7 @@ _Private = Annotated[str, choice(("training", "buffers", "sums"))]
 _Figure = Annotated[str, choice(FIGURES)]
 
 
-@declared
+@declare
 class CodeRules(Rules):
     """The table `code`."""
 
@@ -130,7 +130,7 @@ class CodeRules(Rules):
     approved: list[_Hash]
 
 
-@declared
+@declare
 class RunRules(Rules):
     """The table `runs`."""
 
@@ -143,7 +143,7 @@ class RunRules(Rules):
     max_visits: Count
 
 
-@declared
+@declare
 class ImageRules(Rules):
     """The table `images`."""
 
@@ -158,7 +158,7 @@ class ImageRules(Rules):
     min_batch: TwoOrMore
 
 
-@declared
+@declare
 class ModelRules(Rules):
     """The table `models`."""
 
@@ -167,7 +167,7 @@ class ModelRules(Rules):
     max_membership: Share
 
 
-@declared
+@declare
 class ReleaseRules(Rules):
     """The table `release`."""
 
@@ -185,7 +185,7 @@ class ReleaseRules(Rules):
     allow_untested: bool
 
 
-@declared
+@declare
 class EmbeddingRules(Rules):
     """The table `embeddings`."""
 
@@ -206,7 +206,7 @@ class EmbeddingRules(Rules):
             yield self.ruling("max-bits", figures.get("embedding-bits-most", math.nan))
 
 
-@declared
+@declare
 class PrivacyRules(Rules):
     """The table `privacy`."""
 
@@ -245,7 +245,7 @@ class PrivacyRules(Rules):
         yield most
 
 
-@declared
+@declare
 class FigureRules(Rules):
     """The table `figures`."""
 
@@ -256,7 +256,7 @@ class FigureRules(Rules):
     max_detailed: Count
 
 
-@declared
+@declare
 class MachineRules(Rules):
     """The table `machine`."""
 
@@ -265,7 +265,7 @@ class MachineRules(Rules):
     max_disk_gb: Amount
 
 
-@declared
+@declare
 class Policy:
     """All rules of a hospital."""
 

@@ -14,7 +14,7 @@ from client_app.authority.identity import Identity, secret_of
 from client_app.authority.ledger import path_of, read
 from client_app.authority.ledger_index import BrokenLedger, index_of, opened
 from client_app.authority.members import FIRST_USE, WHAT, member_line, read_members
-from client_app.authority.node_config import NodeConfig, OwnError, with_own
+from client_app.authority.node_config import NodeConfig, OwnError, combined_settings
 from client_app.authority.policy import DEFAULTS, Policy
 from client_app.authority.privacy_account import Account
 from client_app.store import DEFAULT, Store
@@ -34,7 +34,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
         OwnError: Names the file and line, or the key, the value and what is allowed.
     """
     own = NodeConfig.read(config)
-    with_own(defaults(), config)
+    combined_settings(defaults(), config)
     for key in OWN_FILES:
         file = Path(str(config.get(key, "")).removeprefix(PUBLIC))
         if file.is_absolute() and not file.is_file():

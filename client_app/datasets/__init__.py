@@ -26,7 +26,7 @@ from client_app.errors import DataError
 from client_app.store import DEFAULT
 from learning.samples import Samples
 from strategies.protocol.classes import alike, quoted
-from strategies.protocol.settings import Settings, in_turn
+from strategies.protocol.settings import Settings, turn_value
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 
@@ -89,7 +89,7 @@ def open_data(
             f"({', '.join(classes)}): give them one of these labels, or leave them out."
         )
     own = own[labels[own] >= 0]
-    per_class = int(in_turn(settings.test_per_class, hospital_index) or 0)
+    per_class = int(turn_value(settings.test_per_class, hospital_index) or 0)
     train, test = split(pool, labels, own, settings, hospital, per_class, secret)
     if too_few(train, test):
         raise DataError(

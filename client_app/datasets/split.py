@@ -54,7 +54,7 @@ def split(
     """
     seed = settings.seed
     if secret:
-        settings, per_class = fixed(settings), 0
+        settings, per_class = fixed_settings(settings), 0
         seed = int.from_bytes(hmac.digest(secret, b"split", "sha256"))
         labels, own = pool.labels, np.sort(own)  # the server numbers classes, and cuts the pool
         places = _places(pool, secret)
@@ -92,7 +92,7 @@ def split(
     return own[~held_out], own[held_out]
 
 
-def fixed(settings: Settings) -> Settings:
+def fixed_settings(settings: Settings) -> Settings:
     """The settings by which a real hospital is split, whatever a run says.
 
     Args:

@@ -9,7 +9,7 @@ its calibration error. Each count has normal noise with the standard deviation
     d m sqrt(TABLES · D) / TOLD
 
 and is a share of three digits. What leaves follows from these shares alone, and agrees with itself
-(client_app.authority.agreement). Here m is the most images that a patient has, and d how far
+(client_app.release.agreement). Here m is the most images that a patient has, and d how far
 one image can move a table, in Euclidean length: √2 for the answers, where one cell loses it and
 another gains it; 1; √(K − 1) for K classes; 2 for the numbers of images in bins and of right ones;
 and 2/n for the calibration error of n images. So all tables of D models, however they are made,
@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from client_app.authority.agreement import area_between, at_point, shared_out
 from client_app.authority.policy import PolicyError
+from client_app.release.agreement import area_between, share_at_point, share_out
 from client_app.release.disclosure import Disclosure, Noised, fingerprint
 from client_app.release.noise import COARSEST, TOLD
 from client_app.request import log_once
@@ -216,7 +216,7 @@ class Details:
         tables.add(CALIBRATION, min(max(error[0], 0.0), 1.0), 2 * width / sizes.sum())
         cells = np.zeros((count, count))
         for k in map(int, self._classes):
-            cells[k] = shared_out(answers[k] * sizes[k], sizes[k], first=k)
+            cells[k] = share_out(answers[k] * sizes[k], sizes[k], first=k)
         for k in map(int, self._classes):
             name, is_k = f"{RECALL}{k}", np.arange(count) == k
             tables.counts[f"images-of-class-{k}"] = sizes[k]
@@ -228,16 +228,18 @@ class Details:
             if np.isfinite(point := outcome.thresholds[k]):
                 share = found[k]
                 if width:
-                    share = at_point(share, cells[k, k] / sizes[k], point, count)
+                    share = share_at_point(share, cells[k, k] / sizes[k], point, count)
                 tables.add(f"{SENSITIVITY}{k}", share, width / sizes[k])
                 if others[k]:
                     share = taken[k]
                     if width:
-                        share = at_point(share, cells[~is_k, k].sum() / others[k], point, count)
+                        share = share_at_point(
+                            share, cells[~is_k, k].sum() / others[k], point, count
+                        )
                     noise = sqrt(count - 1) * width / others[k]
                     tables.add(f"{SPECIFICITY}{k}", 1 - share, noise)
-        images = shared_out(images * sizes.sum(), sizes.sum())
-        hits = shared_out(hits * sizes.sum(), np.trace(cells), images)
+        images = share_out(images * sizes.sum(), sizes.sum())
+        hits = share_out(hits * sizes.sum(), np.trace(cells), images)
         for b in np.flatnonzero(images):
             if tables.add(f"{IN_BIN}{b}", hits[b] / images[b], 2 * width / images[b]):
                 tables.counts[f"images-in-bin-{b}"] = images[b]

@@ -227,7 +227,7 @@ class Engine:
 
     def _seconds(self, hospital: str) -> float:
         """How long a visit takes there in virtual time."""
-        seconds = self.times.of_visits
+        seconds = self.times.visit_seconds
         return seconds[self.state.hospitals.index(hospital) % len(seconds)] if seconds else 0.0
 
     def _content(self, ordered: Ordered) -> Content:

@@ -34,7 +34,7 @@ _WORDS = {
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(Field,))
-def declared(table: type[TableT]) -> type[TableT]:
+def declare(table: type[TableT]) -> type[TableT]:
     """Make a class a frozen dataclass; a field's key is its name with dashes."""
     return dataclass(table, frozen=True, config=_CONFIG)  # type: ignore[return-value]
 

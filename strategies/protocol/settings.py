@@ -33,7 +33,7 @@ from strategies.protocol.declared import (
     ShareBelowOne,
     TwoOrMore,
     condition,
-    declared,
+    declare,
     keys_of,
     near_miss,
     read,
@@ -116,7 +116,7 @@ _OptionalPlace = Annotated[
 _Threads = Annotated[int, Field(ge=1, le=1024)]
 
 
-@declared
+@declare
 class DPSettings:
     """Training with a guarantee, by DP-SGD: the keys `train.dp.*`."""
 
@@ -127,7 +127,7 @@ class DPSettings:
     delta: Probability
 
 
-@declared
+@declare
 class TrainSettings:
     """How a hospital trains a model that visits it: the keys `train.*`."""
 
@@ -159,19 +159,19 @@ class TrainSettings:
         noise = self.dp.noise_multiplier
         require(not noise or learner == "plain", "train.dp.noise-multiplier", noise, allowed)
 
-    def in_round(self, server_round: int) -> "TrainSettings":
+    def round_settings(self, server_round: int) -> "TrainSettings":
         """Those of a round, whose learning rate may have been halved."""
         halved = server_round // self.halve_every if self.halve_every else 0
         rate = math.ldexp(self.learning_rate, -halved)
         return replace(self, learning_rate=rate or sys.float_info.min)
 
-    def at(self, hospital: int) -> "TrainSettings":
+    def hospital_settings(self, hospital: int) -> "TrainSettings":
         """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
-        size = in_turn(self.batch_sizes, hospital)
+        size = turn_value(self.batch_sizes, hospital)
         return replace(self, batch_size=int(size)) if size else self
 
 
-@declared
+@declare
 class EvaluateSettings:
     """When and how widely models are tested: the keys `evaluate.*`."""
 
@@ -189,7 +189,7 @@ class EvaluateSettings:
         return int(self.cross.removeprefix("sample:")) if isinstance(self.cross, str) else 0
 
 
-@declared
+@declare
 class GANSettings:
     """The hospitals' generative models: the keys `gan.*`."""
 
@@ -215,12 +215,12 @@ class GANSettings:
             return self.k
         return 2 if self.sampler.startswith("lci") else None
 
-    def at(self, hospital: int) -> "GANSettings":
+    def hospital_settings(self, hospital: int) -> "GANSettings":
         """Those of a simulated hospital, from 0: `clusters` are dealt out in turn."""
-        return replace(self, clusters=in_turn(self.clusters, hospital))
+        return replace(self, clusters=turn_value(self.clusters, hospital))
 
 
-@declared
+@declare
 class ReleaseSettings:
     """The check before synthetic images leave a hospital: the keys `release.*`."""
 
@@ -235,7 +235,7 @@ class ReleaseSettings:
     ]
 
 
-@declared
+@declare
 class MLPSettings:
     """The multi-layer perceptron: the keys `mlp.*`."""
 
@@ -253,7 +253,7 @@ class MLPSettings:
         return tuple(int(width) for width in self.hidden.split(","))
 
 
-@declared
+@declare
 class AsyncSettings:
     """How models move that do not move in rounds, and in what time: the keys `async.*`."""
 
@@ -266,12 +266,12 @@ class AsyncSettings:
     replay: _OptionalPlace
 
     @property
-    def of_visits(self) -> list[float]:
+    def visit_seconds(self) -> list[float]:
         """Seconds of virtual time that a visit takes at simulated hospitals, in turn."""
         return [float(each) for each in self.seconds.split(",")] if self.seconds else []
 
 
-@declared
+@declare
 class Settings:
     """All settings of a run."""
 
@@ -418,7 +418,7 @@ def defaults() -> dict[str, Any]:
     return {**flatten_dict(project["tool"]["flwr"]["app"]["config"])}
 
 
-def merged(changes: Mapping[str, Any]) -> dict[str, Any]:
+def complete(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of all settings with some changes.
 
     Raises:
@@ -448,7 +448,7 @@ def rng_for(
     return np.random.default_rng(int.from_bytes(hashlib.sha256(place).digest(), "big"))
 
 
-def in_turn(text: str, hospital: int) -> str:
+def turn_value(text: str, hospital: int) -> str:
     """What a simulated hospital, from 0, gets of values that are separated by commas."""
     values = [value.strip() for value in text.split(",")]
     return values[hospital % len(values)]

@@ -102,7 +102,7 @@ def test_changed_settings_are_refused_with_a_reason_or_can_be_judged(seed):
             assert explain(list(policy.judge(parsed)))
             for learner in LEARNERS.values():
                 learner.check(parsed)
-            parsed.train.at(1).in_round(2**40)
+            parsed.train.hospital_settings(1).round_settings(2**40)
             policy.check(parsed)
         except (SettingsError, PresetError, PolicyError):
             refused += 1

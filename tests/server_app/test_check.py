@@ -14,7 +14,7 @@ from server_app.check import check
 from server_app.notices import notices
 from server_app.results import Results
 from strategies.protocol.run_config import changes_of
-from strategies.protocol.settings import Settings, SettingsError, defaults, merged
+from strategies.protocol.settings import Settings, SettingsError, complete, defaults
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import NETWORKS, write_archive
 
@@ -28,7 +28,7 @@ def _home(tmp_path, monkeypatch):
 
 
 def judged(text, **how):
-    return check(merged(changes_of([text])), **how)
+    return check(complete(changes_of([text])), **how)
 
 
 def refused(text, **how):
@@ -162,7 +162,7 @@ def test_models_of_torchvision_are_known_by_name_and_by_the_images_they_take():
 
 
 def test_a_run_can_only_be_resumed_with_its_own_settings(tmp_path):
-    results, _ = Results.open(Settings.parse(merged({"output-dir": str(tmp_path)})))
+    results, _ = Results.open(Settings.parse(complete({"output-dir": str(tmp_path)})))
     resume = f"output-dir='{tmp_path}' resume='{results.path}'"
     assert "'resume' is" in refused(resume)  # nothing is kept yet
     (results.path / "checkpoint" / "state.json").touch()
@@ -178,7 +178,7 @@ def test_a_file_is_read_as_flower_reads_it(tmp_path):
     with pytest.raises(SettingsError, match="takes either"):
         changes_of([str(path), "seed=1"])
     assert changes_of([]) == {}
-    assert merged({}) == defaults()
+    assert complete({}) == defaults()
 
 
 @pytest.mark.parametrize(

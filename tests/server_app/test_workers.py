@@ -16,7 +16,7 @@ from server_app.runs import find
 from server_app.workers import WorkersGrid
 from strategies.engine.courier import Courier, Letter
 from strategies.protocol.may_leave import Failure
-from strategies.protocol.settings import Settings, merged
+from strategies.protocol.settings import Settings, complete
 from tests.fakes import context, metrics_of, models_of, run_config, run_here
 from warm import workers as warm_workers
 from warm.workers import Workers
@@ -38,7 +38,7 @@ def live(courier):
 
 @pytest.mark.slow
 def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
-    courier = Courier(WorkersGrid(workers, 4, merged({})))
+    courier = Courier(WorkersGrid(workers, 4, complete({})))
     assert courier.simulates
     assert courier.reachable() == {1, 2, 3, 4}
     assert live(courier) == {1: None, 2: None, 3: None, 4: None, 5: Failure.GONE}
@@ -46,7 +46,7 @@ def test_every_hospital_answers_and_one_that_is_unknown_is_gone(workers):
 
 @pytest.mark.slow
 def test_a_process_that_dies_costs_one_message(workers):
-    grid = WorkersGrid(workers, 4, merged({}))
+    grid = WorkersGrid(workers, 4, complete({}))
     for worker in workers.workers:
         os.kill(worker.process.pid, signal.SIGKILL)
     became = live(Courier(grid))
@@ -56,10 +56,10 @@ def test_a_process_that_dies_costs_one_message(workers):
 
 @pytest.mark.slow
 def test_what_a_run_has_left_under_way_is_no_answer_to_the_next(workers):
-    grid = WorkersGrid(workers, 4, merged({}))
+    grid = WorkersGrid(workers, 4, complete({}))
     before = {worker.process.pid for worker in workers.workers}
     grid.push_messages([Message(RecordDict(), 1, "query.live")])
-    again = WorkersGrid(workers, 4, merged({}))
+    again = WorkersGrid(workers, 4, complete({}))
     assert not workers.busy()
     assert len(before & {worker.process.pid for worker in workers.workers}) == 1
     assert set(live(Courier(again)).values()) == {None, Failure.GONE}
@@ -107,7 +107,7 @@ def test_by_default_each_core_computes_for_a_hospital(
     monkeypatch.setattr(module, "Workers", workers)
     monkeypatch.setattr(module, "WorkersGrid", type("Warm", (Grid,), {}))
     monkeypatch.setenv("RAY_ADDRESS", address)
-    chosen = Settings.parse(merged({}))
+    chosen = Settings.parse(complete({}))
     given: Any = Grid()
     with module._engine(given, chosen, context(0, 3, {})) as used:
         assert (used is given) == (not processes)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from strategies.protocol import settings as settings_module
-from strategies.protocol.settings import Settings, SettingsError, defaults, merged, rng_for
+from strategies.protocol.settings import Settings, SettingsError, complete, defaults, rng_for
 from strategies.protocol.streams import task_at
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import run_config
@@ -82,7 +82,7 @@ def test_all_wrong_values_are_named_at_once():
     with pytest.raises(
         SettingsError, match=r"'epochs'.* did you mean 'train.epochs'.*'modl'.*'model'"
     ):
-        merged({"epochs": 1, "modl": "mlp"})
+        complete({"epochs": 1, "modl": "mlp"})
 
 
 def test_a_long_value_is_shown_by_its_beginning_and_without_its_password():

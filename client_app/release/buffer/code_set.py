@@ -47,7 +47,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         seed=job.seed,
         deadline=job.deadline,
     )
-    clusters = gan.at(0).clusters  # a real hospital takes the first
+    clusters = gan.hospital_settings(0).clusters  # a real hospital takes the first
     choice = Choice(int(clusters or 0), gan.k, gan.kl)
     codes = CODE_SETS[gan.sampler](source, choice)()
     if gan.sampler != "linear":  # which needs no projection

@@ -10,7 +10,7 @@ Floats = NDArray[np.float64]
 HALVINGS = 60  # of the interval that holds the shift
 
 
-def shared_out(
+def share_out(
     counts: Floats, total: float, most: float | Floats = np.inf, first: int | None = None
 ) -> Floats:
     """The whole numbers that add up to a total and are nearest to noised counts.
@@ -26,7 +26,7 @@ def shared_out(
     """
     if first is not None:
         own = float(np.rint(np.clip(counts[first], 0, total)))
-        others: Floats = shared_out(np.delete(counts, first), total - own)
+        others: Floats = share_out(np.delete(counts, first), total - own)
         return np.insert(others, first, own)
     if not len(counts):
         return counts
@@ -42,7 +42,7 @@ def shared_out(
     return whole
 
 
-def at_point(share: float, answered: float, point: float, classes: int) -> float:
+def share_at_point(share: float, answered: float, point: float, classes: int) -> float:
     """The share of images to which a model gives a class at least the probability `point`.
 
     Args:
