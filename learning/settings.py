@@ -3,7 +3,6 @@
 Hospitals judge them when they enrol, and `python -m server_app check` before.
 """
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,18 +15,13 @@ from strategies.protocol.declared import (
     ShareAboveZero,
     ShareBelowOne,
     TwoOrMore,
-    condition,
     declare,
+    pattern,
 )
 from strategies.protocol.settings import PUBLIC
 
 CONTRAST = "contrast"  # the stand-in for a saliency oracle (learning/learners/ser.py)
 _ARCHIVE = f"{PUBLIC}<absolute npz file>"
-
-
-def is_public(chosen: str) -> bool:
-    """Whether a setting names a file of public images."""
-    return chosen.startswith(PUBLIC) and Path(chosen.removeprefix(PUBLIC)).is_absolute()
 
 
 @declare
@@ -128,9 +122,7 @@ class OnlineEWCSettings:
 class MAHSettings:
     """Most activated heads: the keys `mah.*`."""
 
-    auxiliary: Annotated[
-        str, condition(lambda chosen: not chosen or is_public(chosen), f"{_ARCHIVE}, or empty")
-    ]
+    auxiliary: Annotated[str, pattern("(public:/.*)?", f"{_ARCHIVE}, or empty")]
 
 
 @declare
@@ -142,13 +134,7 @@ class TwFSettings:
     propagation: Amount  # λ_FP
     mask_replay: Amount
     diversity: Amount  # λ of L_AUX
-    teacher: Annotated[
-        str,
-        condition(
-            lambda chosen: not chosen or Path(chosen).is_absolute() or is_public(chosen),
-            f"an absolute file, {_ARCHIVE}, or empty",
-        ),
-    ]
+    teacher: Annotated[str, pattern("((public:)?/.*)?", f"an absolute file, {_ARCHIVE}, or empty")]
     teacher_epochs: OneOrMore
 
 
@@ -156,11 +142,5 @@ class TwFSettings:
 class SERSettings:
     """Saliency-driven experience replay: the keys `ser.*`."""
 
-    oracle: Annotated[
-        str,
-        condition(
-            lambda chosen: chosen == CONTRAST or Path(chosen).is_absolute(),
-            f"{CONTRAST}, or an absolute npz file",
-        ),
-    ]
+    oracle: Annotated[str, pattern("contrast|/.*", f"{CONTRAST}, or an absolute npz file")]
     learning_rate: AboveZero

@@ -31,7 +31,6 @@ The hospital's half: learning/learners/fil_ver.py. The encoder travels to each h
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import INFO
-from pathlib import Path
 from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
@@ -41,18 +40,14 @@ from strategies.engine.state import Model, State
 from strategies.engine.topology import GLOBAL
 from strategies.engine.visit import Images, Visit
 from strategies.fedavg import FedAvg, build_global
-from strategies.protocol.declared import Count, OneOrMore, condition, declare
+from strategies.protocol.declared import Count, OneOrMore, declare, pattern
 from strategies.protocol.parcel import pack
-from strategies.protocol.settings import PUBLIC, Settings, require, rng_for
+from strategies.protocol.settings import Settings, require, rng_for
 
 ENCODER = "encoder."  # how the names of its arrays begin
 
 
-def _names_images(chosen: str) -> bool:
-    path = chosen.removeprefix(PUBLIC)
-    return chosen in ("first-hospital", "pooled", "none") or (
-        chosen != path and Path(path).is_absolute()
-    )
+_PRETRAIN = "first-hospital, public:<absolute file>, pooled or none"
 
 
 @declare
@@ -60,9 +55,7 @@ class FilVerSettings:
     """What is pretrained, what is sent, and what the server does: of the keys `filver.*`."""
 
     variant: Literal["sampled", "stats", "ebr"]
-    pretrain: Annotated[
-        str, condition(_names_images, "first-hospital, public:<absolute file>, pooled or none")
-    ]
+    pretrain: Annotated[str, pattern("first-hospital|pooled|none|public:/.*", _PRETRAIN)]
     pretrain_epochs: OneOrMore
     server_steps: Count
 

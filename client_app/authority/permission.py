@@ -15,7 +15,6 @@ from client_app.datasets.pool import large_class_rows
 from client_app.errors import DataError
 from client_app.hospital import Hospital
 from gan.presets import chosen_preset
-from learning.augmentation import check_augmentation
 from learning.suited import check_suited
 from strategies.engine.orders import check_order
 from strategies.engine.strategy import Strategy
@@ -73,7 +72,6 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
         hospital.check_first_model()
     if joins:
         check_suited(order.learner, hospital.architecture, settings)
-        check_augmentation(settings.train.augment, shape)
         if order.buffer_size:
             chosen_preset(settings.gan.preset, size=max(shape[1:]))
     return hospital

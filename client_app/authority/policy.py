@@ -27,9 +27,9 @@ from strategies.protocol.declared import (
     ShareBelowOne,
     TwoOrMore,
     choice,
-    condition,
     declare,
     near_miss,
+    pattern,
     read,
 )
 from strategies.protocol.embeddings import PARTS
@@ -110,12 +110,8 @@ class Rules:
         uphold(self.ruling(name, asked))
 
 
-_Hash = Annotated[
-    str, condition(re.compile("[0-9a-f]{64}").fullmatch, "hashes of 64 digits, from 0 to f")
-]
-_Class = Annotated[
-    str, condition(re.compile(r"\S(.*\S)?").fullmatch, "names without blanks around them")
-]
+_Hash = Annotated[str, pattern("[0-9a-f]{64}", "hashes of 64 digits, from 0 to f")]
+_Class = Annotated[str, pattern(r"\S(.*\S)?", "names without blanks around them")]
 _Method = Annotated[str, choice((*STRATEGIES, *LEARNERS))]
 _Embedding = Annotated[str, choice(PARTS)]
 _Private = Annotated[str, choice(("training", "buffers", "sums"))]

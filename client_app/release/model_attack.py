@@ -29,7 +29,7 @@ from strategies.protocol.parcel import Manifest
 
 MOST = 2000  # images of each kind that are asked about
 SEEDS, EPOCHS = 1, 100  # of MemGuard's network, which the thesis trains with 5 and 400
-RULE, FILE = "models.max-membership", "membership.jsonl"
+FILE = "membership.jsonl"
 
 
 def attack_model(request: Request, network: nn.Module, label: Manifest, rules: ModelRules) -> None:

@@ -5,6 +5,7 @@ judges them: it converts no type, but a whole number serves as a fraction. One e
 keys of a table, each with its value and with what is allowed.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -48,6 +49,11 @@ def condition(fits: Callable[[Any], object], allowed: str) -> AfterValidator:
         return value
 
     return AfterValidator(check)
+
+
+def pattern(expression: str, allowed: str) -> AfterValidator:
+    """An annotation of texts that are like a regular expression; in words they are `allowed`."""
+    return condition(re.compile(expression, re.DOTALL).fullmatch, allowed)
 
 
 def choice(names: Iterable[str]) -> AfterValidator:

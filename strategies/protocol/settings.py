@@ -36,6 +36,7 @@ from strategies.protocol.declared import (
     declare,
     keys_of,
     near_miss,
+    pattern,
     read,
     refusal,
 )
@@ -69,21 +70,15 @@ def require(condition: bool, key: str, value: Any, allowed: str) -> None:
         raise SettingsError(refusal(key, value, allowed))
 
 
-def are_numbers(text: str, lowest: int) -> bool:
-    """Whether a text is whole numbers, of up to nine digits, separated by commas."""
-    each = [number.strip() for number in text.split(",")]
-    return all(re.fullmatch("[0-9]{1,9}", one) and int(one) >= lowest for one in each)
-
-
-def numbers(lowest: int) -> AfterValidator:
+def _numbers(lowest: int) -> AfterValidator:
     """An annotation of texts that are empty, or whole numbers separated by commas."""
     allowed = f"numbers of {lowest} or more, separated by commas, such as '32,8', or empty"
-    return condition(lambda text: not text or are_numbers(text, lowest), allowed)
+    return condition(lambda text: not text or _are_numbers(text, lowest), allowed)
 
 
-def is_path(text: str) -> bool:
-    """Whether a text names a place. The working directory of a Flower process is not the user's."""
-    return text.startswith("~") or Path(text).is_absolute()
+def _are_numbers(text: str, lowest: int) -> bool:
+    each = [number.strip() for number in text.split(",")]
+    return all(re.fullmatch("[0-9]{1,9}", one) and int(one) >= lowest for one in each)
 
 
 def _channels(number: object) -> object:
@@ -105,15 +100,13 @@ def _are_seconds(text: str) -> bool:
         return False
 
 
-OptionalFile = Annotated[
-    str,
-    condition(lambda text: not text or Path(text).is_absolute(), "an absolute path, or empty"),
-]
+_CROSS = "true or false, or 'sample:' and a number of 2 or more"
+_SECONDS = "numbers above 0, separated by commas, such as '1,1,20', or empty"
+_WIDTHS = "widths of 1 or more, separated by commas, such as '256,256'"
+# The working directory of a Flower process is not the user's.
 _PLACE = "an absolute path, or one that starts with ~"
-_OptionalPlace = Annotated[
-    str, condition(lambda text: not text or is_path(text), f"{_PLACE}, or empty")
-]
-_Threads = Annotated[int, Field(ge=1, le=1024)]
+_OptionalFile = Annotated[str, pattern("(/.*)?", "an absolute path, or empty")]
+_OptionalPlace = Annotated[str, pattern("([/~].*)?", f"{_PLACE}, or empty")]
 
 
 @declare
@@ -133,7 +126,7 @@ class TrainSettings:
 
     epochs: OneOrMore
     batch_size: TwoOrMore
-    batch_sizes: Annotated[str, numbers(2)]
+    batch_sizes: Annotated[str, _numbers(2)]
     class_balance: Literal["none", "sampler", "loss"]
     focal_gamma: Annotated[float, Field(ge=0, le=10)]
     optimizer: Literal["adam", "sgd"]
@@ -177,9 +170,7 @@ class EvaluateSettings:
 
     every: OneOrMore
     epochs: bool
-    cross: Annotated[
-        bool | str, condition(_is_cross, "true or false, or 'sample:' and a number of 2 or more")
-    ]
+    cross: Annotated[bool | str, condition(_is_cross, _CROSS)]
     ensemble: bool
     per_class: bool
 
@@ -198,14 +189,14 @@ class GANSettings:
     delta: Probability
     preset: str
     sampler: Literal["random", "linear", "plan", "lci", "lci-plan", "k-salsa", "k-salsa-plan"]
-    clusters: Annotated[str, numbers(2)]
+    clusters: Annotated[str, _numbers(2)]
     k: TwoOrMore
     kl: Literal["uniform", "printed"]
     iterations: Count
     privacy_weight: Amount
     privacy_reduction: Literal["mean", "sum"]
-    lpips_weights: OptionalFile
-    inception_weights: OptionalFile
+    lpips_weights: _OptionalFile
+    inception_weights: _OptionalFile
     projections: Count
 
     @property
@@ -230,22 +221,14 @@ class ReleaseSettings:
     min_class_images: OneOrMore
     max_membership: Share
     untested: bool
-    shadow_generators: Annotated[
-        Count, condition(lambda number: number % 2 == 0, "0, or an even number")
-    ]
+    shadow_generators: Annotated[Count, condition(lambda n: n % 2 == 0, "0, or an even number")]
 
 
 @declare
 class MLPSettings:
     """The multi-layer perceptron: the keys `mlp.*`."""
 
-    hidden: Annotated[
-        str,
-        condition(
-            lambda text: are_numbers(text, 1),
-            "widths of 1 or more, separated by commas, such as '256,256'",
-        ),
-    ]
+    hidden: Annotated[str, condition(lambda text: _are_numbers(text, 1), _WIDTHS)]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -259,10 +242,7 @@ class AsyncSettings:
 
     choose: Literal["shortest", "uniform"]
     tests: Literal["next", "idle"]
-    seconds: Annotated[
-        str,
-        condition(_are_seconds, "numbers above 0, separated by commas, such as '1,1,20', or empty"),
-    ]
+    seconds: Annotated[str, condition(_are_seconds, _SECONDS)]
     replay: _OptionalPlace
 
     @property
@@ -289,28 +269,22 @@ class Settings:
     task_spread: Amount
     test_fraction: ShareBelowOne
     test_balanced: bool
-    test_per_class: Annotated[str, numbers(1)]
+    test_per_class: Annotated[str, _numbers(1)]
     validation_fraction: ShareBelowOne
-    num_folds: Annotated[Count, condition(lambda number: number != 1, "0, or 2 or more")]
+    num_folds: Annotated[Count, condition(lambda n: n != 1, "0, or 2 or more")]
     fold: Count
     max_quarantined: ShareBelowOne
     model: str
-    pretrained: Annotated[
-        str,
-        condition(
-            lambda text: text in ("", "imagenet") or Path(text).is_absolute(),
-            "imagenet, an absolute path, or empty",
-        ),
-    ]
+    pretrained: Annotated[str, pattern("(imagenet|/.*)?", "imagenet, an absolute path, or empty")]
     image_size: Count
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
     pixels: Literal["unit", "symmetric", "per-image"]
     seed: Annotated[int, Field(ge=0, le=LARGEST)]
-    cpu_threads: _Threads
+    cpu_threads: Annotated[int, Field(ge=1, le=1024)]
     workers: Annotated[int, Field(ge=-1, le=1024)]
     baseline: Literal["", "standalone"]
-    output_dir: Annotated[str, condition(is_path, _PLACE)]
+    output_dir: Annotated[str, pattern("[/~].*", _PLACE)]
     tracking: str
     wire_dtype: Literal["float32", "float16"]
     sealed: bool

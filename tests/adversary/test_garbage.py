@@ -78,7 +78,7 @@ def largest(result):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", [*HANDED_ON, *AVERAGED, "standalone"])
-@pytest.mark.parametrize("rate", [1e30, 1e4])
+@pytest.mark.parametrize("rate", [1e9, 1e4])
 def test_a_blow_up_is_the_failure_of_its_hospital_and_nobody_elses(tmp_path, strategy, rate):
     own = {1: {"train.learning-rate": rate}}
     result, _ = run_here(places(tmp_path, chosen(tmp_path, strategy), own))
