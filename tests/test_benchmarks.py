@@ -141,8 +141,22 @@ def test_the_matrix_of_papers_has_every_table_of_the_thesis_in_order():
         f"{chapter}.{n + 1}" for chapter, last in ((2, 13), (3, 3), (4, 12)) for n in range(last)
     ]
     assert re.findall(r"^\| Table (\d\.\d+)", PAPERS, re.MULTILINE) == tables
-    experiments = PAPERS.partition("\n## CWC")[0]
-    assert len(re.findall(r"^\| (?:Table|Fig\.) \d", experiments, re.MULTILINE)) == 42
+
+
+@pytest.mark.parametrize("part", ["Chapter 2", "Chapter 3", "Chapter 4", "CWC", "FIL-VER"])
+def test_the_matrix_of_papers_counts_its_rows(part):
+    """In its first table: rows, at the published size, small, not at all, without a file."""
+    (counts,) = re.findall(rf"(?im)^\| (?:Thesis, )?{part} \| ([\d |]+) \|$", PAPERS)
+    (rows,) = re.findall(rf"(?ms)^## {part}\b(.*?)^## ", PAPERS)
+    cells = [row.split(" | ") for row in rows.splitlines() if re.match(r"\| (?:Table|Fig)", row)]
+    sizes = [cell[3] for cell in cells]
+    assert [int(count) for count in counts.split(" | ")] == [
+        len(cells),
+        sum("published" in size for size in sizes),
+        sum(size.startswith("small") for size in sizes),
+        sizes.count("–"),
+        [cell[2] for cell in cells].count("–"),
+    ]
 
 
 @pytest.mark.parametrize(
