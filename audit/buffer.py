@@ -215,11 +215,11 @@ class Attacker:
         few = min(COMPONENTS, len(synthetic) - 1, len(references) - 1, known.shape[1])
         self.space = PCA(few, whiten=True, random_state=0).fit(known)
 
-    def by_neighbour(self, images: Tensor) -> Scores:
+    def neighbour_scores(self, images: Tensor) -> Scores:
         """Scores [N] of images uint8 [N, C, H, W] by the nearest neighbour."""
         return nearness(images, self.synthetic) - nearness(images, self.references)
 
-    def by_density(self, images: Tensor) -> Scores:
+    def density_scores(self, images: Tensor) -> Scores:
         """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
         places = self._places(small(images))
         of_synthetic, of_references = (
@@ -233,10 +233,10 @@ class Attacker:
         return np.asarray(self.space.transform(vectors.cpu().numpy()), dtype=float)
 
 
-ATTACKS = {"nearest neighbour": Attacker.by_neighbour, "density": Attacker.by_density}
+ATTACKS = {"nearest neighbour": Attacker.neighbour_scores, "density": Attacker.density_scores}
 
 
-def attacked(
+def attack_buffer(
     members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
 ) -> Attacked:
     """What the attacks find in synthetic images.
@@ -253,21 +253,21 @@ def attacked(
     if limit >= NO_LIMIT or min(sizes) < LEAST:
         return Attacked(limit, *sizes)
 
-    def tried(images: Tensor, noticed: float | None = None) -> Attacked:
+    def attempt(images: Tensor, noticed: float | None = None) -> Attacked:
         trials = _trials(images, members, halves)
         return Attacked(limit, *sizes, trials, noticed)
 
-    controls = (s for s in COPIED if tried(leaky(synthetic, members, s, seed)).leaks)
-    return tried(synthetic, noticed=next(controls, None))
+    controls = (s for s in COPIED if attempt(mix_copies(synthetic, members, s, seed)).leaks)
+    return attempt(synthetic, noticed=next(controls, None))
 
 
-def leaky(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:
+def mix_copies(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:
     """Synthetic images, of which a share is replaced by near-copies of members."""
     count = round(share * len(synthetic))
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(members), generator=rng)
     rows = order.repeat(-(-count // len(order)))[:count].to(members.device)
-    return torch.cat((near_copies(members[rows], seed), synthetic[count:]))
+    return torch.cat((draw_copies(members[rows], seed), synthetic[count:]))
 
 
 def shadow_trial(
@@ -294,7 +294,7 @@ def shadow_trial(
         near.append(nearness(everyone, draw(k, half)))
         learnt.append(half)
     target = nearness(everyone, synthetic)
-    scores = by_shadows(target, np.stack(near), np.stack(learnt))
+    scores = shadow_scores(target, np.stack(near), np.stack(learnt))
     return _trial(SHADOWS, scores[:members], scores[members:], len(synthetic))
 
 
@@ -326,11 +326,11 @@ def nearness(images: Tensor, synthetic: Tensor) -> Scores:
         synthetic: uint8 [S, C, H, W].
     """
     known = small(synthetic)
-    distances = torch.stack([_nearest(small(each), known) for each in dressed(images)]).amin(0)
+    distances = torch.stack([_nearest(small(each), known) for each in mirrorings(images)]).amin(0)
     return np.asarray(-distances.log().cpu().numpy(), dtype=float)
 
 
-def by_shadows(target: Scores, shadows: Scores, learnt: NDArray[np.bool_]) -> Scores:
+def shadow_scores(target: Scores, shadows: Scores, learnt: NDArray[np.bool_]) -> Scores:
     """Scores [N]: the log of the likelihood ratio of two normal distributions.
 
     As shadows are few, all images have one variance (section VI.C of the paper).
@@ -355,7 +355,7 @@ def small(images: Tensor) -> Tensor:
     return normalize(vectors - vectors.mean(dim=1, keepdim=True))
 
 
-def dressed(images: Tensor) -> Iterator[Tensor]:
+def mirrorings(images: Tensor) -> Iterator[Tensor]:
     """Images [N, C, H, W] in all mirrorings and turns that keep their shape."""
     square = images.shape[2] == images.shape[3]
     for turns in range(4) if square else (0, 2):
@@ -364,7 +364,7 @@ def dressed(images: Tensor) -> Iterator[Tensor]:
         yield turned.flip(3)
 
 
-def near_copies(images: Tensor, seed: int) -> Tensor:
+def draw_copies(images: Tensor, seed: int) -> Tensor:
     """What a generator that leaks would render: images uint8 [N, C, H, W], mirrored, with noise."""
     rng = torch.Generator().manual_seed(seed)
     noise = COPY_NOISE * torch.randn(images.shape, generator=rng)

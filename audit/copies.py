@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from audit.dresses import in_dresses
+from audit.dresses import dress
 from audit.ranks import Ranks
 from audit.report import Report
 from audit.search import LEAST, SCORES, SIDE, Found, Search
@@ -67,7 +67,7 @@ class Auditor:
         self.training, self.classes, self.quantile = training, classes, quantile
         self.wanted = wanted.unique().tolist()
         self.hashes = set(map(_hash, training))
-        kept = ~self._copied(held_out)
+        kept = ~self._exact_copies(held_out)
         if not kept.any():
             raise ValueError(
                 "Every held-out image is a copy of a training image: there is no other to compare "
@@ -79,7 +79,7 @@ class Auditor:
         unseen, labels = every[chosen], labels[chosen]
         self.search = Search(training, patients)
         self.searched: dict[bytes, tuple[Tensor, ...]] = {}
-        residuals = self.search(torch.cat([unseen, in_dresses(unseen)])).residuals
+        residuals = self.search(torch.cat([unseen, dress(unseen)])).residuals
         self.ranks = Ranks(residuals, labels.repeat(2), len(classes))
         ranks = self.ranks(residuals[: len(unseen)], labels)
         self.unseen_refused = (ranks <= quantile).double().mean().item()
@@ -91,8 +91,8 @@ class Auditor:
 
     def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
         """Which images [N, C, H, W] uint8 of classes int64 [N] may not be in a buffer, bool [N]."""
-        ranks = self.ranks(self._found(images).residuals, labels)
-        return self._copied(images) | (ranks <= self.quantile)
+        ranks = self.ranks(self._search_once(images).residuals, labels)
+        return self._exact_copies(images) | (ranks <= self.quantile)
 
     def check(self, images: Tensor, labels: Tensor) -> Report:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
@@ -101,14 +101,14 @@ class Auditor:
         the share of held-out images, with those in dresses, that are more like a training image
         than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out
         images that the thresholds would refuse; `release-nearer-to-training` and
-        `release-nearer-p` (see `nearer_to`). A buffer of the wrong form has no figures.
+        `release-nearer-p` (see `nearness_test`). A buffer of the wrong form has no figures.
         """
         if faults := tuple(self._faults(images, labels)):
             return Report(refusal="They are not what a buffer must be.", reasons=faults)
-        ranks = self.ranks(self._found(images).residuals, labels)
+        ranks = self.ranks(self._search_once(images).residuals, labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
-        near, far = (self.search.aligned(images, each) for each in self.equal)
-        share, p = nearer_to(near, far, len(self.equal[0]))
+        near, far = (self.search.align(images, each) for each in self.equal)
+        share, p = nearness_test(near, far, len(self.equal[0]))
         reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:
             # How near an image comes is about the one patient whose image is nearest.
@@ -142,7 +142,7 @@ class Auditor:
 
     def draw(self, path: Path, images: Tensor) -> None:
         """Draw images beside the training images that they are most like (`save_found`)."""
-        save_found(path, images, self.search, self._found(images))
+        save_found(path, images, self.search, self._search_once(images))
 
     def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
         """What is wrong with a buffer's form."""
@@ -160,7 +160,7 @@ class Auditor:
         elif missing := sorted(set(self.wanted) - set(labels.tolist())):
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
-    def _found(self, images: Tensor) -> Found:
+    def _search_once(self, images: Tensor) -> Found:
         """What the search finds for images; each is searched for once."""
         keys = list(map(_hash, images))
         new = [i for i, key in enumerate(keys) if key not in self.searched]
@@ -171,19 +171,19 @@ class Auditor:
         rows = zip(*(self.searched[key] for key in keys), strict=True)
         return Found(*(torch.stack(row) for row in rows))
 
-    def _copied(self, images: Tensor) -> Tensor:
+    def _exact_copies(self, images: Tensor) -> Tensor:
         return torch.tensor([_hash(each) in self.hashes for each in images], device=images.device)
 
     def _why(self, index: int, images: Tensor) -> str:
         image = images[index : index + 1]
-        if self._copied(image):
+        if self._exact_copies(image):
             return f"{index} (a copy)"
-        residuals = self._found(image).residuals[0].exp().tolist()
+        residuals = self._search_once(image).residuals[0].exp().tolist()
         measured = zip(SCORES, residuals, strict=True)
         return f"{index} (unexplained " + ", ".join(f"{k} {v:.3f}" for k, v in measured) + ")"
 
 
-def nearer_to(
+def nearness_test(
     training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], size: int
 ) -> tuple[float, float]:
     """Whether images are nearer to training images than to as many others.
@@ -234,7 +234,7 @@ def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None
     grey = interpolate(images[order].float().mean(dim=1, keepdim=True) / 255, (side, side))
     index, frame, pose = found.index[order], found.frame[order], found.pose[order]
     plain = interpolate(search.whole[index], (side, side))
-    dressed = search.dressed(index, frame, pose, side)
+    dressed = search.dress(index, frame, pose, side)
     centred = [each - each.mean(dim=(1, 2, 3), keepdim=True) for each in (grey, dressed)]
     gain = (centred[0] * centred[1]).sum(dim=(1, 2, 3)) / centred[1].square().sum(dim=(1, 2, 3))
     light = gain.nan_to_num(0, 0, 0)[:, None, None, None] * centred[1]

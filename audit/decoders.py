@@ -40,7 +40,7 @@ class Known:
     pixels: Tensor
     classes: Tensor
 
-    def of_class(self, rows: Tensor, classes: Tensor) -> Tensor:
+    def class_means(self, rows: Tensor, classes: Tensor) -> Tensor:
         """The mean [m, .] of those of the rows [n, .] whose class is that of each of `classes`.
 
         Of a class that fewer than `FEW` known images have it is the mean of all.
@@ -66,11 +66,11 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
     Raises:
         DeadlineError: The deadline has passed.
     """
-    base = known.of_class(known.pixels, classes)
+    base = known.class_means(known.pixels, classes)
     yield base
-    centres = known.centres - known.of_class(known.centres, known.classes)
-    pixels = known.pixels - known.of_class(known.pixels, known.classes)
-    values = values - known.of_class(known.centres, classes)
+    centres = known.centres - known.class_means(known.centres, known.classes)
+    pixels = known.pixels - known.class_means(known.pixels, known.classes)
+    values = values - known.class_means(known.centres, classes)
     covariance = (centres.T @ centres + torch.diag(known.noise.sum(0))) / len(centres)
     variances, directions = torch.linalg.eigh(covariance)  # [k], [k, k]
     slopes = directions.T @ (centres.T @ pixels.double() / len(centres))  # [k, P]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
-from audit.search import blurred
+from audit.search import blur
 
 
-def in_dresses(images: Tensor) -> Tensor:
+def dress(images: Tensor) -> Tensor:
     """Images uint8 [N, C, H, W], each in the next dress; the first stays as it is."""
     rng = torch.Generator().manual_seed(0)
     dressed = images.float()
@@ -27,27 +27,27 @@ def in_dresses(images: Tensor) -> Tensor:
     return dressed.round().clamp(0, 255).to(torch.uint8)
 
 
-def _plain(images: Tensor, rng: torch.Generator) -> Tensor:
+def _leave(images: Tensor, rng: torch.Generator) -> Tensor:
     return images
 
 
-def _noisy(images: Tensor, rng: torch.Generator) -> Tensor:
+def _add_noise(images: Tensor, rng: torch.Generator) -> Tensor:
     return images + 20 * torch.randn(images.shape, generator=rng).to(images.device)
 
 
-def _blurred(images: Tensor, rng: torch.Generator) -> Tensor:
-    return blurred(images, 0.6 if images.shape[2] <= 16 else 1.0)
+def _blur(images: Tensor, rng: torch.Generator) -> Tensor:
+    return blur(images, 0.6 if images.shape[2] <= 16 else 1.0)
 
 
-def _lighter(images: Tensor, rng: torch.Generator) -> Tensor:
+def _lighten(images: Tensor, rng: torch.Generator) -> Tensor:
     return 255 * (images / 255) ** 0.6
 
 
-def _mixed(images: Tensor, rng: torch.Generator) -> Tensor:
+def _mix(images: Tensor, rng: torch.Generator) -> Tensor:
     return (images + images.roll(1, 0)) / 2
 
 
-def _moved(shift: float, zoom: float, angle: float) -> Callable[[Tensor, torch.Generator], Tensor]:
+def _mover(shift: float, zoom: float, angle: float) -> Callable[[Tensor, torch.Generator], Tensor]:
     def move(images: Tensor, rng: torch.Generator) -> Tensor:
         c, s = cos(radians(angle)) / zoom, sin(radians(angle)) / zoom
         pose = images.new_tensor([[c, -s, shift], [s, c, shift]]).expand(len(images), 2, 3)
@@ -58,12 +58,12 @@ def _moved(shift: float, zoom: float, angle: float) -> Callable[[Tensor, torch.G
 
 
 DRESSES: tuple[Callable[[Tensor, torch.Generator], Tensor], ...] = (
-    _plain,
-    _noisy,
-    _moved(0.2, 1.0, 0.0),
-    _blurred,
-    _moved(0.0, 1.2, 0.0),
-    _mixed,
-    _lighter,
-    _moved(0.0, 1.0, 10.0),
+    _leave,
+    _add_noise,
+    _mover(0.2, 1.0, 0.0),
+    _blur,
+    _mover(0.0, 1.2, 0.0),
+    _mix,
+    _lighten,
+    _mover(0.0, 1.0, 10.0),
 )

@@ -110,14 +110,14 @@ def audit_embeddings(
         rows, values, rest = rows[chosen], values[chosen], stays.nonzero().flatten()
         rest = rest[torch.randperm(len(rest))]
         candidates = torch.cat([rows, rest])[:CANDIDATES]
-        figures |= _linked(values, means[candidates], variances[candidates], deadline)
+        figures |= _linkage(values, means[candidates], variances[candidates], deadline)
         learnt = rest[:LEARNT]
-        known, attacked = (_in_memory(encoded.samples, each) for each in (learnt, rows))
+        known, attacked = (_load(encoded.samples, each) for each in (learnt, rows))
         classes = one_hot(torch.cat([known.labels, attacked.labels]))  # [., K]
-        pixels = _reduced(known.images).flatten(1)
+        pixels = _reduce(known.images).flatten(1)
         attacker = Known(means[learnt], variances[learnt], pixels, classes[: len(learnt)])
         every = guesses(attacker, values, classes[len(learnt) :], deadline)
-        inverted, pictures = _inverted(every, _reduced(attacked.images))
+        inverted, pictures = _inversion(every, _reduce(attacked.images))
     return Report(figures | {"embedding-inverted": inverted}, pictures=pictures)
 
 
@@ -129,7 +129,7 @@ def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
     return {"embedding-bits-most": bits.max().item(), "embedding-bits-median": bits.median().item()}
 
 
-def _linked(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> dict[str, float]:
+def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> dict[str, float]:
     """Which of the images [n, k] embeddings [m, k] are of; image i is that of embedding i."""
     precision = 1 / variances
     shares, own, nearest = [], [], []
@@ -155,7 +155,7 @@ def _linked(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -
     }
 
 
-def _inverted(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
+def _inversion(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
     """How much of images [m, C, H, W] the best guess has beyond the first, in [0, 1]; pictures."""
     base = best = next(every)
     base_errors = errors = _errors(base, truth)  # [m]
@@ -174,11 +174,11 @@ def _errors(guess: Tensor, truth: Tensor) -> Tensor:
     return (guess - truth.flatten(1)).square().mean(dim=1)
 
 
-def _in_memory(samples: Samples, rows: Tensor) -> Samples:
+def _load(samples: Samples, rows: Tensor) -> Samples:
     return samples[rows.to(samples.labels.device)].to(torch.device("cpu"))
 
 
-def _reduced(images: Tensor) -> Tensor:
+def _reduce(images: Tensor) -> Tensor:
     """Images uint8 [n, C, H, W] with at most `SIDE` pixels a side, float in [0, 1]."""
     height, width = images.shape[2:]
     return adaptive_avg_pool2d(images.float() / 255, (min(height, SIDE), min(width, SIDE)))

@@ -119,17 +119,17 @@ def network_attack(
     """
     if min(len(members.labels), len(others.labels)) < FEWEST:
         raise ValueError("An attack by a network needs 4 members and 4 others.")
-    found = [_by_network(members, others, seed, epochs) for seed in range(seeds)]
+    found = [_attack_once(members, others, seed, epochs) for seed in range(seeds)]
 
-    def over(figure: str) -> Estimate:
+    def average(figure: str) -> Estimate:
         parts = [getattr(each, figure) for each in found]
         return Estimate(*(mean(getattr(x, end) for x in parts) for end in ("value", "low", "high")))
 
-    figures = map(over, ("auc", "accuracy", "tpr", "fpr"))
+    figures = map(average, ("auc", "accuracy", "tpr", "fpr"))
     return Success(found[0].members, found[0].others, *figures)
 
 
-def _by_network(members: Predictions, others: Predictions, seed: int, epochs: int) -> Success:
+def _attack_once(members: Predictions, others: Predictions, seed: int, epochs: int) -> Success:
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         parts = [_split(each, len(others.labels)) for each in (members, others)]

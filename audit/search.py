@@ -118,7 +118,7 @@ class Search:
                 for pose in self.poses
             ]
         )  # [P, M, F]
-        self.soft = blurred(self.whole, SOFT)
+        self.soft = blur(self.whole, SOFT)
         self.block = min(max(BLOCK, self.whole.shape[-1] // BLOCKS), self.whole.shape[-1])
         self.fine = torch.eye(self.block**2, device=training.device)
         self.fine = _whitening(self._blocks(some, self.block).flatten(0, 1), ROUGH, BLOCK_FEATURES)
@@ -138,11 +138,11 @@ class Search:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Found:
         """Search for the training images that are behind images [N, C, H, W] uint8."""
-        found = [self._found(some) for some in images.split(QUERIES)]
+        found = [self._search_block(some) for some in images.split(QUERIES)]
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
     @torch.no_grad()
-    def aligned(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    def align(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
         """How similar each image's two nearest others are in any orientation, and which, [N, 2]."""
         known = _unit(_vectors(squares(others, SIDE)) @ self.plain)  # [M, F]
         best = [
@@ -152,12 +152,12 @@ class Search:
         top = torch.cat(best).topk(min(2, len(others)), dim=1)
         return top.values, top.indices
 
-    def dressed(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
+    def dress(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
         """Training images in the dress that was found: float [N, 1, side, side]."""
-        drawn = _sampled(self.whole[index], pose, 1.0, side)
+        drawn = _sample(self.whole[index], pose, 1.0, side)
         return torch.stack([_back(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
 
-    def _found(self, images: Tensor) -> Sequence[Tensor]:
+    def _search_block(self, images: Tensor) -> Sequence[Tensor]:
         """Fields of `Found` for a few images [n, C, H, W]."""
         whole = squares(images, SIDE)
         framed = _frames(whole)  # [n, 8, 1, R, R]
@@ -170,15 +170,15 @@ class Search:
         rows = torch.arange(len(whole), device=whole.device)[:, None]
         explained = {
             "aligned": plain.abs().amax(dim=1).gather(1, aligned).square(),
-            "mixed": self._mixed(sharp),
-            "altered": _altered(vectors[rows, orientation], self._family(aligned)),
+            "mixed": self._explain_mixed(sharp),
+            "altered": _explain_altered(vectors[rows, orientation], self._family(aligned)),
         }
-        index, frame, pose = self._moved(framed, *self._coarse(squares(images, COARSE)))
+        index, frame, pose = self._register(framed, *self._coarse(squares(images, COARSE)))
         targets = self._middles(framed)[rows, frame]  # [n, K, G·G]
         where = (pose.flatten(0, 1), self.middle, self.pixels)
-        family = [_sampled(each, *where) for each in self._family(index)]
+        family = [_sample(each, *where) for each in self._family(index)]
         explained["moved"] = self._alike(targets, _vectors(family[0]).view_as(targets)).square()
-        explained["moved and altered"] = _altered(targets, family)
+        explained["moved and altered"] = _explain_altered(targets, family)
         residuals = {
             name: (1 - each).clamp(min=LEAST).log() for name, each in explained.items()
         }  # [n, candidates]
@@ -206,7 +206,7 @@ class Search:
             torch.cat([zero, pose], 1)[rows[:, 0], every],
         )
 
-    def _mixed(self, correlations: Tensor) -> Tensor:
+    def _explain_mixed(self, correlations: Tensor) -> Tensor:
         """How much of images two training images explain, [n, firsts], from those [n, 8, M]."""
         rows = torch.arange(len(correlations), device=correlations.device)
         index, frames = _top(correlations, SECONDS)
@@ -288,7 +288,7 @@ class Search:
         which = alike.argmax(dim=2)  # of P poses in 8 orientations each
         return index, which % 8, self.poses[which // 8]
 
-    def _moved(
+    def _register(
         self, framed: Tensor, index: Tensor, frame: Tensor, pose: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The best of candidates [n, L], registered: with orientations [n, K], and poses [n, K, 4].
@@ -298,7 +298,7 @@ class Search:
         w = g t + g J δ once. The window is moved by -δ.
         """
         rows = torch.arange(len(framed), device=framed.device)[:, None]
-        soft = blurred(framed.flatten(0, 1), SOFT)
+        soft = blur(framed.flatten(0, 1), SOFT)
         fit = self._fit(self._middles(soft[:, None])[:, 0].view(len(framed) * 8, -1))
         fit = fit.view(len(framed), 8, 5, -1)
         targets = self._middles(framed)
@@ -308,7 +308,7 @@ class Search:
             stepped = pose.flatten(0, 1)
             for _ in range(rounds):
                 windows = self._windows(known, stepped, self.pixels)
-                stepped = self._stepped(stepped, (inverse @ windows[:, :, None])[:, :, 0])
+                stepped = self._step(stepped, (inverse @ windows[:, :, None])[:, :, 0])
             both = torch.stack([pose, stepped.view_as(pose)])
             drawn = [self._windows(plain, each.flatten(0, 1), self.pixels) for each in both]
             alike = torch.stack([self._alike(wanted, x.view_as(wanted)).abs() for x in drawn])
@@ -332,7 +332,7 @@ class Search:
         fit: Tensor = torch.linalg.solve(gram + damped * eye, columns @ self.rough.T)
         return fit
 
-    def _stepped(self, poses: Tensor, fitted: Tensor) -> Tensor:
+    def _step(self, poses: Tensor, fitted: Tensor) -> Tensor:
         """Poses [n, 4] after the steps back that gain, and gain x steps [n, 5], tell of."""
         gain = fitted[:, :1]
         gain = gain.abs().clamp(min=LEAST_GAIN).copysign(gain)
@@ -362,7 +362,7 @@ class Search:
 
     def _windows(self, images: Tensor, poses: Tensor, pixels: int) -> Tensor:
         """Unit vectors [n, pixels²] of one window of each image [n, 1, R, R]."""
-        return _vectors(_sampled(images, poses, self.middle, pixels))
+        return _vectors(_sample(images, poses, self.middle, pixels))
 
 
 def squares(images: Tensor, side: int) -> Tensor:
@@ -393,7 +393,7 @@ def _evidence(alike: Tensor) -> Tensor:
     return -(1 + EXACT - alike.square()).log()
 
 
-def blurred(images: Tensor, sigma: float) -> Tensor:
+def blur(images: Tensor, sigma: float) -> Tensor:
     """Images [N, C, H, W] behind a Gaussian filter."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, device=images.device)
@@ -416,7 +416,7 @@ def _back(image: Tensor, frame: int) -> Tensor:
     return unflipped.rot90(-(frame // 2), (1, 2))
 
 
-def _sampled(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:
+def _sample(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:
     """Windows [n, 1, pixels, pixels] of images [n, 1, R, R] at poses [n, 4], without a gap."""
     dx, dy, zoom, angle = poses[:, :, None, None].unbind(1)  # [n, 1, 1]
     size = middle * zoom.exp()
@@ -467,7 +467,7 @@ def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return index, frame.gather(1, index)
 
 
-def _altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
+def _explain_altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
     """How much [n, K] of unit vectors [n, K, values] images [n·K, 1, ...] explain together."""
     basis: list[Tensor] = []
     for vector in map(_vectors, family):

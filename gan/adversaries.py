@@ -96,8 +96,8 @@ class Adversaries:
         self.g_optimizer = _adam(self.generator, preset.learning_rate, preset.path_every)
         self.d_optimizer = _adam(self.discriminator, preset.learning_rate, preset.r1_every)
         self.ada = Controller(preset.ada_target, preset.ada_images)
-        self.synthesise = _compiled(self.generator.synthesise, cuda)
-        self.judge = _compiled(self.discriminator, cuda)
+        self.synthesise = _compile(self.generator.synthesise, cuda)
+        self.judge = _compile(self.discriminator, cuda)
         self.seen = 0  # real images so far
         self.path_mean = 0.0  # running mean of path lengths
         self.sums = torch.zeros(3, device=device)
@@ -129,7 +129,7 @@ class Adversaries:
         real_labels, order = self.labels[chosen[0]].sort()
         real = from_bytes(self.images[chosen[0, order]])
         fake_labels = self.labels[chosen[1]].sort().values
-        w = _mixed(self.generator, fake_labels, self.preset.style_mixing)  # [b, L, D]
+        w = _mix_styles(self.generator, fake_labels, self.preset.style_mixing)  # [b, L, D]
         with self.half:
             fake = self.synthesise(w)
         return real, real_labels, fake, fake_labels
@@ -213,7 +213,7 @@ def _adam(network: nn.Module, learning_rate: float, every: int) -> torch.optim.A
     return torch.optim.Adam(parameters, lr=learning_rate * c, betas=(0.0, 0.99**c), fused=True)
 
 
-def _mixed(generator: Generator, labels: Tensor, share: float) -> Tensor:
+def _mix_styles(generator: Generator, labels: Tensor, share: float) -> Tensor:
     """Styles w [b, L, D] of labels [b]; a share of batches takes the last from a second latent."""
     layers = generator.num_layers
     z = torch.randn(2, len(labels), generator.latent, device=labels.device)
@@ -232,7 +232,7 @@ def _follow(average: nn.Module, network: nn.Module, half_life: float, images: in
     torch._foreach_lerp_(old, new, 1 - 0.5 ** (images / half_life))
 
 
-def _compiled(function: Callable[..., Tensor], cuda: bool) -> Callable[..., Tensor]:
+def _compile(function: Callable[..., Tensor], cuda: bool) -> Callable[..., Tensor]:
     """Compile where that is possible: on CUDA, with Triton and a C compiler."""
     possible = cuda and find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
     return torch.compile(function) if possible else function

@@ -120,7 +120,7 @@ class Source:
     seed: int
     deadline: float
 
-    def projected(self, again: int = 0) -> Projection:
+    def projection(self, again: int = 0) -> Projection:
         """The codes of all images; with another `again` they are looked for with other noise.
 
         They start at the mean of their class: few steps do not lead from class to class.
@@ -135,7 +135,7 @@ class Source:
             start = mean_w(self.generator, self.labels[own], seed=self.seed)
             for index, rows in enumerate(own.split(BLOCK)):
                 name = f"projection-{again}-{label}-{index}"
-                kept = self.once(name, self._projected, rows, start, self.seed + again)
+                kept = self.once(name, self._project, rows, start, self.seed + again)
                 for name, whole in vars(found).items():
                     whole[rows] = kept[name]
         return found
@@ -146,7 +146,7 @@ class Source:
         shapes = self.generator.noise_shapes
         return [torch.randn(1, 1, *each, generator=rng).to(self.images.device) for each in shapes]
 
-    def _projected(self, rows: Tensor, start: Start, seed: int) -> dict[str, Tensor]:
+    def _project(self, rows: Tensor, start: Start, seed: int) -> dict[str, Tensor]:
         found = project(
             self.generator,
             self.images[rows],
@@ -218,9 +218,9 @@ class CodeSet(ABC):
         """The codes [n, D] of a class, of which are the training images at rows int64 [I]."""
 
     @cached_property
-    def projected(self) -> Projection:
+    def projection(self) -> Projection:
         """The nearest images of the generator to all training images."""
-        return self.source.projected()
+        return self.source.projection()
 
 
 class Deck:
@@ -275,7 +275,7 @@ def pairwise(images: Tensor, distance: PairwiseLPIPS) -> Tensor:
     return matrix.fill_diagonal_(0)
 
 
-def at_most(labels: Tensor, count: int, seed: int) -> Tensor:
+def sample_rows(labels: Tensor, count: int, seed: int) -> Tensor:
     """Indices of at most `count` images of each class, at random, of labels int64 [N]."""
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=rng).to(labels.device)

@@ -55,18 +55,18 @@ class Judge(nn.Module):
 
 def class_judge(source: Source) -> Judge:
     """φ_class: of the classes, as numbers from 0."""
-    return _trained(source, "class", source.images, source.labels)
+    return _train_once(source, "class", source.images, source.labels)
 
 
 def identity_judge(source: Source) -> Judge:
     """φ_id: of the training images, by their index."""
-    projected = [source.projected(again).images for again in range(source.effort.projections)]
+    projected = [source.projection(again).images for again in range(source.effort.projections)]
     images = torch.cat([source.images, *projected])
     own = torch.arange(len(source.images), device=images.device)
-    return _trained(source, "identity", images, own.repeat(1 + len(projected)))
+    return _train_once(source, "identity", images, own.repeat(1 + len(projected)))
 
 
-def _trained(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
+def _train_once(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
     """A classifier in evaluation mode, without gradients of its own."""
     effort = source.effort
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -92,14 +92,14 @@ def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge
         for _ in range(source.effort.network_steps):
             source.check_deadline()
             batch = torch.randint(len(images), (BATCH,)).to(images.device)
-            shown = turned(images[batch]) if source.mirror else images[batch]
+            shown = turn(images[batch]) if source.mirror else images[batch]
             optimizer.zero_grad()
             cross_entropy(judge(shown), labels[batch]).backward()
             optimizer.step()
     return judge
 
 
-def turned(images: Tensor) -> Tensor:
+def turn(images: Tensor) -> Tensor:
     """Images [N, C, R, R], each mirrored or not and turned by 0, 90, 180 or 270 degrees."""
     kinds = torch.randint(8, (len(images),)).tolist()
     return torch.stack(

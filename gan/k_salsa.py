@@ -45,7 +45,7 @@ class Averages(CodeSet):
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
         """Those of a class."""
-        own = self.projected.w[rows]
+        own = self.projection.w[rows]
         made = []
         for index, members in enumerate(same_size(torch.cdist(own, own), min(self.k, len(rows)))):
             name = f"average-{self.k}-{label}-{index}"
@@ -58,7 +58,7 @@ class Averages(CodeSet):
         images = source.images[members]
         with torch.no_grad():
             wanted, textures = judge.features(images), grams(judge.first(images))
-        w = self.projected.w[members].mean(dim=0, keepdim=True).requires_grad_()
+        w = self.projection.w[members].mean(dim=0, keepdim=True).requires_grad_()
         noise = source.noise()
         optimizer = torch.optim.Adam([w], lr=LEARNING_RATE)
         steps = source.effort.average_steps

@@ -73,9 +73,9 @@ class Conv2d(nn.Module):
         # The rectifier that follows multiplies weight and bias alike.
         bias = None if self.bias is None else self.bias * self.gain
         if self.down and self.kernel == 1:
-            x = downsampled(x)
+            x = downsample(x)
         elif self.down:
-            return F.conv2d(blurred(x), weight, bias, stride=2)
+            return F.conv2d(blur(x), weight, bias, stride=2)
         return F.conv2d(x, weight, bias, padding=self.kernel // 2)
 
 
@@ -101,7 +101,7 @@ class ModulatedConv2d(nn.Module):
         weight = self.weight * self.scale  # [O, I, k, k]
         # Modulation (Karras et al. 2020, Eq. 1).
         x = x * style[:, :, None, None].to(x.dtype)
-        x = F.conv2d(upsampled(x) if up else x, weight, padding=self.padding)  # [N, O, H, W]
+        x = F.conv2d(upsample(x) if up else x, weight, padding=self.padding)  # [N, O, H, W]
         if not self.demodulate:
             return x
         # Standard deviation of the output for inputs of unit variance (Eq. 2).
@@ -154,27 +154,27 @@ class MinibatchStd(nn.Module):
         return torch.cat([x, std.expand(-1, 1, *x.shape[2:])], 1)
 
 
-def normalised(x: Tensor) -> Tensor:
+def normalise(x: Tensor) -> Tensor:
     """Scale each row of [N, D] to a mean square of 1."""
     return x * (x.square().mean(1, keepdim=True) + 1e-8).rsqrt()
 
 
-def upsampled(x: Tensor) -> Tensor:
+def upsample(x: Tensor) -> Tensor:
     """Double the size of [N, C, H, W] with the filter [1, 3, 3, 1], which is bilinear."""
     return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
 
 
-def blurred(x: Tensor) -> Tensor:
+def blur(x: Tensor) -> Tensor:
     """Filter [N, C, H, W] with [1, 3, 3, 1] to [N, C, H + 1, W + 1], ready for a stride of 2."""
-    return F.conv2d(x, _blur(x), padding=2, groups=x.shape[1])
+    return F.conv2d(x, _filter(x), padding=2, groups=x.shape[1])
 
 
-def downsampled(x: Tensor) -> Tensor:
+def downsample(x: Tensor) -> Tensor:
     """Halve the size of [N, C, H, W] with the filter [1, 3, 3, 1]."""
-    return F.conv2d(x, _blur(x), padding=1, stride=2, groups=x.shape[1])
+    return F.conv2d(x, _filter(x), padding=1, stride=2, groups=x.shape[1])
 
 
-def _blur(x: Tensor) -> Tensor:
+def _filter(x: Tensor) -> Tensor:
     """[1, 3, 3, 1] in both directions, for each channel of x: [C, 1, 4, 4]."""
     line = torch.tensor([1.0, 3.0, 3.0, 1.0], dtype=x.dtype, device=x.device) / 8
     return torch.outer(line, line).expand(x.shape[1], 1, 4, 4)

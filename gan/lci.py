@@ -42,9 +42,9 @@ class Centroids(CodeSet):
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
         """Those of a class."""
-        far = pairwise(self.projected.images[rows], self.source.distance)
+        far = pairwise(self.projection.images[rows], self.source.distance)
         wanted = self.clusters or len(rows) // self.k
-        return centroids(self.projected.w[rows], far, wanted, self.source.seed)
+        return centroids(self.projection.w[rows], far, wanted, self.source.seed)
 
 
 class LCI(Centroids):
@@ -52,7 +52,7 @@ class LCI(Centroids):
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
         """Those of a class."""
-        return between(super().codes(label, rows))
+        return connect(super().codes(label, rows))
 
 
 def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:
@@ -76,7 +76,7 @@ def affinity(far: NDArray[np.float64]) -> NDArray[np.float64]:
     return alike
 
 
-def between(centres: Tensor) -> Tensor:
+def connect(centres: Tensor) -> Tensor:
     """The centroids [m, D], and after them the points between any two: [m + C(m, 2) · 9, D]."""
     first, second = torch.combinations(torch.arange(len(centres)), 2).unbind(1)
     share = torch.arange(1, INTERIOR + 1, device=centres.device) / (INTERIOR + 1)

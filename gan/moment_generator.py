@@ -54,9 +54,9 @@ class MomentGenerator:
         # A symmetric matrix of such noise has no eigenvalue above this (Wigner).
         edge = math.sqrt(2 * self.basis.size) * moments.noise / SHARES["square"]
         pooled = np.einsum("k,kij->ij", counts / counts.sum(), covariances)
-        shared = _believed(pooled, edge * math.sqrt(len(known)) / counts.sum())
+        shared = _credible_part(pooled, edge * math.sqrt(len(known)) / counts.sum())
         for each, count, mean, covariance in zip(known, counts, means, covariances, strict=True):
-            own = _standing_out(covariance - pooled, edge / count)
+            own = _distinct_part(covariance - pooled, edge / count)
             values, vectors = np.linalg.eigh(shared + own)
             self.means[int(each)] = mean
             self.factors[int(each)] = vectors * np.sqrt(values.clip(0))
@@ -68,7 +68,7 @@ class MomentGenerator:
         raw = self._raw(labels.cpu().numpy(), rng)
         for channel, (values, becomes) in enumerate(self.curves):
             raw[:, channel] = np.interp(raw[:, channel], values, becomes)
-        images = _deformed(torch.from_numpy(raw).float(), rng)
+        images = _deform(torch.from_numpy(raw).float(), rng)
         return (images * 255).round().clamp(0, 255).to(torch.uint8).to(labels.device)
 
     def _raw(self, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
@@ -105,7 +105,7 @@ class MomentGenerator:
         return curves
 
 
-def _believed(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
+def _credible_part(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
     """A covariance [d, d] whose directions below the noise share what is left of its trace."""
     values, vectors = np.linalg.eigh(covariance)
     clear = values > edge
@@ -113,13 +113,13 @@ def _believed(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float6
     return np.asarray((vectors * np.where(clear, values, left)) @ vectors.T)
 
 
-def _standing_out(difference: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
+def _distinct_part(difference: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
     """What of a symmetric matrix [d, d] is no noise."""
     values, vectors = np.linalg.eigh(difference)
     return np.asarray((vectors * np.where(np.abs(values) > edge, values, 0)) @ vectors.T)
 
 
-def _deformed(images: Tensor, rng: np.random.Generator) -> Tensor:
+def _deform(images: Tensor, rng: np.random.Generator) -> Tensor:
     """Images [n, C, H, W], each moved, turned and sheared a little."""
     moves = torch.from_numpy(DEFORMED * rng.standard_normal((len(images), 2, 3))).float()
     moves = moves * torch.tensor([1.0, 1.0, 0.5]) + torch.eye(2, 3)

@@ -23,8 +23,8 @@ from gan.layers import (
     MinibatchStd,
     ModulatedConv2d,
     StyledConv,
-    normalised,
-    upsampled,
+    normalise,
+    upsample,
 )
 from gan.presets import Preset
 
@@ -71,7 +71,7 @@ class Generator(nn.Module):
 
     def map(self, labels: Tensor, z: Tensor) -> Tensor:
         """Map labels int64 [N] and Gaussian `z` [N, D] to w [N, D]."""
-        w = torch.cat([normalised(z), normalised(self.embedding(labels))], 1)  # [N, 2D]
+        w = torch.cat([normalise(z), normalise(self.embedding(labels))], 1)  # [N, 2D]
         for layer in self.mapping:
             w = F.leaky_relu(layer(w), SLOPE)
         return w
@@ -91,7 +91,7 @@ class Generator(nn.Module):
             x = conv(x, styles[layer], drawn)
             if layer % 2 == 0:  # the last convolution at this size; its image adds to the smaller's
                 part = self.to_image[layer // 2](x, styles[layer + 1]).float()
-                image = part if image is None else upsampled(image) + part
+                image = part if image is None else upsample(image) + part
         assert image is not None
         return image + self.image_bias
 

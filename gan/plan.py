@@ -104,9 +104,9 @@ class Paths(Lines):
     def points(self, first: Tensor, last: Tensor, label: int, index: int) -> Tensor:
         """The points [T, D] of a path between two codes [D] of a class."""
         name = f"{self.name}-{label}-{index}"
-        return self.source.once(name, self._walked, first, last, label)["w"]
+        return self.source.once(name, self._walk, first, last, label)["w"]
 
-    def _walked(self, first: Tensor, last: Tensor, label: int) -> dict[str, Tensor]:
+    def _walk(self, first: Tensor, last: Tensor, label: int) -> dict[str, Tensor]:
         straight = super().points(first, last, label, 0)
         inner = straight[1:-1].clone().requires_grad_()
         wanted = torch.full((len(inner),), label, device=inner.device)

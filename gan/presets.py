@@ -54,7 +54,7 @@ class Preset:
         """Height and width of the images."""
         return int(4 << (len(self.channels) - 1))
 
-    def fitted(self, size: int) -> "Preset":
+    def fit(self, size: int) -> "Preset":
         """The preset for images of `size` pixels, at the lowest resolution that holds them."""
         levels = max(2, math.ceil(math.log2(size / 4)) + 1)
         return replace(self, channels=self.channels[:levels])
@@ -187,4 +187,4 @@ def chosen_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
         )
     if iterations:
         preset = replace(preset, iterations=iterations, privacy_iterations=iterations)
-    return preset.fitted(size) if size else preset
+    return preset.fit(size) if size else preset

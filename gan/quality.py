@@ -227,7 +227,7 @@ def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: Pairwis
 
 
 @torch.no_grad()
-def within_class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> float:
+def class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> float:
     """Mean over the classes of the mean distance between two images of one class.
 
     Args:

@@ -22,7 +22,7 @@ def test_a_step_that_fails_or_hangs_is_recorded(tmp_path):
 @pytest.mark.slow
 def test_a_gan_is_measured_and_drawn_and_failed_steps_have_rows(tmp_path, capsys):
     cpu = torch.device("cpu")
-    row = gpu.measure("tiny", PRESETS["tiny"].fitted(8), cpu, tmp_path, 0.1)
+    row = gpu.measure("tiny", PRESETS["tiny"].fit(8), cpu, tmp_path, 0.1)
     assert row["steps"] > 0
     assert row["peak_mib"] is None
     assert (tmp_path / "tiny.png").read_bytes().startswith(b"\x89PNG")

@@ -5,10 +5,10 @@ import torch
 from audit.buffer import (
     NEAREST,
     Attacker,
-    by_shadows,
-    dressed,
-    near_copies,
+    draw_copies,
+    mirrorings,
     nearness,
+    shadow_scores,
     small,
 )
 
@@ -48,9 +48,9 @@ def test_a_distance_by_hand():
 
 def test_images_that_are_not_square_are_not_turned_on_their_side():
     wide = images(3, height=4, width=6)
-    assert {tuple(each.shape[2:]) for each in dressed(wide)} == {(4, 6)}
-    assert len(list(dressed(wide))) == 4
-    assert len(list(dressed(images(3)))) == 8
+    assert {tuple(each.shape[2:]) for each in mirrorings(wide)} == {(4, 6)}
+    assert len(list(mirrorings(wide))) == 4
+    assert len(list(mirrorings(images(3)))) == 8
 
 
 def test_the_ratio_of_densities_is_high_where_only_synthetic_images_are():
@@ -58,7 +58,7 @@ def test_the_ratio_of_densities_is_high_where_only_synthetic_images_are():
     noise = torch.randn(here.shape, generator=torch.Generator().manual_seed(2))
     synthetic, references = ((each + 5 * noise).byte() for each in (here, there))
     attacker = Attacker(synthetic[:20], references[:20])
-    scores = [attacker.by_density(each[20:]) for each in (synthetic, references)]
+    scores = [attacker.density_scores(each[20:]) for each in (synthetic, references)]
     assert scores[0].min() > 0 > scores[1].max()
 
 
@@ -66,13 +66,13 @@ def test_shadows_by_hand():
     """With the image at 2, without it at 0, variance 1: a target at 2 gives (4 − 0) / 2."""
     shadows = np.array([[1.0], [3.0], [-1.0], [1.0]])
     learnt = np.array([[True], [True], [False], [False]])
-    assert by_shadows(np.array([2.0]), shadows, learnt) == pytest.approx(2.0)
-    assert by_shadows(np.array([1.0]), shadows, learnt) == pytest.approx(0.0)
+    assert shadow_scores(np.array([2.0]), shadows, learnt) == pytest.approx(2.0)
+    assert shadow_scores(np.array([1.0]), shadows, learnt) == pytest.approx(0.0)
 
 
 def test_near_copies_are_mirrored_and_noisy():
     real = images(50)
-    difference = (near_copies(real, 0).float() - real.flip(3).float()).std()
+    difference = (draw_copies(real, 0).float() - real.flip(3).float()).std()
     assert difference == pytest.approx(20, rel=0.05)
 
 

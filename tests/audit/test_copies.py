@@ -2,7 +2,7 @@ import pytest
 import torch
 from matplotlib.image import imread
 
-from audit.copies import LEVEL, Auditor, nearer_to
+from audit.copies import LEVEL, Auditor, nearness_test
 from tests.gan.drawn import draw
 
 CLASSES = ("healthy", "ill", "unknown")
@@ -98,7 +98,9 @@ def test_how_likely_a_share_is_by_hand():
     the mean 5 and the variance (10 - 100 / 20) / 4 · 20 / 19 = 25 / 19, so (10 - 5) / 1.147 = 4.359
     deviations.
     """
-    share, p = nearer_to(found(*range(10), similarity=0.9), found(*[0] * 10, similarity=0.1), 10)
+    share, p = nearness_test(
+        found(*range(10), similarity=0.9), found(*[0] * 10, similarity=0.1), 10
+    )
     assert share == 1
     assert p == pytest.approx(6.54e-6, rel=0.01)
 
@@ -113,12 +115,12 @@ def test_a_few_copies_among_many_strangers_are_noticed(copies, refused):
         (each.sort(dim=1, descending=True).values, torch.randint(300, (512, 2), generator=rng))
         for each in (near, far)
     )
-    assert (nearer_to(first, second, 300)[1] < LEVEL) == refused
+    assert (nearness_test(first, second, 300)[1] < LEVEL) == refused
 
 
 def test_one_training_image_that_attracts_all_is_no_proof():
     """It is as likely to be a held-out one: the sums are 10 weights and nineteen zeros."""
-    share, p = nearer_to(found(*[3] * 10, similarity=0.9), found(*[0] * 10, similarity=0.1), 10)
+    share, p = nearness_test(found(*[3] * 10, similarity=0.9), found(*[0] * 10, similarity=0.1), 10)
     assert share == 1
     assert p > 0.1
 
@@ -130,7 +132,7 @@ def test_honest_buffers_are_refused_as_seldom_as_the_level_says():
         real, made = torch.randn(60, 2, generator=rng), torch.randn(100, 2, generator=rng)
         near = [(-torch.cdist(made, half).clamp(max=9) / 9).topk(2) for half in real.split(30)]
         training, others = ((each.values, each.indices) for each in near)
-        refused += nearer_to(training, others, 30)[1] < 0.05
+        refused += nearness_test(training, others, 30)[1] < 0.05
     assert 5 < refused < 34  # of 400 at 5 %: 20, standard deviation 4.4
 
 

@@ -50,7 +50,7 @@ def test_a_shifted_image_is_found_and_drawn_where_it_is(search, training):
     assert (left["moved"] < 0.05).all()
     assert found.index.tolist() == [20, 21, 22, 23]
     torch.testing.assert_close(found.pose[:, 0], torch.full((4,), -0.25), atol=0.05, rtol=0)
-    drawn = search.dressed(found.index, found.frame, found.pose, 16)
+    drawn = search.dress(found.index, found.frame, found.pose, 16)
     apart = (drawn - squares(shifted, 32))[..., 4:-4, 4:-4].abs()
     assert apart.mean() < 0.03
 

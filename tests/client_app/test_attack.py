@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from audit.buffer import Attacked, attacked, leaky, near_copies
+from audit.buffer import Attacked, attack_buffer, draw_copies, mix_copies
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer.attack import attack, held_out, shadowed
@@ -58,7 +58,7 @@ def strangers(tmp_path, count, hospitals=5):
 def copies(job, count):
     """Mirrored training images with noise of 20 grey levels."""
     chosen = job.learnt[torch.arange(count)]
-    return Samples(near_copies(chosen.images, 1), chosen.labels)
+    return Samples(draw_copies(chosen.images, 1), chosen.labels)
 
 
 def test_a_buffer_without_a_memory_passes_a_test_that_can_tell(tmp_path):
@@ -94,7 +94,7 @@ def test_a_generator_that_has_learnt_fifty_images_by_heart_is_refused(tmp_path):
     known = (images + noise).round().clamp(0, 255).to(torch.uint8)
     first, second = held_out(job)
     halves = (first.images, second.images)
-    found = attacked(job.learnt.images, halves, known, 0.05, seed=0)
+    found = attack_buffer(job.learnt.images, halves, known, 0.05, seed=0)
     assert found.verdict == "refused"
 
 
@@ -162,7 +162,7 @@ def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_p
 def test_the_positive_control_has_as_many_copies_as_it_says(share):
     synthetic = torch.zeros(40, 1, 8, 8, dtype=torch.uint8)
     members = torch.full((10, 1, 8, 8), 200, dtype=torch.uint8)
-    mixed = leaky(synthetic, members, share, seed=0)
+    mixed = mix_copies(synthetic, members, share, seed=0)
     assert mixed.shape == synthetic.shape
     assert int((mixed.flatten(1).float().mean(1) > 100).sum()) == 40 * share
 

@@ -6,7 +6,7 @@ import torch
 from gan import codes
 from gan.checkpoint import write_whole
 from gan.code_sets import CODE_SETS, Choice
-from gan.codes import Deck, at_most, pairwise, render_codes
+from gan.codes import Deck, pairwise, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.quality import mean_of_minimal_distances
 
@@ -72,10 +72,10 @@ def test_after_the_deadline_nothing_is_looked_for(name, source):
 def test_projections_are_of_their_own_images(source):
     """They come back in the order of the images, whatever their classes."""
     place = source()
-    found = place.projected()
+    found = place.projection()
     real, made = (place.distance.features(each) for each in (place.images, found.images))
     torch.testing.assert_close((real - made).square().sum(dim=1), found.distances)
-    assert not torch.equal(found.w, place.projected(again=1).w)
+    assert not torch.equal(found.w, place.projection(again=1).w)
 
 
 def test_codes_are_drawn_without_replacement_and_then_all_over_again():
@@ -106,7 +106,7 @@ def test_distances_of_all_pairs_are_those_of_single_ones(source, monkeypatch):
 
 def test_at_most_so_many_images_of_a_class():
     labels = torch.tensor([0, 1, 0, 0, 2, 1, 0])
-    chosen = at_most(labels, 2, seed=0)
+    chosen = sample_rows(labels, 2, seed=0)
     assert torch.bincount(labels[chosen]).tolist() == [2, 2, 1]
     assert chosen.tolist() == sorted(chosen.tolist())
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gan.judges import Judge, class_judge, identity_judge, turned
+from gan.judges import Judge, class_judge, identity_judge, turn
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_identities_are_learnt_from_images_and_from_their_projections(source, mo
     assert identity_judge(place)(place.images).shape == (10, 10)
     assert shown["labels"].tolist() == 3 * list(range(10))  # of each its image and two projections
     assert torch.equal(shown["images"][:10], place.images)
-    assert torch.equal(shown["images"][20:], place.projected(again=1).images)
+    assert torch.equal(shown["images"][20:], place.projection(again=1).images)
 
 
 def test_torch_s_own_random_numbers_stay_as_they_are(source):
@@ -50,6 +50,6 @@ def test_grey_images_fit_both_networks(network, width):
 def test_eight_ways_to_turn_an_image():
     image = torch.arange(4.0).view(1, 1, 2, 2)
     torch.manual_seed(0)
-    found = {tuple(each.flatten().tolist()) for each in turned(image.repeat(100, 1, 1, 1))}
+    found = {tuple(each.flatten().tolist()) for each in turn(image.repeat(100, 1, 1, 1))}
     assert len(found) == 8
     assert (0, 1, 2, 3) in found

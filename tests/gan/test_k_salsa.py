@@ -41,7 +41,7 @@ def test_averages_start_at_the_mean_code(source):
     """With a learning rate of 0, as at the first of the steps, they stay there."""
     place = source()
     place = type(place)(**{**vars(place), "effort": _one_step(place.effort)})
-    projected = place.projected().w
+    projected = place.projection().w
     own = place.labels == 1
     torch.testing.assert_close(Averages(place, 4)()[1][0], projected[own].mean(dim=0))
 

@@ -10,10 +10,10 @@ from gan.layers import (
     MinibatchStd,
     ModulatedConv2d,
     StyledConv,
-    blurred,
-    downsampled,
-    normalised,
-    upsampled,
+    blur,
+    downsample,
+    normalise,
+    upsample,
 )
 
 
@@ -23,7 +23,7 @@ def test_modulated_convolution_equals_one_with_weights_of_its_own_for_each_image
     conv = ModulatedConv2d(3, 5, 3, latent=4)
     x, w = torch.randn(6, 3, 8, 8), torch.randn(6, 4)
     expected = []
-    for image, style in zip(upsampled(x) if up else x, conv.style(w), strict=True):
+    for image, style in zip(upsample(x) if up else x, conv.style(w), strict=True):
         weight = style[None, :, None, None] * conv.weight * conv.scale
         weight = weight / (weight.square().sum((1, 2, 3), keepdim=True) + 1e-8).sqrt()
         expected.append(F.conv2d(image[None], weight, padding=1))
@@ -100,12 +100,12 @@ def test_minibatch_deviation_of_any_number_of_images(count):
 def test_filters():
     """[1, 3, 3, 1] / 8 in one direction, on a line of three times 0 and five times 8."""
     line = torch.tensor([0.0, 0.0, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0]).expand(1, 1, 8, 8)
-    torch.testing.assert_close(downsampled(line)[0, 0, 1], torch.tensor([0.0, 4.0, 8.0, 7.0]))
-    torch.testing.assert_close(blurred(line)[:, :, 1:-1:2, 1:-1:2], downsampled(line))
-    torch.testing.assert_close(upsampled(line)[0, 0, 4, 4:8], torch.tensor([0.0, 2.0, 6.0, 8.0]))
+    torch.testing.assert_close(downsample(line)[0, 0, 1], torch.tensor([0.0, 4.0, 8.0, 7.0]))
+    torch.testing.assert_close(blur(line)[:, :, 1:-1:2, 1:-1:2], downsample(line))
+    torch.testing.assert_close(upsample(line)[0, 0, 4, 4:8], torch.tensor([0.0, 2.0, 6.0, 8.0]))
 
 
 def test_normalised_rows_have_a_mean_square_of_one():
     torch.testing.assert_close(
-        normalised(torch.tensor([[3.0, 4.0]])), torch.tensor([[3.0, 4.0]]) / math.sqrt(12.5)
+        normalise(torch.tensor([[3.0, 4.0]])), torch.tensor([[3.0, 4.0]]) / math.sqrt(12.5)
     )

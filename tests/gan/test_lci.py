@@ -2,17 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from gan.lci import affinity, between, centroids
+from gan.lci import affinity, centroids, connect
 
 
 @pytest.mark.parametrize(("clusters", "size"), [(20, 1730), (10, 415), (1, 1)])
 def test_the_printed_sizes_of_sets(clusters, size):
-    assert between(torch.randn(clusters, 3)).shape == (size, 3)
+    assert connect(torch.randn(clusters, 3)).shape == (size, 3)
 
 
 def test_nine_points_divide_a_line_into_ten():
     """From 0 to 10: 1, 2, ..., 9; and to 20 in twos."""
-    codes = between(torch.tensor([[0.0], [10.0], [30.0]])).flatten()
+    codes = connect(torch.tensor([[0.0], [10.0], [30.0]])).flatten()
     assert codes[:3].tolist() == [0, 10, 30]
     torch.testing.assert_close(codes[3:12], torch.arange(1.0, 10))
     torch.testing.assert_close(codes[12:21], torch.arange(3.0, 30, 3))

@@ -15,7 +15,7 @@ def test_resolutions(name, resolution):
 )
 def test_a_preset_is_no_finer_than_the_images(size, resolution):
     """The smallest power of two that holds them, from 8 to the preset's own."""
-    assert PRESETS["small"].fitted(size).resolution == resolution
+    assert PRESETS["small"].fit(size).resolution == resolution
 
 
 @pytest.mark.parametrize("name", ["xray-256", "skin-256"])

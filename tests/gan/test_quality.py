@@ -15,9 +15,9 @@ from gan.quality import (
     Frechet,
     Inception,
     Untrained,
+    class_diversity,
     frechet,
     train_classifier,
-    within_class_diversity,
 )
 
 
@@ -189,11 +189,11 @@ def test_diversity_is_the_mean_over_all_pairs_of_a_class(monkeypatch):
         matrix = distance(from_bytes(images), from_bytes(images))
     zeros = [matrix[i, j].item() for i in (0, 1, 3, 5, 7) for j in (0, 1, 3, 5, 7) if i < j]
     expected = (sum(zeros) / 10 + matrix[2, 4].item()) / 2  # the one image of class 2 has no pair
-    assert within_class_diversity(images, labels, distance) == pytest.approx(expected, abs=1e-6)
+    assert class_diversity(images, labels, distance) == pytest.approx(expected, abs=1e-6)
 
 
 def test_diversity_is_zero_for_copies_and_nan_without_pairs():
     distance = PairwiseLPIPS("squeeze", "untrained")
     images = noise(1, 3, 20, 20).expand(3, -1, -1, -1)
-    assert within_class_diversity(images, torch.zeros(3), distance) == pytest.approx(0, abs=1e-6)
-    assert math.isnan(within_class_diversity(images, torch.arange(3), distance))
+    assert class_diversity(images, torch.zeros(3), distance) == pytest.approx(0, abs=1e-6)
+    assert math.isnan(class_diversity(images, torch.arange(3), distance))

@@ -395,7 +395,7 @@ def test_tiny_makes_digits_that_differ(train):
     A classifier of real images recognises the synthetic ones, one of synthetic images recognises
     real ones, and images of a class differ nearly as much as real ones do.
     """
-    digits, preset = load_digits(), PRESETS["tiny"].fitted(8)
+    digits, preset = load_digits(), PRESETS["tiny"].fit(8)
     preset = dataclasses.replace(preset, iterations=1000, privacy_iterations=50)
     images = (torch.from_numpy(digits.images) * 15.9375).to(torch.uint8)[:, None]
     labels = torch.from_numpy(digits.target).to(torch.int64)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from audit.buffer import Attacked, Trial, attacked, shadow_trial
+from audit.buffer import Attacked, Trial, attack_buffer, shadow_trial
 from audit.report import Report
 from client_app.release.buffer.job import Job, some
 from client_app.release.buffer.registry import Sampler
@@ -50,7 +50,7 @@ def attack(
     members = some(job.learnt, len(job.learnt)).images  # in any order but that of their classes
     first, second = held_out(job)
     limit, halves = release.max_membership, (first.images, second.images)
-    found = attacked(members, halves, samples.images, limit, job.seed)
+    found = attack_buffer(members, halves, samples.images, limit, job.seed)
     # A shadow of a sampler with a guarantee would spend of it.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
         trial = shadowed(job, samples, joined((first, second)), train)

@@ -7,7 +7,7 @@ import torch
 
 from client_app.release.buffer.job import Job
 from gan.code_sets import CODE_SETS, Choice
-from gan.codes import EFFORTS, Codes, Source, at_most, render_codes
+from gan.codes import EFFORTS, Codes, Source, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.networks import Generator
 from gan.pixel_range import from_bytes, to_bytes
@@ -35,7 +35,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
     if gan.sampler == "random":
         return None
     effort = EFFORTS[gan.preset]
-    chosen = square[at_most(square.labels, effort.images, job.seed)]
+    chosen = square[sample_rows(square.labels, effort.images, job.seed)]
     source = Source(
         generator=generator.requires_grad_(False),
         images=from_bytes(chosen.images),
@@ -57,7 +57,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
 
 def _draw(job: Job, source: Source, codes: Codes) -> None:
     """Real images beside their projections, and beside the nearest that the set gives."""
-    found, real = source.projected(), to_bytes(source.images)
+    found, real = source.projection(), to_bytes(source.images)
     made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
     far, which = nearest(real, made, job.distance)
     distances = {"projection": found.distances.tolist(), "nearest": far.tolist()}

@@ -13,7 +13,7 @@ from audit.search import Search
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, some
 from client_app.release.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
-from gan.quality import mean_of_minimal_distances, within_class_diversity
+from gan.quality import class_diversity, mean_of_minimal_distances
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
@@ -92,9 +92,7 @@ def diversity(job: Job, samples: Samples) -> dict[str, float]:
     """Mean distance of two images of a class: of the buffer, and of as many real images."""
     kinds = {"real": some(job.learnt, len(samples)), "synthetic": samples}
     return {
-        f"diversity-{kind}-perceptual": within_class_diversity(
-            each.images, each.labels, job.distance
-        )
+        f"diversity-{kind}-perceptual": class_diversity(each.images, each.labels, job.distance)
         for kind, each in kinds.items()
     }
 
