@@ -83,13 +83,13 @@ def _figure(metrics: Mapping[str, float], name: str) -> Figure | None:
     if not isfinite(value := metrics.get(name, nan)):
         return None
     low, high = (metrics.get(f"{name}-{end}", nan) for end in ("low", "high"))
-    figure = _with_ends(value, low, high)
+    figure = _estimate(value, low, high)
     if f"{name}-noise" in metrics:
         figure["noise"] = metrics[f"{name}-noise"]
     return figure
 
 
-def _with_ends(value: float, low: float, high: float) -> Figure:
+def _estimate(value: float, low: float, high: float) -> Figure:
     return {
         "value": value,
         "low": low if isfinite(low) else None,
@@ -158,7 +158,7 @@ def combine(weights: Sequence[float], figures: Sequence[Figure]) -> Figure:
         factors * np.where(factors > 0, one, other)
         for one, other in ((values - low, high - values), (high - values, values - low))
     )
-    return _with_ends(value, value - sqrt(below @ below), value + sqrt(above @ above))
+    return _estimate(value, value - sqrt(below @ below), value + sqrt(above @ above))
 
 
 def _end(figure: Figure, end: str) -> float:

@@ -13,6 +13,7 @@ says how far other seeds would move the difference; not what other hospitals or 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from itertools import combinations
 from math import inf, isfinite, nan, sqrt
 from pathlib import Path
@@ -150,19 +151,14 @@ class Difference:
     by_seed: dict[int, float]
     most: float = inf  # how large it can be
 
-    @property
-    def mean(self) -> float:
-        """Over the seeds."""
-        return mean(self.by_seed.values())
-
-    @property
+    @cached_property
     def figure(self) -> Figure | None:
         """The mean, with a 95 % interval by Student's t from `SEEDS` seeds on."""
         from scipy.special import stdtrit  # takes half a second
 
         if not self.by_seed:
             return None
-        count, mean = len(self.by_seed), self.mean
+        count, mean = len(self.by_seed), fmean(self.by_seed.values())
         if count < SEEDS:
             return {"value": mean, "low": None, "high": None}
         half = stdtrit(count - 1, 0.975) * spread(self.by_seed.values()) / sqrt(count)
@@ -215,18 +211,16 @@ class Comparison:
         differences = [each for each in self.differences(column) if each.by_seed]
         if not differences:
             return []
-        known = {method.name: method for e in differences for method in (e.first, e.second)}
-        best = max(known.values(), key=lambda method: mean(method.values(column)))
+        compared = {method.name: method for e in differences for method in (e.first, e.second)}
+        best = max(compared.values(), key=lambda method: mean(method.values(column)))
         others = {
-            (each.second if each.first is best else each.first).name: (
-                len(each.by_seed),
-                each.higher,
-            )
+            (each.second if each.first is best else each.first).name: each
             for each in differences
             if best in (each.first, each.second)
         }
+        known = {name: (len(each.by_seed), each.higher) for name, each in others.items()}
         value, constant = mean(best.values(column)), best.constant(column)
-        return [methods.conclude(where, best.name, value, constant, others)]
+        return [methods.conclude(where, best.name, value, constant, known)]
 
     @property
     def pairs(self) -> list[tuple[Method, Method]]:
@@ -235,9 +229,8 @@ class Comparison:
 
     def differences(self, column: Column, hospital: str = "") -> list[Difference]:
         """Of each pair; over all hospitals, or at one."""
-        return [
-            Difference(a, b, _by_seed(a, b, column, hospital), column.most) for a, b in self.pairs
-        ]
+        pairs = ((a, b, _seed_differences(a, b, column, hospital)) for a, b in self.pairs)
+        return [Difference(*each, column.most) for each in pairs]
 
     @property
     def unlike(self) -> list[tuple[str, str, str]]:
@@ -278,7 +271,7 @@ def _same_images(first: CompletedRun, second: CompletedRun) -> bool:
     return all(one[key] == other[key] for one, other in pairs for key in one.keys() & other.keys())
 
 
-def _by_seed(a: Method, b: Method, column: Column, hospital: str) -> dict[int, float]:
+def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> dict[int, float]:
     found: dict[int, list[float]] = {}
     for repeat in sorted(a.runs.keys() & b.runs.keys()):
         one, other = a.runs[repeat], b.runs[repeat]

@@ -9,7 +9,7 @@ from strategies.engine.events import Event
 def data_of(events: Iterable[Event], classes: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`Summary.data`, from what hospitals said before the first hop."""
     prepared = [each for each in events if each.verb == "query.prepare" and each.outcome == "ok"]
-    return {event.hospital: _of(event, classes) for event in prepared}
+    return {event.hospital: _hospital_data(event, classes) for event in prepared}
 
 
 def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
@@ -34,7 +34,7 @@ def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
     return "".join(f"# {line}\n" for line in lines)
 
 
-def _of(event: Event, classes: Sequence[str]) -> dict[str, Any]:
+def _hospital_data(event: Event, classes: Sequence[str]) -> dict[str, Any]:
     facts, numbers = event.facts, event.metrics
 
     def part(name: str) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class RoundEvents:
         return {(e.lineage, e.hospital) for e in self.events if e.verb == "hand-off"}
 
     @cached_property
-    def at_home(self) -> Tests:
+    def home_tests(self) -> Tests:
         """The tests of models where they are held."""
         return {pair: self.tests.get(pair, {}) for pair in self.held}
 
@@ -106,7 +106,7 @@ class RoundEvents:
     @property
     def noise(self) -> float:
         """Of the mean of balanced accuracies (without any, accuracies); NaN if they are exact."""
-        tests = (self.everywhere or self.at_home).values()
+        tests = (self.everywhere or self.home_tests).values()
         for name in ("balanced-accuracy", "accuracy"):
             if told := [metrics for metrics in tests if name in metrics]:
                 return hypot(*(each.get(f"{name}-noise", 0.0) / len(told) for each in told)) or nan
@@ -122,20 +122,20 @@ class RoundEvents:
     @cached_property
     def by_task(self) -> dict[int, float]:
         """The mean accuracy on each task that a hospital tells of, by its number."""
-        return self._by_task(OF_TASK)
+        return self._task_accuracies(OF_TASK)
 
     @cached_property
     def within_tasks(self) -> dict[int, float]:
         """The same if only the task's own classes can be the answer."""
-        return self._by_task(IN_TASK)
+        return self._task_accuracies(IN_TASK)
 
-    def _by_task(self, begins: str) -> dict[int, float]:
-        tests = (self.everywhere or self.at_home).values()
+    def _task_accuracies(self, begins: str) -> dict[int, float]:
+        tests = (self.everywhere or self.home_tests).values()
         found = (re.fullmatch(rf"{begins}(\d{{1,6}})", name) for told in tests for name in told)
         numbers = {int(match[1]) for match in found if match}
         return {number: average(tests, f"{begins}{number}") for number in numbers}
 
-    def after_visit(self) -> Iterable[float]:
+    def visit_accuracies(self) -> Iterable[float]:
         """Accuracy, at each hospital, of the model that it trained last, right after that visit."""
         ends = {(version.hop, version.lineage): tests for version, tests in self.versions.items()}
         for last in {visit.hospital: visit for visit in self.visits}.values():
@@ -168,7 +168,7 @@ class RoundEvents:
 
 @dataclass(frozen=True)
 class Round:
-    """What was measured in one round; `without_tests`, of tests only those of held models."""
+    """What was measured in one round; `drop_tests`, of tests only those of held models."""
 
     number: int  # from 1
     trained: frozenset[str]  # the hospitals that trained a model
@@ -180,14 +180,14 @@ class Round:
     visits: list[dict[str, Any]]  # as in `Summary`, of this round
     seconds: float  # from its first message to its last answer
 
-    def at_holders(self, metric: str) -> dict[str, float]:
+    def held_figures(self, metric: str) -> dict[str, float]:
         """A metric, at each hospital, of the model that it holds after the round."""
         return {
             hospital: self.tests.get((model, hospital), {}).get(metric, nan)
             for model, hospital in self.held
         }
 
-    def without_tests(self) -> "Round":
+    def drop_tests(self) -> "Round":
         """The round without what is read of the latest one alone: tests of models not held."""
         return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held})
 
@@ -321,7 +321,7 @@ def history(
     """`Summary.history`; `names` are those of figures."""
     held = {}
     for name, metric in (("held", "accuracy"), ("held_balanced", "balanced-accuracy")):
-        rounds = [each.at_holders(metric) for each in evaluated]
+        rounds = [each.held_figures(metric) for each in evaluated]
         held[name] = {h: [each.get(h, nan) for each in rounds] for h in hospitals}
     return {
         "round": [each.number for each in evaluated],

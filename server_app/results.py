@@ -279,7 +279,7 @@ class Results:
         events = [event for event in self._events if event.round == server_round]
         measured = measure_round(server_round, events, self._settings.evaluate.cross, seconds)
         if measured.matrix:
-            self._rounds = [each.without_tests() for each in self._rounds]
+            self._rounds = [each.drop_tests() for each in self._rounds]
         self._rounds.append(measured)
         return measured
 

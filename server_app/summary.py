@@ -144,7 +144,7 @@ class Record:
         return [row for each in self.evaluated for row in each.visits]
 
     @cached_property
-    def over_tasks(self) -> dict[str, Any]:
+    def task_figures(self) -> dict[str, Any]:
         """The figures over tasks; empty without tasks."""
         by_task = {each.number: each.by_task for each in self.evaluated}
         return over_tasks.measure(self.tasks, by_task, self.own_streams) if any(self.tasks) else {}
@@ -210,7 +210,7 @@ def _epsilon_spent(run: Record) -> dict[str, float]:
     return {event.hospital: event.metrics["epsilon-spent"] for event in told}
 
 
-def _over_time(run: Record) -> dict[str, Any]:
+def _time_figures(run: Record) -> dict[str, Any]:
     rounds = [each.number for each in run.evaluated]
     return over_time.measure(run.events, rounds) if run.timed else {}
 
@@ -279,12 +279,12 @@ class Summary:
     noise: float = round_figure(attrgetter("noise"))
     # 1/N Σ A[held by j, j]: the model that j holds after the hand-off.
     personalized_accuracy: float = round_figure(
-        lambda r: average(r.at_home.values(), "accuracy"), "held (accuracy)"
+        lambda r: average(r.home_tests.values(), "accuracy"), "held (accuracy)"
     )
     personalized_balanced_accuracy: float = round_figure(
-        lambda r: average(r.at_home.values(), "balanced-accuracy"), "held"
+        lambda r: average(r.home_tests.values(), "balanced-accuracy"), "held"
     )
-    personalized_auroc: float = round_figure(lambda r: average(r.at_home.values(), "auroc"))
+    personalized_auroc: float = round_figure(lambda r: average(r.home_tests.values(), "auroc"))
     # 1/(M·N) ΣΣ A[m, j]: what any model is worth anywhere. If a sample of the pairs is tested
     # (`evaluate.cross`), it is estimated; the low and high ones are the ends of its 95 % interval,
     # and NaN if all pairs are tested, or few.
@@ -327,7 +327,7 @@ class Summary:
     # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; the federation's if M = 2.
     fa_as_printed: float = round_figure(lambda r: r.federation["accuracy"][0] * len(r.models) / 2)
     # 1/N Σ A[trained by j, j]: the last model that j trained in the round, right after that.
-    accuracy_after_visit: float = round_figure(lambda r: mean(r.after_visit()))
+    accuracy_after_visit: float = round_figure(lambda r: mean(r.visit_accuracies()))
     # Mean over the visits of the round.
     train_loss: float = round_figure(
         lambda r: average((event.metrics for event in r.visits), "train-loss")
@@ -338,10 +338,10 @@ class Summary:
     # share classes.
     accuracy_within_tasks: float = round_figure(lambda r: mean(r.within_tasks.values()))
     # Over all tasks but the last; NaN before a round of the last was evaluated.
-    forgetting: float = run_figure(lambda run: mean(run.over_tasks.get("forgetting", ())))
+    forgetting: float = run_figure(lambda run: mean(run.task_figures.get("forgetting", ())))
     # Likewise; NaN where each hospital has a task order of its own.
     backward_transfer: float = run_figure(
-        lambda run: mean(run.over_tasks.get("backward_transfer", ()))
+        lambda run: mean(run.task_figures.get("backward_transfer", ()))
     )
     # Per hospital, `mean` and `std` (N - 1) of all models tested there; `balanced_mean` and
     # `balanced_std` of their balanced accuracy.
@@ -413,9 +413,9 @@ class Summary:
     # `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after its
     # last round; over all but the last the `forgetting` and `backward_transfer` of each; and
     # whether hospitals have their `own_streams`.
-    tasks: dict[str, Any] = run_figure(attrgetter("over_tasks"), _Tasks)
+    tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
     # Of asynchronous runs, and those in virtual time: server_app/over_time.py.
-    over_time: dict[str, Any] = run_figure(_over_time)
+    over_time: dict[str, Any] = run_figure(_time_figures)
 
     @classmethod
     def read(cls, directory: str | Path, *, any_version: bool = False) -> Self:

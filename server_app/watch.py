@@ -183,10 +183,10 @@ def follow(place: Path, console: Console) -> int:
         place: A result directory or a folder of some; it need not exist yet.
         console: Where it is shown.
     """
-    run = Followed.open(_found(place, console))
+    run = Followed.open(_find_run(place, console))
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for _ in _looks(run):
+            for _ in _look_until_end(run):
                 live.update(picture(run, console), refresh=True)
     else:
         for line in lines(run):
@@ -200,7 +200,7 @@ def _say(line: str, console: Console) -> None:
     console.print(printable(line), soft_wrap=True, markup=False)
 
 
-def _looks(run: Followed) -> Iterator[list[Event]]:
+def _look_until_end(run: Followed) -> Iterator[list[Event]]:
     """The new events, again and again until the run has ended."""
     while True:
         # Before the look: what has ended by then has written all.
@@ -211,7 +211,7 @@ def _looks(run: Followed) -> Iterator[list[Event]]:
         time.sleep(LOOK)
 
 
-def _found(place: Path, console: Console) -> Path:
+def _find_run(place: Path, console: Console) -> Path:
     """The result directory to follow, once it is there."""
     known = {path for path in _runs(place) if not is_under_way(path)}
     waiting = False
@@ -234,7 +234,7 @@ def lines(run: Followed) -> Iterator[str]:
     """The run as lines, for a file or another program."""
     shown, said, silence = 0, time.time(), 60.0
     yield next(run.headline())
-    for events in _looks(run):
+    for events in _look_until_end(run):
         told = [text for event in events if (text := wording.event_line(event))]
         new = [text for _, text in told]
         for measured in run.done[shown:]:

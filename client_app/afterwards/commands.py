@@ -206,7 +206,7 @@ def report(arguments: argparse.Namespace) -> int:
     """Write what a run was to the hospital: what its models are worth here, and what left it."""
     from client_app.afterwards.past_run import PastRun
     from client_app.afterwards.report import page
-    from client_app.afterwards.worth_here import exact_assessments, told_assessments
+    from client_app.afterwards.worth_here import exact_assessments, released_assessments
 
     store = arguments.store_dir.expanduser()
     past = PastRun.find(arguments.site, store, arguments.run)
@@ -226,7 +226,7 @@ def report(arguments: argparse.Namespace) -> int:
             rows = exact_assessments(past, arguments.data_dir.expanduser(), rules)
         except DataError as error:
             inexact = f"Exact ones are not to be had: {error}"
-    rows = rows or told_assessments(past)
+    rows = rows or released_assessments(past)
     with replacing(arguments.to.expanduser()) as draft:
         draft.touch(mode=0o600)
         draft.write_text(page(past, rows, inexact, file), encoding="utf-8")

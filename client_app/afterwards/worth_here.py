@@ -24,7 +24,7 @@ from pages.verdicts.home import AS_LONG
 from strategies.protocol.order import Order
 
 
-def told_assessments(past: PastRun) -> list[Assessment]:
+def released_assessments(past: PastRun) -> list[Assessment]:
     """What the hospital told of models, of their mean, and of its own before the first hand-off."""
     return [
         _assessment(about, past.site, figures, past.classes)

@@ -6,7 +6,7 @@ from pages.figures import Assessment, is_noised, number
 from pages.page import capital
 from pages.verdicts.model import (
     Verdict,
-    beside_largest_class,
+    compare_largest_class,
     describe,
     few_images,
     gravest,
@@ -99,14 +99,14 @@ def judge_home(
     others = [row for row in models if row is not best]
     at_chance = [row for row in others if row["balanced_accuracy"] and objection(row)]
     handed = [row for row in models if row["model"] not in own_lineages]
-    first = _handed_on(site, handed, own)
+    first = _judge_handed_on(site, handed, own)
     if at_chance or objection(best):
         first["judgement"] = gravest(first["judgement"], "note")
     yield first
     name = f"the hospital's own {own_name(own)}"
     of_best = describe(best, f"The best here is {model_name(best)}, with", own, name)
     yield of_best | {"judgement": gravest(of_best["judgement"], "note")}  # what is chosen flatters
-    yield from beside_largest_class([best])
+    yield from compare_largest_class([best])
     if at_chance:
         count = f"{len(at_chance)} of {len(others)} other models"
         text = f"Not shown to be better than chance here: {count}; worst {pair(worst(at_chance))}."
@@ -120,7 +120,7 @@ def judge_home(
             )
 
 
-def _handed_on(site: str, handed: Sequence[Assessment], own: Assessment | None) -> Verdict:
+def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | None) -> Verdict:
     """Whether models that others trained are better here than the hospital's own was."""
     if not handed:
         text = f"Every model here was trained at {site} alone: nothing was handed on."

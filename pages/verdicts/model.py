@@ -224,7 +224,7 @@ def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def beside_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
+def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     """The accuracy of models beside the share of the largest class."""
     told = [row for row in rows if row["largest_class"] and row["accuracy"]]
     if not told:

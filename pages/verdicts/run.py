@@ -18,7 +18,7 @@ from pages.verdicts.model import (
     COMPARED,
     GRAVITY,
     Verdict,
-    beside_largest_class,
+    compare_largest_class,
     describe,
     few_images,
     gravest,
@@ -69,21 +69,21 @@ def judge_run(
     if held:
         silent = sorted({*holders} - {row["hospital"] for row in held})
         whose = "hospitals, the model that the hospital holds"
-        found.append(_beside_chance("At", whose, headline, held, silent))
+        found.append(_compare_chance("At", whose, headline, held, silent))
     if everywhere:
         whose = "tested pairs of model and hospital, the model"
-        found.append(_beside_chance("Everywhere: in", whose, everywhere, tests, ()))
-    found += [verdict("note", _noise(own), "noise")] if noised else beside_largest_class(own)
+        found.append(_compare_chance("Everywhere: in", whose, everywhere, tests, ()))
+    found += [verdict("note", _noise(own), "noise")] if noised else compare_largest_class(own)
     if not noised and headline["low"] is None:
         return found
     found += _gain(own, round_, learnt, noised)
     found += () if noised else few_images(headline, own)
     models = [row for row in pooled if row["kind"] == "model"]
     found += missed_classes(models, "The model", learnt=learnt, noised=noised)
-    return found + sorted(_at_hospitals(rows), key=_gravest_first)
+    return found + sorted(_judge_hospitals(rows), key=_gravity)
 
 
-def _beside_chance(
+def _compare_chance(
     where: str,
     whose: str,
     mean: Figure,
@@ -162,7 +162,7 @@ def _gain(
     )
 
 
-def _at_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
+def _judge_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     """For each hospital the model that it holds, beside its own."""
     alone = {row["hospital"]: row for row in rows if row["kind"] == "standalone"}
     for row in rows:
@@ -176,7 +176,7 @@ def _at_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
         yield said
 
 
-def _gravest_first(said: Verdict) -> tuple[int, str]:
+def _gravity(said: Verdict) -> tuple[int, str]:
     return -GRAVITY.index(said["judgement"]), said["hospital"]
 
 

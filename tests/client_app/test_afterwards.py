@@ -565,7 +565,7 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
     again = worth_here.exact_assessments(past, run.place / "images" / "graz", None)
     alone, *others = again
     assert alone["kind"] == "standalone"
-    assert others == worth_here.told_assessments(past)
+    assert others == worth_here.released_assessments(past)
     assert [row["kind"] for row in others] == ["model"] * 3 + ["ensemble"]
     assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
     (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]

@@ -38,7 +38,7 @@ def test_the_figures_of_a_round(events):
     assert round_.figures["disagreement"] == pytest.approx(0.3 / 2**0.5)
     assert round_.figures["accuracy_after_visit"] == pytest.approx(0.85)
     assert round_.figures["train_loss"] == pytest.approx(0.4)
-    assert round_.at_holders("accuracy") == {"A": 0.6, "B": 0.5}
+    assert round_.held_figures("accuracy") == {"A": 0.6, "B": 0.5}
     assert round_.trained == {"A", "B"}
 
 
@@ -160,7 +160,7 @@ def test_everything_but_visits_is_about_the_latest_version_of_a_model(serial):
     """From the table in conftest.py: what B left, 0.5 at A, 0.9 at B."""
     [round_] = measured(serial, 1)
     assert round_.matrix == {("global", "A"): 0.5, ("global", "B"): 0.9}
-    assert round_.at_holders("accuracy") == {"A": 0.5}
+    assert round_.held_figures("accuracy") == {"A": 0.5}
     assert round_.figures["federation_accuracy"] == pytest.approx(0.7)
     assert round_.figures["pooled_federation_accuracy"] == pytest.approx(0.8)
 

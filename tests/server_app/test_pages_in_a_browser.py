@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import page as own_page
-from client_app.afterwards.worth_here import told_assessments
+from client_app.afterwards.worth_here import released_assessments
 from client_app.authority.ledger import Line, append, path_of
 from client_app.authority.ledger_view import page as ledger_page
 from client_app.datasets.findings import Finding
@@ -153,7 +153,7 @@ def own_report(folder):
     failure = {"class": "policy", "reason": "W" * 200}
     append(ledger, {**entry, "verb": "train", "failure": failure}, terms)
     past = PastRun.find("graz", folder, None)
-    return own_page(past, told_assessments(past), "", None)
+    return own_page(past, released_assessments(past), "", None)
 
 
 def dossier(folder):
