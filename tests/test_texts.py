@@ -31,7 +31,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 RESULTS = ROOT / "benchmarks" / "results"
 CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 ANY = "|".join(PACKAGES)
-FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|md|toml|html|css|js)\b")
+FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|html\.md|md|toml|css|js)\b")
 MODULE = re.compile(rf"(?<![\w/.-])(?:{ANY})(?:\.[A-Za-z_]\w*)+(?![\w-])")
 DOTTED = re.compile(r"`([a-z]+(?:\.[a-z0-9-]+)+)(?:=[^`]*)?`")
 # What a reader of docs/adding-a-method.md adds, and the mistake that docs/tutorial.md shows.

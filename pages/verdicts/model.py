@@ -13,7 +13,7 @@ from pages.figures import (
 )
 from strategies.protocol.names import join_names
 
-# `judgement` (pages.page.judged), `text`, what it is `about`, and of which `hospital`, `model` and
+# `judgement` (pages.page.JUDGED), `text`, what it is `about`, and of which `hospital`, `model` and
 # `class`; empty if of none.
 Verdict = dict[str, str]
 GRAVITY = ("good", "note", "open", "bad")  # judgements, the most favourable first
