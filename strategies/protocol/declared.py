@@ -112,7 +112,16 @@ def near_miss(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 def refusal(key: str, value: Any, allowed: str) -> str:
     """The sentence about a value that is not allowed."""
-    return f"The setting '{key}' is {_shown(value)}; it must be {allowed}."
+    return f"The setting '{key}' is {excerpt(value)}; it must be {allowed}."
+
+
+def excerpt(value: Any) -> str:
+    """A value as Python writes it, without a password or token; the beginning of a long one."""
+    try:
+        text = redacted(repr(value))
+    except ValueError:  # Python writes some thousand digits
+        return "a number without end"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _read(
@@ -172,12 +181,3 @@ def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
     if "ge" in limits:
         return f"{limits['ge']} to {limits['le']}"
     return f"{least}, and at most {limits['le']}"
-
-
-def _shown(value: Any) -> str:
-    """A value as Python writes it, without a password or token; the beginning of a long one."""
-    try:
-        text = redacted(repr(value))
-    except ValueError:  # Python writes some thousand digits
-        return "a number without end"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."

@@ -34,6 +34,7 @@ from strategies.protocol.declared import (
     TwoOrMore,
     condition,
     declare,
+    excerpt,
     keys_of,
     near_miss,
     pattern,
@@ -155,7 +156,7 @@ class TrainSettings:
     def round_settings(self, server_round: int) -> "TrainSettings":
         """Those of a round, whose learning rate may have been halved."""
         halved = server_round // self.halve_every if self.halve_every else 0
-        rate = math.ldexp(self.learning_rate, -halved)
+        rate = math.ldexp(self.learning_rate, -halved)  # 0 after a thousand times
         return replace(self, learning_rate=rate or sys.float_info.min)
 
     def hospital_settings(self, hospital: int) -> "TrainSettings":
@@ -400,7 +401,7 @@ def complete(changes: Mapping[str, Any]) -> dict[str, Any]:
     """
     known = defaults()
     strange = [
-        f"There is no setting '{key}' (here {value!r})"
+        f"There is no setting '{key}' (here {excerpt(value)})"
         + near_miss(key, known, "pyproject.toml lists all.")
         for key, value in changes.items()
         if key not in known
