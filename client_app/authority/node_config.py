@@ -9,8 +9,16 @@ from typing import Annotated, Any
 
 from flwr.app import Context
 
-from strategies.protocol.declared import Count, condition, declare, keys_of, near_miss, read
-from strategies.protocol.may_leave import OWN_SETTINGS
+from strategies.protocol.declared import (
+    Count,
+    condition,
+    declare,
+    keys_of,
+    near_miss,
+    read,
+    refusal,
+)
+from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
 # The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
@@ -87,11 +95,13 @@ class NodeConfig:
             if not real or key not in SIMULATED
         ]
         own, problems = read(config, cls)
-        for key in config:
+        for key, value in config.items():
             if real and key in SIMULATED:
                 problems[key] = f"'{key}' is for simulations: leave it out."
             elif key not in known:
-                problems[key] = f"it has no key '{key}'{near_miss(key, known)}"
+                problems[key] = f"There is no key '{key}'{near_miss(key, known)}"
+            elif key in OWN_FILES and not isinstance(value, str):
+                problems[key] = refusal(key, value, "a text")
         if own is None or problems:
             raise OwnError("node-config", " ".join(problems.values()))
         return own

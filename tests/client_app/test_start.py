@@ -240,6 +240,12 @@ def test_nothing_of_such_a_file_ever_leaves(place, tmp_path, file, damage, said,
         ({"strategy": "cwt"}, "no key 'strategy'; it may be site, "),
         ({"num-partitions": 2}, "'num-partitions' is for simulations"),
         ({"model": 18}, "'model' is 18; it must be a text."),
+        ({"mah.auxiliary": 18}, "'mah.auxiliary' is 18; it must be a text."),
+        (
+            {"keep": 1, "stie": "graz", "resident": 1},
+            "'keep' is 1; it must be a text. The setting 'resident' is 1; it must be true or "
+            "false. There is no key 'stie'; did you mean 'site'?",
+        ),
         ({"resident": "yes"}, "'resident' is 'yes'; it must be true or false"),
         ({"resident": 1}, "it must be true or false"),
         ({"train.batch-size": 8.5}, "it must be a whole number"),

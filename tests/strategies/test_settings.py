@@ -91,7 +91,7 @@ def test_a_long_value_is_shown_by_its_beginning_and_without_its_password():
         Settings.parse(run_config(**{"gan.kl": url, "seed": 10**5000, "train.epochs": -(10**400)}))
     assert "hunter2" not in str(error.value)
     assert len(str(error.value)) < 1000
-    with pytest.raises(SettingsError, match="There is no setting 'sed' .*; did you mean 'seed'"):
+    with pytest.raises(SettingsError, match=r"There is no setting 'sed' .*; did you mean 'seed'"):
         complete({"sed": 10**5000})
 
 
