@@ -16,9 +16,8 @@ from pages.figures import (
     largest_class,
     mean_over_hospitals,
 )
+from server_app.measures import Pair
 from strategies.engine.events import Event
-
-Pair = tuple[str, str]  # a model, and the hospital that it is tested at
 
 
 def assess(

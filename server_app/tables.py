@@ -1,4 +1,4 @@
-"""What a run left, as tables of pandas.
+"""What a run left in its result directory, as tables of pandas.
 
     from server_app.tables import events, rounds, tasks
     table = events("~/fedhandoff/runs/2026-11-22_14-37-39-cwt")
@@ -18,9 +18,6 @@ from strategies.engine.events import LOG, read_events
 def events(directory: str | Path) -> pd.DataFrame:
     """metrics.jsonl, also of a run that goes on: a row for each event.
 
-    Args:
-        directory: The result directory.
-
     Returns:
         The columns of `strategies.engine.events.Event`, `time` in seconds since the run began, and
         for each metric that a hospital told `metrics.<name>`, NaN where it did not.
@@ -35,9 +32,6 @@ def events(directory: str | Path) -> pd.DataFrame:
 
 def rounds(directory: str | Path) -> pd.DataFrame:
     """The history of a run that has ended: a row for each round that was evaluated.
-
-    Args:
-        directory: The result directory.
 
     Returns:
         The figures of `Summary` as columns, and for each hospital `held.<name>`, its personalised
@@ -62,9 +56,6 @@ def rounds(directory: str | Path) -> pd.DataFrame:
 
 def tasks(directory: str | Path) -> pd.DataFrame:
     """The accuracy on each task (columns) after the last evaluated round of each task (index).
-
-    Args:
-        directory: The result directory.
 
     Returns:
         R of server_app/over_tasks.py [T, T], NaN where it was not measured; empty without tasks.

@@ -23,7 +23,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from pages.figures import Z
 from pages.verdicts.run import texts
 from server_app import wording
 from server_app.enrolment import expected_count
@@ -273,13 +272,8 @@ def picture(run: Followed, console: Console) -> Group:
             Text(f"best {best[1]:.3f}, round {best[0]}", style="dim"),
         )
     parts.append(figures)
-    if run.done and isfinite(noise := run.done[-1].figures["noise"]):
-        parts.append(
-            Text(
-                f"Figures have noise: the mean over all models may be ±{Z * noise:.3f} off.",
-                style="dim",
-            )
-        )
+    if run.done and (noise := wording.noise_text(run.done[-1].figures)):
+        parts.append(Text(noise, style="dim"))
     now = time.time()
     for each in run.waits if not run.summary else ():
         clock = time.strftime("%H:%M:%S", time.localtime(min(max(each.since, 0.0), now)))

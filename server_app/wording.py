@@ -49,8 +49,8 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
         f"{LABELS[name]} {figures[name]:.3f}{_interval(figures, name)}{_lowest(measured, name)}"
         for name in foremost(figures)
     ]
-    if isfinite(noise := figures["noise"]):
-        parts.append(f"noise ±{Z * noise:.3f}")
+    if noise := noise_text(figures):
+        parts.append(noise)
     visits = visit_ends(measured.visits)
     accuracies = [row["global_accuracy"] for row in visits if isfinite(row["global_accuracy"])]
     if len(accuracies) > len({row["lineage"] for row in visits}):
@@ -62,6 +62,11 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     if isfinite(left) and measured.number < rounds:
         parts.append(f"{duration(left)} left")
     return "  ".join(parts)
+
+
+def noise_text(figures: dict[str, float]) -> str:
+    """How far noise may have moved the first mean of a round; empty if figures are exact."""
+    return f"noise ±{Z * figures['noise']:.3f}" if isfinite(figures["noise"]) else ""
 
 
 def _interval(figures: dict[str, float], name: str) -> str:

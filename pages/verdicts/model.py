@@ -191,11 +191,11 @@ def missed_classes(
     """
     several = len(rows) > 1
     for each in zip(*(row["classes"] for row in rows), strict=True):
-        told = [of for of in each if of["recall"] and of["recall"]["high"] is not None]
+        told = [at for at in each if at["recall"] and at["recall"]["high"] is not None]
         if not told or len(told) < len(rows):
             continue
-        best = max(told, key=lambda of: float(of["recall"]["value"]))
-        most = max(of["recall"]["high"] for of in told)
+        best = max(told, key=lambda at: float(at["recall"]["value"]))
+        most = max(at["recall"]["high"] for at in told)
         if best["recall"]["value"] == 0 and not noised:
             finds = "No model finds an" if several else f"{name} finds no"
             share = f"0 of {size(best)} (at most {most:.0%} of such images)"
@@ -213,10 +213,10 @@ def missed_classes(
 
 def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
     """What a class would gain from another operating point than the most probable class."""
-    known = [of for of in told if of["sensitivity"] and of["specificity"]]
+    known = [at for at in told if at["sensitivity"] and at["specificity"]]
     if not known:
         return ""
-    best = max(known, key=lambda of: float(of["sensitivity"]["value"] + of["specificity"]["value"]))
+    best = max(known, key=lambda at: float(at["sensitivity"]["value"] + at["specificity"]["value"]))
     model = "the best model" if len(told) > 1 else "it"
     return (
         f" At a threshold of its own, chosen on training images, {model} has a sensitivity of "
