@@ -61,7 +61,7 @@ class Encoded:
     means: Tensor
     variances: Tensor
 
-    def leaving(self) -> tuple[Tensor, Tensor]:
+    def outgoing(self) -> tuple[Tensor, Tensor]:
         """Mean and variance of the numbers that would leave of each image, float64 [n, k]."""
         means, variances = self.means.double().cpu(), self.variances.double().cpu()
         if self.kind == "stats":
@@ -92,7 +92,7 @@ def audit_embeddings(
         DeadlineError: The deadline has passed.
     """
     rows, values = rows.cpu(), values.double().cpu()
-    means, variances = encoded.leaving()
+    means, variances = encoded.outgoing()
     stays = torch.ones(len(means), dtype=torch.bool)
     stays[rows] = False
     finite = all(bool(each.isfinite().all()) for each in (values, means, variances))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest, rankdata
 from sklearn.metrics import roc_auc_score
 
-from learning.intervals import Estimate, auroc_error, combined, wilson
+from learning.intervals import Estimate, auroc_error, combine, wilson
 
 FALSE_POSITIVES = 0.01  # the rate at which true positives are counted
 
@@ -59,7 +59,7 @@ def success(members: Scores, others: Scores, threshold: float) -> Success:
         len(members),
         len(others),
         auc(members, others),
-        combined((0.5, 0.5), (told, spared), None),
+        combine((0.5, 0.5), (told, spared), None),
         clopper_pearson(int((members > passing).sum()), len(members)),
         clopper_pearson(int((others > passing).sum()), len(others)),
     )
@@ -141,7 +141,7 @@ def contrast(members: Scores, others: Scores, seed: int = 0, draws: int = 200) -
     worth = success(members, others, threshold=float(np.median(members)))
     controls = control(members, min(len(others), len(members) // 2), seed, draws)
     excesses = [
-        combined((1.0, -1.0), pair, None)
+        combine((1.0, -1.0), pair, None)
         for pair in zip((worth.auc, worth.tpr), controls, strict=True)
     ]
     return Contrast(worth, *controls, *excesses)

@@ -20,7 +20,7 @@ from client_app.store import DEFAULT, Store, own_folder
 from learning.dp_sgd import check_network
 from learning.models import Architecture
 from learning.randomness import seeded
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.names import check_name, names_of_folders, number_as_name
 from strategies.protocol.settings import (
@@ -147,7 +147,7 @@ class Hospital:
         whole = self.whole or self.data
         count, classes, store = self.partitions, whole.classes, self.store.folder.parent
         each = (open_data(self.settings, index, count, classes, store) for index in range(count))
-        return joined(data.train_so_far(self.task) for data in each).to(self.device)
+        return concatenate(data.train_so_far(self.task) for data in each).to(self.device)
 
     def public(self, key: str) -> Samples:
         """The images of the public archive that a setting names, all of them.

@@ -16,7 +16,13 @@ from client_app.hospital import Hospital
 from client_app.request import Request, log_once
 from client_app.run import Kept, note_dossier
 from learning.models import Architecture
-from learning.packing import dossier_of, pack_network, unpack_buffer, unpack_memory, unpack_network
+from learning.packing import (
+    dossier_hash,
+    pack_network,
+    unpack_buffer,
+    unpack_memory,
+    unpack_network,
+)
 from learning.samples import Samples
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.parcel import Manifest, check_arrays, completed, hash_arrays
@@ -169,8 +175,8 @@ def _buffer(request: Request, whose: str, hash_: str) -> Samples:
     opened = request.seal.open_buffer(record, whose) if request.seal else record
     classes = len(hospital.data.classes)
     samples = unpack_buffer(opened, hospital.data.train, classes, order.buffer_size)
-    log_once(f"The buffer of {whose!a} has a dossier: SHA-256 {dossier_of(opened)}.")
-    note_dossier(request.run, whose, dossier_of(opened))
+    log_once(f"The buffer of {whose!a} has a dossier: SHA-256 {dossier_hash(opened)}.")
+    note_dossier(request.run, whose, dossier_hash(opened))
     if sent:
         keep_buffer(hospital, hash_, sent)
     return samples.to(hospital.device)

@@ -17,7 +17,7 @@ from client_app.errors import DataError
 from client_app.parcels import keep_local, pack, replayed, unpack
 from client_app.release.details import Details
 from client_app.release.disclosure import Disclosure, Noised, open_disclosure
-from client_app.release.embeddings.sample import embeddings_of
+from client_app.release.embeddings.sample import pack_embeddings
 from client_app.request import Clock, Request
 from client_app.run import Kept, check_newest, count_visit
 from learning.dp_sgd import Plan, PrivateSteps, check_network
@@ -144,7 +144,7 @@ class Visit:
         """Put embeddings of images beside the model, if they were ordered; what is said of them."""
         if not self.request.order.embeddings:
             return {}
-        sent, told = embeddings_of(self.request, self.learner, self.disclosure)
+        sent, told = pack_embeddings(self.request, self.learner, self.disclosure)
         self.beside |= sent
         return told
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from learning.intervals import Estimate, auroc_error, combined, wilson
+from learning.intervals import Estimate, auroc_error, combine, wilson
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -27,7 +27,7 @@ ROWS = 250  # resamples that are in memory at a time
 THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
 
 
-def above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
+def count_above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
     """How many images of each class reach each threshold for it, and how many of all others.
 
     Args:
@@ -53,7 +53,7 @@ def operating_point(own: Floats, others: Floats, sizes: Floats) -> Floats:
     images by heart separates them at any.
 
     Args:
-        own: What `above` counts [K, T], on images that are not tested on.
+        own: What `count_above` counts [K, T], on images that are not tested on.
         others: The same.
         sizes: Images of each class [K].
 
@@ -262,24 +262,24 @@ class Sureness:
     outcome: Outcome
     bootstrap: Bootstrap | None = None
 
-    def of_share(self, name: str, value: float) -> Estimate:
+    def estimate_share(self, name: str, value: float) -> Estimate:
         """The estimate of a share in `Outcome.shares`, at a value."""
         shares = self.outcome.shares
         place, least = shares.names.index(name), shares.worth[name]
         images = shares.images[place]
         if self.bootstrap is None:
-            return wilson(value, rounded(least))
+            return wilson(value, round_down(least))
         return _estimate(value, self.bootstrap.shares[:, place], least, images)
 
-    def of_calibration_error(self, value: float) -> Estimate:
+    def estimate_calibration_error(self, value: float) -> Estimate:
         """The estimate of the expected calibration error, at a value."""
         shares = self.outcome.shares
         least, images = shares.worth["accuracy"], shares.images[shares.names.index("accuracy")]
         if self.bootstrap is None:
-            return wilson(value, rounded(least))
+            return wilson(value, round_down(least))
         return _estimate(value, self.bootstrap.calibration_error, least, images)
 
-    def of_auroc(self, value: float) -> Estimate:
+    def estimate_auroc(self, value: float) -> Estimate:
         """The estimate of the mean AUROC over the classes that there are, at a value."""
         shares, sums = self.outcome.shares, []
         names = [name for name in shares.names if name.startswith("recall-")]
@@ -293,11 +293,11 @@ class Sureness:
             error = auroc_error(area, shares.worth[name], total - shares.worth[name])
             least = area * (1 - area) / error**2 if error else shares.worth[name]
             if self.bootstrap is None:
-                sums.append(wilson(area, rounded(least)))
+                sums.append(wilson(area, round_down(least)))
             else:
                 images = shares.images[shares.names.index(name)]
                 sums.append(_estimate(area, self.bootstrap.areas[:, k], least, images, inf))
-        return combined([1 / len(names)] * len(names), sums, alike)
+        return combine([1 / len(names)] * len(names), sums, alike)
 
     def correlation(self, other: "Sureness | None" = None) -> Floats:
         """Of the errors of the recalls; with another model's behind them if there is one."""
@@ -321,7 +321,7 @@ class Sureness:
         return _correlation(np.concatenate(columns, axis=1))
 
 
-def rounded(number: float) -> float:
+def round_down(number: float) -> float:
     """A number of patients as it may be told: 1, or the power of √2 below it."""
     return max(1.0, 2.0 ** (floor(2 * log2(number)) / 2)) if number > 0 else 1.0
 

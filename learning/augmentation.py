@@ -72,7 +72,7 @@ def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
     """
     moved = _affine(images.flatten(1, -3) if images.ndim > 3 else images[:, None], generator)
     if images.dtype == torch.uint8:
-        moved = _recoloured(moved, generator).clamp(0, 255)
+        moved = _recolour(moved, generator).clamp(0, 255)
     if not images.is_floating_point():
         moved = moved.round()
     return moved.to(images.dtype).reshape(images.shape)
@@ -93,7 +93,7 @@ def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
     return grid_sample(images.float(), grid, padding_mode="reflection", align_corners=False)
 
 
-def _recoloured(images: Tensor, generator: torch.Generator) -> Tensor:
+def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
     """Float [N, C, H, W], each in another brightness, contrast and colour."""
     shape = (len(images), images.shape[1] + 2, 1, 1)
     factors = (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)

@@ -39,7 +39,7 @@ def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> f
     return float(1 / brentq(slope, 1 / HIGHEST, 1 / lowest, xtol=1e-15))
 
 
-def tempered(scores: Tensor, temperature: float) -> Tensor:
+def temper(scores: Tensor, temperature: float) -> Tensor:
     """Probabilities [N, K] at a temperature; 1 leaves them as they are."""
     return (_logits(scores) / temperature).softmax(dim=1)
 

@@ -189,7 +189,7 @@ def read_manifest(path: Path) -> ModelManifest:
     Raises:
         ModelError: The file is something else.
     """
-    with _opened(path) as (_, manifest):
+    with _open(path) as (_, manifest):
         return manifest
 
 
@@ -199,7 +199,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], ModelManifest]:
     Raises:
         ModelError: The file is something else.
     """
-    with _opened(path) as (file, manifest):
+    with _open(path) as (file, manifest):
         return {name: file.get_tensor(name) for name in file.keys()}, manifest  # noqa: SIM118
 
 
@@ -219,7 +219,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
+def _open(path: Path) -> Iterator[tuple[Any, ModelManifest]]:
     try:
         with safe_open(path, framework="pt") as file:
             text = (file.metadata() or {}).get(ENTRY)

@@ -71,7 +71,7 @@ def student(freedom: float) -> float:
     )
 
 
-def combined(
+def combine(
     weights: Sequence[float], parts: Sequence[Estimate], correlation: NDArray[np.float64] | None
 ) -> Estimate:
     """A weighted sum of estimates.

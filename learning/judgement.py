@@ -20,13 +20,13 @@ WORSE, HOPELESS = 100.0, 1000.0
 _OUTPUTS = "outputs are not finite, or the same for all images"
 
 
-def some(samples: Samples) -> Samples:
+def sample(samples: Samples) -> Samples:
     """At most `SAMPLE` of the samples, the same ones whenever they are asked for."""
     drawn = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return samples[drawn.to(samples.labels.device)]
 
 
-def nobodys(like: Samples, classes: int) -> Samples:
+def random_samples(like: Samples, classes: int) -> Samples:
     """`SAMPLE` images of random pixels, of each class in turn: no patient's image decides.
 
     Args:
@@ -40,7 +40,7 @@ def nobodys(like: Samples, classes: int) -> Samples:
 
 
 @torch.inference_mode()
-def loss_of(network: nn.Module, samples: Samples) -> float:
+def relative_loss(network: nn.Module, samples: Samples) -> float:
     """The loss that `SHARE` of the samples stay below, in times of guessing.
 
     It is infinite for outputs that are no numbers, and for a model that says exactly the same of
@@ -61,13 +61,13 @@ def loss_of(network: nn.Module, samples: Samples) -> float:
     return found.item() / log(max(2, logits.shape[1]))
 
 
-def flaw_on_arrival(loss: float) -> str:
+def arrival_flaw(loss: float) -> str:
     """What is wrong with a model that has arrived, in words; empty if nothing is."""
     wrong = f"{_OUTPUTS}, or the loss is beyond {HOPELESS:.0f} times that of guessing"
     return "" if loss <= HOPELESS else wrong
 
 
-def flaw_of_visit(before: float, after: float) -> str:
+def visit_flaw(before: float, after: float) -> str:
     """What is wrong with a model after a visit, from its losses; empty if nothing is."""
     wrong = f"{_OUTPUTS}, or the loss is beyond {WORSE:.0f} times that of guessing and of before"
     return "" if after <= WORSE * max(1.0, before) else wrong

@@ -58,11 +58,11 @@ def pack_network(
 
 
 def _check_converged(state: Mapping[str, Tensor]) -> None:
-    if flaw := flaw_of(as_arrays(state)):
+    if flaw := flaw_of(numpy_arrays(state)):
         raise DivergedError(f"Training blew up: {flaw}. Lower train.learning-rate.")
 
 
-def as_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
+def numpy_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
     """Tensors as NumPy sees them, by name; on a CPU they are not copied."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
 
@@ -170,7 +170,7 @@ def check_layout(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
 
 
 def _check_sound(state: Mapping[str, Tensor], what: str) -> None:
-    if flaw := flaw_of(as_arrays(state)):
+    if flaw := flaw_of(numpy_arrays(state)):
         raise UselessError(f"{what} is of no use: {flaw}.")
 
 
@@ -187,7 +187,7 @@ def pack_buffer(samples: Samples, dossier: str) -> ArrayRecord:
     return ArrayRecord({name: Array(array) for name, array in arrays.items()})
 
 
-def dossier_of(record: ArrayRecord) -> str:
+def dossier_hash(record: ArrayRecord) -> str:
     """The SHA-256 of the dossier that a buffer names.
 
     Raises:
@@ -215,7 +215,7 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
         raise ParcelError(
             f"A buffer has the arrays {sorted(record)!s:.200}, not images, labels and dossier."
         )
-    dossier_of(record)
+    dossier_hash(record)
     picture, labels = (torch.from_numpy(record[name].numpy()) for name in ("images", "labels"))
     channels, height, width = like.shape
     if (labels.dtype, labels.shape) != (torch.int64, (size,)) or picture.dtype != torch.uint8:

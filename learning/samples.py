@@ -50,7 +50,7 @@ class Samples:
         return Samples(self.images.to(device), self.labels.to(device))
 
 
-def joined(parts: Iterable[Samples]) -> Samples:
+def concatenate(parts: Iterable[Samples]) -> Samples:
     """Several sets of samples as one, in their order."""
     parts = list(parts)
     images, labels = [part.images for part in parts], [part.labels for part in parts]

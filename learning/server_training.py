@@ -14,7 +14,7 @@ from flwr.app import ArrayRecord, RecordDict
 from learning.learners.fil_ver import Rehearsal
 from learning.learners.plain import Received
 from learning.packing import pack_network, unpack_network
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.training import train
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import Settings
@@ -50,10 +50,10 @@ def rehearse(
     drawn = np.array_split(np.arange(steps * settings.train.batch_size), len(tasks))
     parts = []
     for sent, share in zip(tasks, drawn, strict=True):
-        samples = joined(map(_samples, sent))
+        samples = concatenate(map(_samples, sent))
         rows = torch.from_numpy(rng.integers(len(samples), size=len(share)))
         parts.append(samples[rows])
-    learner = Rehearsal(model, joined(parts), settings, Received())
+    learner = Rehearsal(model, concatenate(parts), settings, Received())
     own = replace(settings.train, class_balance="none", augment="none")
     metrics = train(learner, own, 1, rng, inf)
     return pack_network(model, label).array_records["model"], metrics["train-loss"]

@@ -14,20 +14,20 @@ from learning.samples import Samples
 from strategies.protocol.settings import rng_for
 
 
-def earlier(kept: Mapping[str, Tensor], task: int) -> Samples | None:
+def earlier_samples(kept: Mapping[str, Tensor], task: int) -> Samples | None:
     """What is kept of the tasks before this one; None if there is nothing."""
     if not kept or not (before := kept["tasks"] != task).any():
         return None
     return Samples(kept["values"][before], kept["labels"][before])
 
 
-def chosen(count: int, share: float, seed: int, task: int) -> Tensor:
+def draw_rows(count: int, share: float, seed: int, task: int) -> Tensor:
     """Which of a task's images are kept: int64 [m], one at least."""
     order = rng_for(seed, "rehearsal", task).permutation(count)
     return torch.from_numpy(order[: max(1, round(share * count))])
 
 
-def replayed_with(batch: Samples, samples: Samples, kept: Samples) -> int:
+def replay_size(batch: Samples, samples: Samples, kept: Samples) -> int:
     """How many kept ones go with a batch of the samples, so that an epoch is a pass over both."""
     return max(1, round(len(batch) * len(kept) / len(samples)))
 
@@ -42,7 +42,7 @@ def add_task(
         "labels": present.labels,
         "tasks": torch.full_like(present.labels, task),
     }
-    if earlier(kept, task) is None:
+    if earlier_samples(kept, task) is None:
         return found
     before = kept["tasks"] != task
     return {name: torch.cat([kept[name][before], found[name]]) for name in found}

@@ -21,7 +21,7 @@ from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
 from client_app.store import Store
-from learning.calibration import LOWEST, fit_temperature, tempered
+from learning.calibration import LOWEST, fit_temperature, temper
 from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import FORM, SPLIT, ModelManifest
@@ -90,7 +90,7 @@ class Predictor:
         each = [probabilities(network, images.to(device), math.inf) for network in self.networks]
         weights = torch.tensor(self.weights)[:, None, None]
         mean = (weights * torch.stack(each).cpu()).sum(dim=0) / sum(self.weights)
-        return mean if self.temperature == 1.0 else tempered(mean, self.temperature)
+        return mean if self.temperature == 1.0 else temper(mean, self.temperature)
 
     def calibrated(self, folder: Path, home: Path) -> tuple["Predictor", int]:
         """The same with a temperature that suits a hospital's images; and how many they were.

@@ -9,8 +9,8 @@ from torch import nn
 
 from client_app.request import Request
 from learning.errors import DivergedError
-from learning.judgement import flaw_of_visit, flaw_on_arrival, loss_of, nobodys, some
-from learning.packing import as_arrays
+from learning.judgement import arrival_flaw, random_samples, relative_loss, sample, visit_flaw
+from learning.packing import numpy_arrays
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import UselessError
@@ -36,15 +36,15 @@ class Judge:
         self.request, self.network = request, network
         hospital = request.hospital
         with request.clock.measure("evaluate"):
-            self.images = nobodys(hospital.data.test, len(label.classes))
+            self.images = random_samples(hospital.data.test, len(label.classes))
             private = hospital.policy or hospital.settings.train.dp.noise_multiplier
             if images and not private:
-                self.images = some(images)
-            self.loss = loss_of(network, self.images)
-        if flaw := flaw_on_arrival(self.loss):
+                self.images = sample(images)
+            self.loss = relative_loss(network, self.images)
+        if flaw := arrival_flaw(self.loss):
             raise UselessError(f"The model of lineage '{label.lineage}' is of no use: {flaw}.")
         # Nothing is compared with a model that is tested.
-        self.arrays = as_arrays(network.state_dict()) if images is not None else {}
+        self.arrays = numpy_arrays(network.state_dict()) if images is not None else {}
         self.arrays = {name: array.copy() for name, array in self.arrays.items()}
 
     def check_visit(self) -> None:
@@ -55,8 +55,8 @@ class Judge:
         """
         request = self.request
         with request.clock.measure("evaluate"):
-            flaw = flaw_of(as_arrays(self.network.state_dict()), self.arrays) or flaw_of_visit(
-                self.loss, loss_of(self.network, self.images)
+            flaw = flaw_of(numpy_arrays(self.network.state_dict()), self.arrays) or visit_flaw(
+                self.loss, relative_loss(self.network, self.images)
             )
         if flaw:
             rate = request.hospital.settings.train.round_settings(request.order.round).learning_rate

@@ -46,13 +46,13 @@ from learning.assessment import (
     Floats,
     Outcome,
     Sureness,
-    above,
+    count_above,
     operating_point,
-    rounded,
+    round_down,
 )
 from learning.errors import DivergedError
 from learning.evaluation import probabilities
-from learning.intervals import Estimate, combined, wilson
+from learning.intervals import Estimate, combine, wilson
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import rng_for
@@ -297,7 +297,7 @@ class Details:
             for name, share in tables.shares.items()
         }
         recalls = [
-            sureness.of_share(name, tables.shares.get(name, 0.5))
+            sureness.estimate_share(name, tables.shares.get(name, 0.5))
             for name in (f"{RECALL}{k}" for k in self._classes)
         ]
         weights = [1 / len(recalls)] * len(recalls)
@@ -305,9 +305,9 @@ class Details:
         if noised:
             tables.settle(figures := dict(figures), noise)
         for name, of in (
-            ("accuracy", lambda value: sureness.of_share("accuracy", value)),
-            ("balanced-accuracy", lambda _: combined(weights, recalls, sureness.correlation())),
-            ("auroc", sureness.of_auroc),
+            ("accuracy", lambda value: sureness.estimate_share("accuracy", value)),
+            ("balanced-accuracy", lambda _: combine(weights, recalls, sureness.correlation())),
+            ("auroc", sureness.estimate_auroc),
         ):
             if name in figures:
                 value = figures[name]
@@ -335,11 +335,11 @@ class Details:
 
     def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:
-            return sureness.of_calibration_error(share)
+            return sureness.estimate_calibration_error(share)
         if name.startswith(IN_BIN) and self._noised:  # the model decides what is in a bin
             part = tables.counts[f"images-in-bin-{name.removeprefix(IN_BIN)}"] / len(self._labels)
-            return wilson(share, rounded(part * sureness.outcome.shares.worth["accuracy"]))
-        return sureness.of_share(name, share)
+            return wilson(share, round_down(part * sureness.outcome.shares.worth["accuracy"]))
+        return sureness.estimate_share(name, share)
 
     def _gain(self, judged: Judged) -> dict[str, float]:
         """How much better the balanced accuracy is than that of the hospital's own model."""
@@ -347,7 +347,7 @@ class Details:
         if alone is None or name not in judged.told or name not in alone.told:
             return {}
         count = len(self._classes)
-        estimate = combined(
+        estimate = combine(
             [1 / count] * count + [-1 / count] * count,
             [*judged.recalls, *alone.recalls],
             judged.sureness.correlation(alone.sureness),
@@ -360,7 +360,7 @@ class Details:
     def _operating_point(self, said: Said) -> Floats:
         labels = self.seen.labels.cpu().numpy()
         scores = said.seen.cpu().nan_to_num().double().numpy()
-        own, others = above(scores, labels)
+        own, others = count_above(scores, labels)
         sizes = np.bincount(labels, minlength=len(own)).astype(float)
         if noised := self._noised:
             moved = self._most_seen * sqrt(own.size)

@@ -53,8 +53,8 @@ from client_app.request import Inquiry, log_once
 from client_app.run import Tested, check_newest
 from learning.errors import DivergedError
 from learning.evaluation import count_right, probabilities, score
-from learning.judgement import nobodys
-from learning.learners.prototypes import features_of
+from learning.judgement import random_samples
+from learning.learners.prototypes import extract_features
 from learning.models.rotation import RotationNetwork
 from strategies.protocol.may_leave import METRICS, SHARE, metric_of
 from strategies.protocol.parcel import Manifest
@@ -448,12 +448,12 @@ class Noised(Disclosure):
         """
         most, classes = self.rules.max_models, len(self.data.classes)
         samples = self.data.train[torch.from_numpy(self.learnt)]
-        random = features_of(network, nobodys(self.data.test, classes).images)
+        random = extract_features(network, random_samples(self.data.test, classes).images)
         bound = random.double().norm(dim=1).max().item()
         if not len(samples) or not 0 < bound < math.inf:
             return {}
         labels = samples.labels.cpu().numpy()
-        features = features_of(network, samples.images).cpu().nan_to_num().double() / bound
+        features = extract_features(network, samples.images).cpu().nan_to_num().double() / bound
         pairs = np.stack([labels, self.owners[self.learnt]])
         cells, cell, sizes = np.unique(pairs, axis=1, return_inverse=True, return_counts=True)
         parts = torch.zeros(len(sizes), features.shape[1], dtype=torch.float64)  # of each patient

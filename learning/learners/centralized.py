@@ -1,7 +1,7 @@
 """Centralised training at the one hospital that trains (strategies/centralized.py)."""
 
 from learning.learners.plain import Learner
-from learning.samples import joined
+from learning.samples import concatenate
 
 
 class Centralized(Learner):
@@ -10,4 +10,4 @@ class Centralized(Learner):
     def begin_visit(self) -> None:
         """Join the images of the visit and the buffers."""
         real = [self.samples] if len(self.samples) else []
-        self.samples = joined([*self.received.buffers, *real])
+        self.samples = concatenate([*self.received.buffers, *real])

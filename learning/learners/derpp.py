@@ -56,11 +56,11 @@ class DERpp(Learner):
         """Eq. 6, from the logits [N, K] of a batch; then it comes by at the reservoir."""
         loss = self.cross_entropy(logits, batch.labels)
         if len(self.reservoir):
-            loss = loss + self.replayed(draws)
+            loss = loss + self.replay_term(draws)
         self.keep(batch, logits.detach(), draws)
         return loss
 
-    def replayed(self, draws: Draws) -> Tensor:
+    def replay_term(self, draws: Draws) -> Tensor:
         """α ‖M(x') − z'‖² + β ℓ(M(x''), y'')."""
         first = self.reservoir.draw(self.drawn, draws.generator)
         distance = self.distance(self.model(draws.view(first["images"])), first)

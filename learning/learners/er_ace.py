@@ -45,11 +45,11 @@ class ERACE(Learner):
         absent = self.seen[~torch.isin(self.seen, batch.labels)]
         loss = self.cross_entropy(logits.index_fill(1, absent, -torch.inf), batch.labels)
         if len(self.reservoir):
-            loss = loss + self.replayed(draws)
+            loss = loss + self.replay_term(draws)
         self.reservoir.add(draws.generator, images=batch.images, labels=batch.labels)
         return loss
 
-    def replayed(self, draws: Draws) -> Tensor:
+    def replay_term(self, draws: Draws) -> Tensor:
         """The second term."""
         kept = self.reservoir.draw(self.own.batch_size, draws.generator)
         logits = self.model(draws.view(kept["images"]))

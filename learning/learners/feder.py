@@ -13,7 +13,7 @@ from torch import Tensor
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.settings import ReplaySettings
 
 
@@ -42,7 +42,7 @@ class FedER(Learner):
         """Eq. 5, with as many random images of the buffer as the batch has: [N] -> [2N]."""
         if self.replay is None:
             return super().observe(batch, draws)
-        both = joined([batch, draws.draw(self.replay, len(batch))])
+        both = concatenate([batch, draws.draw(self.replay, len(batch))])
         logits = self.model(draws.view(both.images))
         (own, replayed), labels = logits.chunk(2), both.labels.chunk(2)
         weight = self.own.replay_weight

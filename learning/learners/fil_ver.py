@@ -21,7 +21,7 @@ from learning.learners.plain import Learner
 from learning.models.embedding import EmbeddingNetwork
 from learning.samples import Samples
 from learning.settings import EmbeddingSettings
-from learning.stream import add_task, chosen, earlier, replayed_with
+from learning.stream import add_task, draw_rows, earlier_samples, replay_size
 from strategies.protocol.settings import Settings
 
 
@@ -87,17 +87,17 @@ class FilVer(Rehearsal):
 
     def begin_visit(self) -> None:
         """Encode the images, once: the encoder is not trained."""
-        self.samples = encoded(self.network, self.samples)
-        self.kept = earlier(self.received.rehearsal, self.received.task)
+        self.samples = encode(self.network, self.samples)
+        self.kept = earlier_samples(self.received.rehearsal, self.received.task)
         share, seed, task = self.own.share, self.settings.seed, self.received.task
-        self.chosen = chosen(len(self.samples), share, seed, task)
+        self.chosen = draw_rows(len(self.samples), share, seed, task)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """As many kept ones per new one as there are: an epoch is a pass over both."""
         new = super().observe(batch, draws)
         if self.kept is None:
             return new
-        count = replayed_with(batch, self.samples, self.kept)
+        count = replay_size(batch, self.samples, self.kept)
         old = draws.draw(self.kept, count)
         replayed = functional.cross_entropy(self.classify(old.images, draws), old.labels)
         return (len(batch) * new + count * replayed) / (len(batch) + count)
@@ -109,7 +109,7 @@ class FilVer(Rehearsal):
 
 
 @torch.no_grad()
-def encoded(network: EmbeddingNetwork, samples: Samples) -> Samples:
+def encode(network: EmbeddingNetwork, samples: Samples) -> Samples:
     """Embeddings in the place of images: float32 [n, P, 256]."""
     network.eval()
     images = samples.images

@@ -39,7 +39,7 @@ from learning.evaluation import batch_size
 from learning.learners.derpp import DERpp
 from learning.models.taps import last_layer
 from learning.packing import check_layout
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.settings import MAHSettings
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, require, rng_for
@@ -87,7 +87,7 @@ class MAH(DERpp):
             matches = public.labels[:, None] == self.auxiliary.where(left, REAL - 1)  # [n, K]
             held = public[matches.any(dim=1)]
             labels = matches[matches.any(dim=1)].int().argmax(dim=1)
-            self.samples = joined([self.samples, Samples(held.images, labels)])
+            self.samples = concatenate([self.samples, Samples(held.images, labels)])
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
@@ -147,11 +147,13 @@ class MAH(DERpp):
         total: Tensor = sum(self.model(part).sum(dim=0) for part in parts)
         return total / len(images)
 
-    def replayed(self, draws: Draws) -> Tensor:
+    def replay_term(self, draws: Draws) -> Tensor:
         """That of DER++; of one image alone nothing, because BatchNorm cannot train on one."""
         alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
         return (
-            torch.zeros((), device=self.samples.labels.device) if alone else super().replayed(draws)
+            torch.zeros((), device=self.samples.labels.device)
+            if alone
+            else super().replay_term(draws)
         )
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
@@ -167,7 +169,7 @@ class MAH(DERpp):
 
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
         """‖M(x') − z'‖², the mean over all outputs; one of which z' tells nothing counts 0."""
-        targets, known = aligned(kept["logits"], kept["auxiliary"], self.auxiliary, self.before)
+        targets, known = align(kept["logits"], kept["auxiliary"], self.auxiliary, self.before)
         return ((outputs - targets) * known).square().mean()
 
     def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
@@ -195,7 +197,7 @@ def swap_rows(layer: torch.nn.Linear, one: int, other: int) -> None:
             rows[[one, other]] = rows[[other, one]]
 
 
-def aligned(logits: Tensor, then: Tensor, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+def align(logits: Tensor, then: Tensor, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Kept logits in the order of the outputs as they are now.
 
     Args:

@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from learning.augmentation import Draws
 from learning.learners.plain import Learner
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.settings import RehearsalSettings
-from learning.stream import add_task, chosen, earlier, replayed_with
+from learning.stream import add_task, draw_rows, earlier_samples, replay_size
 
 
 class NaiveRehearsal(Learner):
@@ -22,15 +22,15 @@ class NaiveRehearsal(Learner):
 
     def begin_visit(self) -> None:
         """Find what is kept of earlier tasks."""
-        self.kept = earlier(self.received.rehearsal, self.received.task)
+        self.kept = earlier_samples(self.received.rehearsal, self.received.task)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch [N], with kept images beside it."""
         if self.kept is None:
             return super().observe(batch, draws)
-        count = replayed_with(batch, self.samples, self.kept)
+        count = replay_size(batch, self.samples, self.kept)
         old = draws.draw(self.kept, count)
-        logits = self.model(draws.view(joined([batch, old]).images))
+        logits = self.model(draws.view(concatenate([batch, old]).images))
         new = self.cross_entropy(logits[: len(batch)], batch.labels)
         kept = functional.cross_entropy(logits[len(batch) :], old.labels)
         return (len(batch) * new + count * kept) / (len(batch) + count)
@@ -38,5 +38,5 @@ class NaiveRehearsal(Learner):
     def rehearsal(self) -> dict[str, Tensor]:
         """A share of each task's images, and their labels."""
         share, seed, task = self.own.share, self.settings.seed, self.received.task
-        rows = chosen(len(self.samples), share, seed, task)
+        rows = draw_rows(len(self.samples), share, seed, task)
         return add_task(self.received.rehearsal, self.samples, rows, task)

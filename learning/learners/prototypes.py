@@ -92,7 +92,7 @@ class Pass(Learner):
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
         """The loss of a batch of images [N]."""
-        images, labels = turned(draws.view(batch.images), batch.labels)
+        images, labels = turn(draws.view(batch.images), batch.labels)
         features = self.network.features(images)  # [4N, d]
         logits = self.network.head(features).masked_fill(self.unseen, -torch.inf)
         loss = self.cross_entropy(logits / self.own.temperature, labels)
@@ -118,7 +118,7 @@ class Pass(Learner):
     @cached_property
     def measured(self) -> dict[str, Tensor]:
         """The prototypes of the task's classes, once the model is trained."""
-        return prototypes_of(self.network, self.samples, len(self.kept["counts"]))
+        return class_prototypes(self.network, self.samples, len(self.kept["counts"]))
 
     def rehearsal(self) -> Mapping[str, Tensor]:
         """The prototypes of all classes that were seen, r, and the task in which r is measured."""
@@ -192,7 +192,7 @@ def rotating(model: nn.Module) -> RotationNetwork:
     return model
 
 
-def turned(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def turn(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Images [N, C, H, H], labels y [N] -> [4N, C, H, H], 4y + k: all of a turn, then the next."""
     turns = range(TURNS)
     both = [(images.rot90(k, (-2, -1)), TURNS * labels + k) for k in turns]
@@ -211,16 +211,16 @@ def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def features_of(network: RotationNetwork, images: Tensor) -> Tensor:
+def extract_features(network: RotationNetwork, images: Tensor) -> Tensor:
     """The features of images as they are: uint8 [n, C, H, W] -> [n, d]."""
     network.eval()
     parts = images.split(batch_size(images[0].numel()))
     return torch.cat([network.features(part) for part in parts])
 
 
-def prototypes_of(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:
+def class_prototypes(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:
     """Of the features of samples: means [K, d], numbers of images [K], r; 0 where there is none."""
-    features, labels = features_of(network, samples.images), samples.labels
+    features, labels = extract_features(network, samples.images), samples.labels
     counts = labels.bincount(minlength=classes).to(features.dtype)
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)
     means = sums / counts.clamp(min=1)[:, None]

@@ -63,7 +63,7 @@ class SER(DERpp):
     def begin_visit(self) -> None:
         """Take up the reservoir, and get the oracle and an optimizer for the saliency network."""
         super().begin_visit()
-        self.network = modulated(self.model)
+        self.network = modulate(self.model)
         chosen = self.settings.section("ser", SERSettings)
         self.oracle = (
             contrast if chosen.oracle == CONTRAST else read_maps(chosen.oracle, self.samples)
@@ -82,7 +82,7 @@ class SER(DERpp):
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
         """Refuse a network without a saliency network."""
-        modulated(model)
+        modulate(model)
 
     def trained(self) -> Iterable[nn.Parameter]:
         """The classifier; the saliency network has an optimizer of its own."""
@@ -97,15 +97,15 @@ class SER(DERpp):
         self.saliency.step()
         return self.replay_loss(batch, self.network.classify(images, features), draws)
 
-    def replayed(self, draws: Draws) -> Tensor:
+    def replay_term(self, draws: Draws) -> Tensor:
         """That of DER++, with the encoder in eval mode."""
         self.network.encoder.eval()
-        loss = super().replayed(draws)
+        loss = super().replay_term(draws)
         self.network.encoder.train()
         return loss
 
 
-def modulated(model: nn.Module) -> SaliencyNetwork:
+def modulate(model: nn.Module) -> SaliencyNetwork:
     """The network, with its saliency network.
 
     Raises:

@@ -41,8 +41,8 @@ from learning.augmentation import Draws
 from learning.errors import ModelError
 from learning.evaluation import batch_size
 from learning.learners.plain import Learner, Plain, Received
-from learning.models.gates import Gates, distance, diversity, opened
-from learning.models.taps import last_layer, points, tapped
+from learning.models.gates import Gates, distance, diversity, sample_gates
+from learning.models.taps import last_layer, points, tap
 from learning.packing import check_layout
 from learning.randomness import seeded
 from learning.reservoir import Reservoir
@@ -136,7 +136,7 @@ class TwF(Learner):
     @torch.no_grad()
     def _taught(self, images: Tensor) -> list[Tensor]:
         """ĥ at each point."""
-        return tapped(self.teacher, images)[1]
+        return tap(self.teacher, images)[1]
 
     def begin_epoch(self, epoch: int) -> None:
         """Both in training mode."""
@@ -156,7 +156,7 @@ class TwF(Learner):
             names = [f"mask-{point}" for point in range(len(self.gates))]
             view, *masks = draws.alike(kept["images"], *(kept[name] for name in names))
             images, tasks = torch.cat([images, view]), torch.cat([tasks, kept["tasks"]])
-        logits, features = tapped(self.model, images)
+        logits, features = tap(self.model, images)
         loss = self.cross_entropy(logits[: len(batch)], batch.labels)
         if kept:
             outputs = logits[len(batch) :]
@@ -179,7 +179,7 @@ class TwF(Learner):
         earlier = tasks != self.task
         for point, taught in enumerate(self._taught(images)):
             logits = self.gates[point](taught, tasks)
-            gates = opened(logits, draws.generator)
+            gates = sample_gates(logits, draws.generator)
             total = total + distance(features[point], taught, gates)
             total = total + self.own.diversity * diversity(gates[~earlier])
             if earlier.any():
@@ -194,7 +194,7 @@ class TwF(Learner):
         count = len(batch)
         masks = {
             f"mask-{point}": torch.zeros(
-                (count, *halved(each[:1]).shape[1:]), dtype=torch.bool, device=each.device
+                (count, *halve(each[:1]).shape[1:]), dtype=torch.bool, device=each.device
             )
             for point, each in enumerate(features)
         }
@@ -221,12 +221,12 @@ class TwF(Learner):
             taught = self._taught(fields["images"][rows])
             for point, each in enumerate(taught):
                 logits = self.gates[point](each, fields["tasks"][rows])
-                fields[f"mask-{point}"][rows] = halved((logits > 0).float()).bool()
+                fields[f"mask-{point}"][rows] = halve((logits > 0).float()).bool()
         teacher = {f"teacher.{name}": each for name, each in self.teacher.state_dict().items()}
         return {**teacher, **self.reservoir.state()}
 
 
-def halved(maps: Tensor) -> Tensor:
+def halve(maps: Tensor) -> Tensor:
     """Maps [N, C, H, W] at half their size, if they have `HALVED` values a side or more."""
     height, width = maps.shape[2:]
     return maps if height < HALVED else functional.interpolate(maps, (height // 2, width // 2))

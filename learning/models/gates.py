@@ -106,7 +106,7 @@ class Gates(nn.Module):
         return mapped
 
 
-def opened(logits: Tensor, generator: torch.Generator) -> Tensor:
+def sample_gates(logits: Tensor, generator: torch.Generator) -> Tensor:
     """Gates drawn by their logits: 0 or 1, with the gradient of the soft gate at temperature τ.
 
     A gate is open with the probability σ(logit).

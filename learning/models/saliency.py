@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from learning.models.pixels import SCALES
 from learning.models.small import CNN_WIDTHS, cnn
-from learning.models.taps import last_layer, tapped
+from learning.models.taps import last_layer, tap
 
 if TYPE_CHECKING:
     from learning.models import Architecture
@@ -43,13 +43,13 @@ class Decoder(nn.Module):
         """[N, C_l, H_l, W_l] at each point, and the images' (H, W) -> [N, H, W], from 0 to 1."""
         first = features[0].shape[2:]
         parts = [
-            _resized(layer(each.relu()), first)
+            _resize(layer(each.relu()), first)
             for layer, each in zip(self.taken, features, strict=True)
         ]
-        return _resized(self.last(torch.stack(parts).sum(dim=0).relu()), size)[:, 0].sigmoid()
+        return _resize(self.last(torch.stack(parts).sum(dim=0).relu()), size)[:, 0].sigmoid()
 
 
-def _resized(maps: Tensor, size: Sequence[int]) -> Tensor:
+def _resize(maps: Tensor, size: Sequence[int]) -> Tensor:
     return functional.interpolate(maps, list(size), mode="bilinear", align_corners=False)
 
 
@@ -81,21 +81,21 @@ class SaliencyNetwork(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Scaled images [N, C, H, W] -> logits [N, K]."""
         with torch.no_grad():
-            _, features = tapped(self.encoder, images)
-        return self._modulated(images, features)
+            _, features = tap(self.encoder, images)
+        return self._modulate(images, features)
 
     def look(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Saliency [N, H, W] of images as bytes, and the encoder's features at each point."""
-        _, features = tapped(self.encoder, self.scale(images))
+        _, features = tap(self.encoder, self.scale(images))
         maps: Tensor = self.decoder(features, images.shape[2:])
         return maps, features
 
     def classify(self, images: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Images as bytes, and the encoder's features of them -> logits [N, K]."""
-        return self._modulated(self.scale(images), [each.detach() for each in features])
+        return self._modulate(self.scale(images), [each.detach() for each in features])
 
-    def _modulated(self, images: Tensor, features: Sequence[Tensor]) -> Tensor:
-        logits, _ = tapped(self.classifier, images, lambda point, c: c * features[point])
+    def _modulate(self, images: Tensor, features: Sequence[Tensor]) -> Tensor:
+        logits, _ = tap(self.classifier, images, lambda point, c: c * features[point])
         return logits
 
 

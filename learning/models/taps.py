@@ -42,7 +42,7 @@ def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
     )
 
 
-def tapped(
+def tap(
     network: nn.Module, images: Tensor, replace: Replace = lambda point, found: found
 ) -> tuple[Tensor, list[Tensor]]:
     """One pass of a network, with what is at its points.

@@ -10,12 +10,12 @@ import torch
 from audit.buffer import Attacked, attack_buffer, draw_copies, mix_copies
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer.attack import attack, held_out, shadowed
+from client_app.release.buffer.attack import attack, held_out, shadow_attack
 from client_app.release.buffer.job import Job, frequent
 from client_app.release.buffer.stages import uphold
 from gan.presets import PRESETS
 from learning.intervals import Estimate
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from tests.fakes import context, run_config
 
 
@@ -177,7 +177,7 @@ def test_an_attack_that_proves_more_than_the_guarantee_is_a_refusal(tmp_path):
     release = replace(job.hospital.settings.release, max_membership=0.99)
     settings = replace(job.hospital.settings, release=release)
     job = replace(job, hospital=replace(job.hospital, settings=settings))
-    mixed = joined((copies(job, 128), strangers(tmp_path, 128)))
+    mixed = concatenate((copies(job, 128), strangers(tmp_path, 128)))
     with pytest.raises(ReleaseError, match="than their guarantee"):
         uphold(job, attack(job, mixed, claimed, no_shadows))
 
@@ -199,7 +199,7 @@ def test_shadows_tell_what_a_generator_remembers(tmp_path, remembers):
 
     buffer = copies(job, 64) if remembers else strangers(tmp_path, 64)
     others = Samples(job.hospital.data.test.images, job.hospital.data.test.labels)
-    trial = shadowed(job, buffer, others, sampler)
+    trial = shadow_attack(job, buffer, others, sampler)
     assert (trial.leak_tpr.low > 0.3) == remembers
     assert len({each.folder for each in learnt}) == len({each.fingerprint for each in learnt}) == 4
     everyone = len(job.learnt) + len(others)

@@ -16,7 +16,7 @@ import torch
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
 from client_app.release.buffer import make_buffer, stages
-from client_app.release.buffer.stages import declared
+from client_app.release.buffer.stages import declare
 from gan import schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
@@ -232,7 +232,7 @@ def test_an_undeclared_figure_is_an_error_where_it_is_made(hospital, monkeypatch
 def test_a_figure_is_named_after_what_measured_the_distance():
     job: Any = SimpleNamespace(distance=SimpleNamespace(name="lpips-vgg"))
     figures = {"diversity-real-perceptual": 0.1, "release-refused": 0.2}
-    assert declared(figures, job) == {"diversity-real-lpips-vgg": 0.1, "release-refused": 0.2}
+    assert declare(figures, job) == {"diversity-real-lpips-vgg": 0.1, "release-refused": 0.2}
 
 
 def test_a_preset_is_checked_without_torch():

@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from learning.assessment import THRESHOLDS, Bootstrap, Outcome, Sureness, above, operating_point
+from learning.assessment import (
+    THRESHOLDS,
+    Bootstrap,
+    Outcome,
+    Sureness,
+    count_above,
+    operating_point,
+)
 from learning.evaluation import score
-from learning.intervals import combined
+from learning.intervals import combine
 
 
 def outcome_of(rng, patients, classes=3, images=4, better=0.6):
@@ -55,12 +62,12 @@ def estimates(sureness):
     outcome = sureness.outcome
     exact = score(torch.from_numpy(outcome.scores), torch.from_numpy(outcome.labels))
     shares = outcome.shares.values
-    found = {name: sureness.of_share(name, value) for name, value in shares.items()}
+    found = {name: sureness.estimate_share(name, value) for name, value in shares.items()}
     recalls = [found[name] for name in shares if name.startswith("recall-")]
     weights = [1 / len(recalls)] * len(recalls)
-    found["balanced-accuracy"] = combined(weights, recalls, sureness.correlation())
-    found["auroc"] = sureness.of_auroc(exact["auroc"])
-    found["calibration-error"] = sureness.of_calibration_error(outcome.calibration_error)
+    found["balanced-accuracy"] = combine(weights, recalls, sureness.correlation())
+    found["auroc"] = sureness.estimate_auroc(exact["auroc"])
+    found["calibration-error"] = sureness.estimate_calibration_error(outcome.calibration_error)
     return found, exact
 
 
@@ -105,9 +112,9 @@ def test_an_operating_point_has_the_largest_j():
     """
     ones = np.array([0.35, 0.4, 0.2, 0.45, 0.05, 0.2, 0.2, 0.2, 0.35, 0.01])
     labels = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0, 0])
-    own, others = above(np.stack([1 - ones, ones], axis=1), labels)
+    own, others = count_above(np.stack([1 - ones, ones], axis=1), labels)
     assert operating_point(own, others, np.array([6.0, 4.0]))[1] == 0.3
-    own, others = above(np.eye(2)[labels], labels)
+    own, others = count_above(np.eye(2)[labels], labels)
     assert operating_point(own, others, np.array([6.0, 4.0])).tolist() == [0.5, 0.5]
     alone = operating_point(own, others, np.array([0.0, 10.0]))
     assert np.isnan(alone).all()
@@ -122,6 +129,6 @@ def test_of_twenty_intervals_about_one_misses():
         scores: Any = np.stack([right, ~right], axis=1) * 0.8 + 0.1
         outcome = Outcome(scores, np.zeros(40, int), np.arange(40), np.full(2, np.nan))
         sureness = Sureness(outcome, Bootstrap.of(outcome, rng))
-        found = sureness.of_share("accuracy", right.mean())
+        found = sureness.estimate_share("accuracy", right.mean())
         hits += found.low <= 0.9 <= found.high
     assert hits / 60 > 0.95 - 2.5 * np.sqrt(0.95 * 0.05 / 60)

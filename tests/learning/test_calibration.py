@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from learning.calibration import HIGHEST, LOWEST, fit_temperature, tempered
+from learning.calibration import HIGHEST, LOWEST, fit_temperature, temper
 
 
 def test_a_temperature_by_hand():
@@ -14,7 +14,7 @@ def test_a_temperature_by_hand():
     labels = torch.tensor([0, 0, 0, 1])
     temperature = fit_temperature(scores, labels)
     assert temperature == pytest.approx(2.0)
-    torch.testing.assert_close(tempered(scores, temperature)[0].float(), torch.tensor([0.75, 0.25]))
+    torch.testing.assert_close(temper(scores, temperature)[0].float(), torch.tensor([0.75, 0.25]))
 
 
 def test_no_other_temperature_makes_the_labels_more_probable():
@@ -24,12 +24,12 @@ def test_no_other_temperature_makes_the_labels_more_probable():
     scores = logits.softmax(dim=1)
 
     def loss(temperature):
-        return functional.nll_loss(tempered(scores, temperature).log(), labels)
+        return functional.nll_loss(temper(scores, temperature).log(), labels)
 
     best = fit_temperature(scores, labels)
     assert LOWEST < best < HIGHEST
     assert all(loss(best) <= loss(best * factor) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2))
-    assert torch.equal(tempered(scores, best).argmax(dim=1), scores.argmax(dim=1))
+    assert torch.equal(temper(scores, best).argmax(dim=1), scores.argmax(dim=1))
 
 
 @pytest.mark.parametrize(("right", "temperature"), [(True, LOWEST), (False, HIGHEST)])
@@ -43,4 +43,4 @@ def test_where_all_are_right_or_wrong_the_temperature_is_bounded(right, temperat
 def test_probabilities_of_0_are_no_obstacle():
     scores = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
     assert fit_temperature(scores, torch.tensor([0, 1])) == pytest.approx(HIGHEST)
-    assert torch.isfinite(tempered(scores, 2.0)).all()
+    assert torch.isfinite(temper(scores, 2.0)).all()

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from learning.errors import ModelError
-from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, draw, encoded
+from learning.learners.fil_ver import Encoding, FilVer, Rehearsal, divergence, draw, encode
 from learning.learners.naive_rehearsal import NaiveRehearsal
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
 from learning.randomness import seeded
 from learning.samples import Samples
-from learning.stream import add_task, chosen, earlier
+from learning.stream import add_task, draw_rows, earlier_samples
 from learning.training import train
 from strategies.protocol.settings import rng_for
 from tests.fakes import settings
@@ -121,25 +121,25 @@ def test_a_hospital_that_rehearses_knows_the_first_task_still():
 @pytest.mark.parametrize("first", [1, 3])  # a hospital may have an order of tasks of its own
 def test_what_is_kept_is_a_share_of_each_task_whatever_the_number_of_visits(first):
     samples = spots(40, 1)
-    rows = chosen(40, 0.25, 7, first)
+    rows = draw_rows(40, 0.25, 7, first)
     kept = add_task({}, samples, rows, first)
     for _ in range(3):
         kept = add_task(kept, samples, rows, first)
     assert kept["tasks"].tolist() == [first] * 10
-    assert earlier(kept, first) is None
-    kept = add_task(kept, spots(20, 2), chosen(20, 0.25, 7, 2), 2)
+    assert earlier_samples(kept, first) is None
+    kept = add_task(kept, spots(20, 2), draw_rows(20, 0.25, 7, 2), 2)
     assert kept["tasks"].tolist() == [first] * 10 + [2] * 5
-    old = earlier(kept, 2)
+    old = earlier_samples(kept, 2)
     assert old is not None
     assert torch.equal(old.images, samples[rows].images)
     assert torch.equal(old.labels, samples.labels[rows])
-    assert len(chosen(3, 0.01, 0, 1)) == 1
+    assert len(draw_rows(3, 0.01, 0, 1)) == 1
 
 
 def test_the_loss_counts_kept_ones_as_new_ones():
     """20 kept ones beside 40 new ones: 8 with a batch of 16; the loss is the mean over all 24."""
     model, new, old = network(), spots(40, 2), spots(20, 1)
-    kept = add_task({}, encoded(model, old), torch.arange(20), 1)
+    kept = add_task({}, encode(model, old), torch.arange(20), 1)
     kept["values"][:, 1] = -math.inf  # no noise: σ = 0
     learner = FilVer(model, new, CONFIG, Received(rehearsal=kept, task=2))
     learner.samples.pixels[:, 1] = -math.inf

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from learning.intervals import Estimate, combined, student, wilson
+from learning.intervals import Estimate, combine, student, wilson
 
 
 def test_the_interval_is_wilson_s():
@@ -31,8 +31,8 @@ def test_quantiles_are_those_of_student(freedom):
 def test_a_difference_of_what_errs_together_is_surer():
     """Ends at 0.3 and 0.4 below and above: independent sqrt(0.3² + 0.4²) = 0.5, together 0.1."""
     first, second = Estimate(0.6, 0.3, 0.8), Estimate(0.5, 0.2, 0.9)
-    apart = combined([1, -1], [first, second], None)
+    apart = combine([1, -1], [first, second], None)
     assert (apart.value, apart.low) == pytest.approx((0.1, 0.1 - 0.5))
     assert apart.high == pytest.approx(0.1 + np.hypot(0.2, 0.3))
-    alike = combined([1, -1], [first, second], np.ones((2, 2)))
+    alike = combine([1, -1], [first, second], np.ones((2, 2)))
     assert (alike.low, alike.high) == pytest.approx((0.0, 0.2))

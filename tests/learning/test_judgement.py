@@ -8,11 +8,11 @@ from learning.judgement import (
     HOPELESS,
     SAMPLE,
     WORSE,
-    flaw_of_visit,
-    flaw_on_arrival,
-    loss_of,
-    nobodys,
-    some,
+    arrival_flaw,
+    random_samples,
+    relative_loss,
+    sample,
+    visit_flaw,
 )
 from learning.models import Architecture
 from learning.samples import Samples
@@ -34,23 +34,23 @@ def images(labels):
 
 
 def test_guessing_has_a_loss_of_one():
-    assert loss_of(Says(0.0, 0.0, 0.0), images([0, 1, 2])) == pytest.approx(1)
+    assert relative_loss(Says(0.0, 0.0, 0.0), images([0, 1, 2])) == pytest.approx(1)
 
 
 def test_a_model_that_always_gives_one_answer_shows_where_a_fifth_is_of_another_class():
     model = Says(1e4, 0.0)
-    assert loss_of(model, images([0] * 8 + [1] * 2)) == pytest.approx(1e4 / log(2))
-    assert loss_of(model, images([0] * 10)) == 0
+    assert relative_loss(model, images([0] * 8 + [1] * 2)) == pytest.approx(1e4 / log(2))
+    assert relative_loss(model, images([0] * 10)) == 0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_outputs_that_are_no_numbers(value):
-    assert loss_of(Says(value, 0.0), images([0, 1] * 5)) == inf
+    assert relative_loss(Says(value, 0.0), images([0, 1] * 5)) == inf
 
 
 def test_the_same_outputs_for_images_that_differ():
     pixels = torch.arange(4, dtype=torch.uint8).view(4, 1, 1, 1)
-    assert loss_of(Says(0.0, 1.0), Samples(pixels, torch.zeros(4, dtype=torch.int64))) == inf
+    assert relative_loss(Says(0.0, 1.0), Samples(pixels, torch.zeros(4, dtype=torch.int64))) == inf
 
 
 def test_one_image_does_not_decide():
@@ -60,7 +60,7 @@ def test_one_image_does_not_decide():
             said[0] = torch.nan
             return said
 
-    assert loss_of(One(0.0, 0.0), images([0, 1] * 10)) == pytest.approx(1)
+    assert relative_loss(One(0.0, 0.0), images([0, 1] * 10)) == pytest.approx(1)
 
 
 def test_judging_changes_neither_the_network_nor_random_numbers():
@@ -74,7 +74,7 @@ def test_judging_changes_neither_the_network_nor_random_numbers():
     expected = torch.rand(1)
     torch.manual_seed(5)
     pixels = torch.zeros(4, 1, 8, 8, dtype=torch.uint8)
-    loss_of(network, nobodys(some(Samples(pixels, torch.arange(4) % 3)), 3))
+    relative_loss(network, random_samples(sample(Samples(pixels, torch.arange(4) % 3)), 3))
     assert torch.equal(torch.rand(1), expected)
     assert [module.training for module in network.modules()] == modes
     assert all(torch.equal(before[name], now) for name, now in network.state_dict().items())
@@ -82,17 +82,17 @@ def test_judging_changes_neither_the_network_nor_random_numbers():
 
 def test_the_same_images_are_judged_on_every_time():
     many = Samples(torch.zeros(500, 1, 1, 1, dtype=torch.uint8), torch.arange(500))
-    assert torch.equal(some(many).labels, some(many).labels)
-    assert len(some(many)) == SAMPLE
-    assert sorted(some(images([0, 1, 2])).labels.tolist()) == [0, 1, 2]
-    assert torch.equal(nobodys(many, 7).images, nobodys(many, 7).images)
+    assert torch.equal(sample(many).labels, sample(many).labels)
+    assert len(sample(many)) == SAMPLE
+    assert sorted(sample(images([0, 1, 2])).labels.tolist()) == [0, 1, 2]
+    assert torch.equal(random_samples(many, 7).images, random_samples(many, 7).images)
 
 
 def test_where_the_limits_are():
-    assert flaw_on_arrival(HOPELESS) == ""
-    assert flaw_on_arrival(1.01 * HOPELESS)
-    assert flaw_on_arrival(inf)
-    assert flaw_of_visit(before=0.1, after=WORSE) == ""  # guessing counts as 1
-    assert flaw_of_visit(before=0.1, after=1.01 * WORSE)
-    assert flaw_of_visit(before=5.0, after=5 * WORSE) == ""
-    assert flaw_of_visit(before=5.0, after=inf)
+    assert arrival_flaw(HOPELESS) == ""
+    assert arrival_flaw(1.01 * HOPELESS)
+    assert arrival_flaw(inf)
+    assert visit_flaw(before=0.1, after=WORSE) == ""  # guessing counts as 1
+    assert visit_flaw(before=0.1, after=1.01 * WORSE)
+    assert visit_flaw(before=5.0, after=5 * WORSE) == ""
+    assert visit_flaw(before=5.0, after=inf)

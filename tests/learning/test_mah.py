@@ -8,11 +8,11 @@ import torch
 from torch.nn import functional
 
 from learning.evaluation import probabilities, score
-from learning.learners.mah import MAH, aligned, chosen
+from learning.learners.mah import MAH, align, chosen
 from learning.learners.plain import Received
 from learning.models import Architecture
 from learning.models.taps import last_layer
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.training import train
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
@@ -102,7 +102,7 @@ def test_two_new_classes_find_rows_that_have_moved():
     that of output 2 is the largest of 1 and 2, but it is taken. Of 1 and 3 it gets 3.
     """
     model = linear(5.0, 0.4, 0.9, 0.1)
-    samples = joined([pixels(1), Samples(pixels(2).images * 0, torch.tensor([2]))])
+    samples = concatenate([pixels(1), Samples(pixels(2).images * 0, torch.tensor([2]))])
     learner = mah(model, samples, memory=held([-1, 10, 11, 12]))
     assert last_layer(model).weight.flatten().tolist() == pytest.approx([5.0, 0.9, 0.1, 0.4])
     memory = {name: each.tolist() for name, each in learner.memory(RNG).items()}
@@ -143,7 +143,7 @@ def test_kept_logits_are_compared_where_they_mean_the_same():
     now, before = torch.tensor([-1, -1, b, a]), torch.tensor([-1, c, -1, -1])
     then = torch.tensor([[-1, a, b, c], [-1, c, 13, a], [-1, -1, b, c]])
     logits = torch.tensor([[1.0, 2.0, 3.0, 4.0]]).expand(3, -1)
-    targets, known = aligned(logits, then, now, before)
+    targets, known = align(logits, then, now, before)
     assert targets.tolist() == [[1.0, 4.0, 3.0, 2.0], [1.0, 2.0, 0.0, 4.0], [1.0, 2.0, 3.0, 0.0]]
     assert known.tolist() == [[True] * 4, [True, True, False, True], [True, True, True, False]]
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from learning.errors import ModelError
 from learning.learners.plain import Received
-from learning.learners.prototypes import FedSpace, Pass, prototypes_of, representation, turned
+from learning.learners.prototypes import FedSpace, Pass, class_prototypes, representation, turn
 from learning.models import Architecture
 from learning.models.rotation import RotationNetwork
 from learning.samples import Samples
@@ -78,7 +78,7 @@ def of_prototype(network, mean, label):
 def test_images_are_turned_and_labelled():
     """[[0, 1], [2, 3]] turned once against the clock is [[1, 3], [0, 2]]."""
     pixels = torch.tensor([[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]])
-    found, labels = turned(pixels, torch.tensor([2, 0]))
+    found, labels = turn(pixels, torch.tensor([2, 0]))
     assert labels.tolist() == [8, 0, 9, 1, 10, 2, 11, 3]
     assert found[:, 0].flatten(1)[::2].tolist() == [
         [0, 1, 2, 3],
@@ -223,21 +223,21 @@ def test_prototypes_by_hand():
     """
     pixels = torch.tensor([(0, 0), (2, 0), (0, 4), (0, 0), (0, 2), (8, 8)], dtype=torch.uint8)
     samples = Samples(pixels.view(6, 1, 1, 2), torch.tensor([0, 0, 2, 2, 2, 3]))
-    found = prototypes_of(Pixels(), samples, 5)  # type: ignore[arg-type]
+    found = class_prototypes(Pixels(), samples, 5)  # type: ignore[arg-type]
     assert found["means"].tolist() == [[1, 0], [0, 0], [0, 2], [8, 8], [0, 0]]
     assert found["counts"].tolist() == [2, 0, 3, 1, 0]
     assert found["radius"].item() == pytest.approx(math.sqrt(1.5))
-    alone = prototypes_of(Pixels(), samples[torch.tensor([5])], 5)  # type: ignore[arg-type]
+    alone = class_prototypes(Pixels(), samples[torch.tensor([5])], 5)  # type: ignore[arg-type]
     assert alone["radius"].item() == 0
 
 
 def test_a_hospital_keeps_the_means_of_all_classes_and_the_first_task_s_radius(network):
     first, second = images(0, 0, 1), images(1, 2, 2)
     kept = learner_of(Pass, network, first, task=3).rehearsal()
-    of_first = prototypes_of(network, first, CLASSES)
+    of_first = class_prototypes(network, first, CLASSES)
     assert all(torch.equal(kept[name], of_first[name]) for name in of_first)
     again = learner_of(Pass, network, second, kept, task=3).rehearsal()
-    of_second = prototypes_of(network, second, CLASSES)
+    of_second = class_prototypes(network, second, CLASSES)
     assert again["radius"] == of_second["radius"] != kept["radius"]
     later = learner_of(Pass, network, second, kept, task=1).rehearsal()
     assert later["radius"] == kept["radius"]

@@ -13,7 +13,7 @@ from learning.errors import ModelError
 from learning.learners.plain import Received
 from learning.learners.ser import SER, contrast, divergence, read_maps
 from learning.models import Architecture
-from learning.models.taps import tapped
+from learning.models.taps import tap
 from strategies.protocol.settings import SettingsError
 from tests.fakes import settings
 from tests.learning.test_training import data, draws, learner_of, network
@@ -182,5 +182,5 @@ def test_points_of_the_whole_are_those_of_its_parts():
     """The encoder has no head."""
     model = network("ser-cnn")
     assert model.encoder(data().images / 255).shape == (20, 128)
-    _, features = tapped(model.encoder, data().images / 255)
+    _, features = tap(model.encoder, data().images / 255)
     assert [each.shape[1] for each in features] == [16, 32, 64, 128]

@@ -6,7 +6,7 @@ from torch import nn
 
 from learning.errors import ModelError
 from learning.models import Architecture
-from learning.models.taps import last_layer, points, tapped
+from learning.models.taps import last_layer, points, tap
 
 
 def built(name, side=32):
@@ -24,7 +24,7 @@ def images(side=32):
 def test_points_of_the_cnn_are_what_its_layers_say():
     """A layer is a convolution, a normalisation and a ReLU."""
     network = built("cnn")
-    logits, found = tapped(network, images())
+    logits, found = tap(network, images())
     x = images() / 255
     for layer, point in enumerate(found):
         before = network[3 * layer + 1](network[3 * layer](x))
@@ -42,7 +42,7 @@ def test_points_of_a_resnet_are_before_the_last_relu_of_stem_and_stages(name, wi
     for stage in range(1, 5):
         layer = getattr(network, f"layer{stage}")
         layer.register_forward_hook(lambda module, inputs, output: given.append(output))
-    _, (stem, *stages) = tapped(network, images())
+    _, (stem, *stages) = tap(network, images())
     torch.testing.assert_close(stem, network.bn1(network.conv1(images() / 255)))
     assert [point.shape[1] for point in stages][-1] == widths
     for point, output in zip(stages, given, strict=True):
@@ -54,10 +54,10 @@ def test_points_of_a_resnet_are_before_the_last_relu_of_stem_and_stages(name, wi
 def test_what_is_at_a_point_can_be_replaced(name):
     """With zeros before the last non-linearity the logits are the last layer's bias."""
     network, last = built(name), len(points(built(name))) - 1
-    logits, found = tapped(network, images(), lambda point, x: x * (point != last))
+    logits, found = tap(network, images(), lambda point, x: x * (point != last))
     torch.testing.assert_close(logits, last_layer(network).bias.expand(2, -1))
     assert found[last].abs().sum() > 0
-    untouched, _ = tapped(network, images())
+    untouched, _ = tap(network, images())
     assert not torch.equal(logits, untouched)
     torch.testing.assert_close(untouched, network(images()))
 

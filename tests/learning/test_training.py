@@ -17,7 +17,7 @@ from learning.learners.feder import FedER
 from learning.learners.fedprox import FedProx
 from learning.learners.plain import Plain, Received
 from learning.models import Architecture
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 from learning.training import batches, epoch_order, train
 from strategies.fedavg import CARRIED
 from strategies.protocol.settings import Settings, SettingsError
@@ -331,7 +331,7 @@ def test_feder_with_half_the_weight_is_the_mean_over_all_images():
     """λ = 0.5 is what the authors' code does: one mean over 2B images."""
     model = network()
     learner = learner_of(FedER, model, received=Received([grey(200, 1)]))
-    both = joined([grey(10, 0), grey(200, 1)])
+    both = concatenate([grey(10, 0), grey(200, 1)])
     expected = nn.functional.cross_entropy(model(both.images), both.labels)
     torch.testing.assert_close(learner.observe(grey(10, 0), draws()), expected)
 
@@ -342,7 +342,7 @@ def test_feder_draws_the_buffer_before_it_changes_the_images():
     learner = learner_of(FedER, model, received=Received([buffer]))
     loss = learner.observe(data(4), draws(augment="flip"))
     generator = torch.Generator().manual_seed(0)
-    both = joined([data(4), buffer[torch.randperm(9, generator=generator)[:4]]])
+    both = concatenate([data(4), buffer[torch.randperm(9, generator=generator)[:4]]])
     images = AUGMENTATIONS["flip"](both.images, generator)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(model(images), both.labels))
 

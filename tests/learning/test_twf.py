@@ -12,10 +12,10 @@ from torch.nn import functional
 from learning.errors import ModelError
 from learning.export import save_model
 from learning.learners.plain import Received
-from learning.learners.twf import TwF, halved
+from learning.learners.twf import TwF, halve
 from learning.models import Architecture
-from learning.models.gates import Gates, distance, diversity, opened
-from learning.models.taps import last_layer, tapped
+from learning.models.gates import Gates, distance, diversity, sample_gates
+from learning.models.taps import last_layer, tap
 from learning.randomness import seeded
 from learning.samples import Samples
 from strategies.protocol.records import ParcelError
@@ -87,7 +87,7 @@ def test_the_gates_are_equations_2_9_to_2_11():
 def test_a_gate_is_open_as_often_as_its_logit_says():
     """σ(1) = 0.731 and σ(−2) = 0.119 of 20000 draws; the standard deviation is 0.003."""
     logits = torch.tensor([1.0, -2.0]).expand(20000, 2)
-    gates = opened(logits, torch.Generator().manual_seed(0))
+    gates = sample_gates(logits, torch.Generator().manual_seed(0))
     assert gates.unique().tolist() == [0.0, 1.0]
     assert gates.mean(dim=0).tolist() == pytest.approx([0.731, 0.119], abs=0.015)
 
@@ -95,7 +95,7 @@ def test_a_gate_is_open_as_often_as_its_logit_says():
 def test_a_gate_has_the_gradient_of_the_soft_one():
     """With u of the generator: s = σ((a + log u/(1 − u)) / τ), ds/da = s (1 − s) / τ, τ = 2/3."""
     logits = torch.tensor([0.3, -0.4], requires_grad=True)
-    opened(logits, torch.Generator().manual_seed(5)).sum().backward()
+    sample_gates(logits, torch.Generator().manual_seed(5)).sum().backward()
     u = torch.rand(2, generator=torch.Generator().manual_seed(5))
     soft = torch.sigmoid((logits.detach() + torch.log(u / (1 - u))) * 1.5)
     torch.testing.assert_close(logits.grad, soft * (1 - soft) * 1.5)
@@ -141,7 +141,7 @@ def test_the_margin_is_a_channels_mean_of_what_is_negative():
 def kept(model, tasks):
     """Images that a hospital has kept, of these tasks, with all gates open."""
     images = data(len(tasks)).images
-    shapes = [each.shape[1:] for each in tapped(model, images)[1]]
+    shapes = [each.shape[1:] for each in tap(model, images)[1]]
     return {
         "images": images,
         "labels": torch.arange(len(tasks)) % 3,
@@ -186,16 +186,16 @@ def test_one_step_by_hand():
     generator = draws().generator
     drawn = torch.randperm(3, generator=generator)
     rows = {name: before[name][drawn] for name in ("images", "labels", "logits", "tasks")}
-    logits, features = tapped(model, torch.cat([data(5).images, rows["images"]]))
+    logits, features = tap(model, torch.cat([data(5).images, rows["images"]]))
     expected = functional.cross_entropy(logits[:5], data(5).labels)
     expected = expected + 0.5 * ((logits[5:] - rows["logits"]) ** 2).mean()
     expected = expected + 0.25 * functional.cross_entropy(logits[5:], rows["labels"])
     with torch.no_grad():
-        _, taught = tapped(other.eval(), torch.cat([data(5).images, rows["images"]]))
+        _, taught = tap(other.eval(), torch.cat([data(5).images, rows["images"]]))
     tasks = torch.cat([torch.ones(5, dtype=torch.int64), rows["tasks"]])
     for gates, h, t in zip(learner.gates, features, taught, strict=True):
         values = gates(t, tasks)
-        mask = opened(values, generator)
+        mask = sample_gates(values, generator)
         entropy = -functional.logsigmoid(values[tasks == 0]).mean()  # all of m are 1
         terms = distance(h, t, mask) + 3 * entropy + 5 * diversity(mask[tasks == 1])
         expected = expected + 2 * terms / 4
@@ -222,7 +222,7 @@ def test_masks_of_the_tasks_images_are_those_of_the_gates_at_the_end_of_a_visit(
     received = Received(rehearsal=before, memory=gates_of(model), task=2)
     learner = learner_of(TwF, model, received=received, **WEIGHTS)
     after = learner.rehearsal()
-    _, taught = tapped(network("cnn").eval(), before["images"])
+    _, taught = tap(network("cnn").eval(), before["images"])
     for point, (gates, features) in enumerate(zip(learner.gates, taught, strict=True)):
         wanted = gates.eval()(features, torch.ones(4, dtype=torch.int64)) > 0
         mask = after[f"mask-{point}"]
@@ -232,8 +232,8 @@ def test_masks_of_the_tasks_images_are_those_of_the_gates_at_the_end_of_a_visit(
 
 
 def test_large_maps_are_kept_at_half_their_size():
-    assert halved(torch.zeros(2, 3, 16, 16)).shape == (2, 3, 8, 8)
-    assert halved(torch.zeros(2, 3, 14, 14)).shape == (2, 3, 14, 14)
+    assert halve(torch.zeros(2, 3, 16, 16)).shape == (2, 3, 8, 8)
+    assert halve(torch.zeros(2, 3, 14, 14)).shape == (2, 3, 14, 14)
 
 
 def test_gates_travel_and_teacher_and_reservoir_stay():
@@ -313,7 +313,7 @@ def test_a_teacher_of_a_public_archive_is_the_same_at_all_hospitals():
     assert last_layer(learners[0].teacher).out_features == 3
     head = {name for name in first if name.startswith("14.")}
     assert_same({k: first[k] for k in first.keys() - head}, second)
-    taught = tapped(learners[0].teacher, public.images)[1][-1].relu().mean(dim=(2, 3))
+    taught = tap(learners[0].teacher, public.images)[1][-1].relu().mean(dim=(2, 3))
     means = [taught[public.labels == label].mean(dim=0) for label in (3, 10)]
     assert (means[0] - means[1]).norm() > 0.5
     assert_same({k: first[k] for k in first.keys() - head}, learners[0].model.state_dict())

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from audit.buffer import Attacked, Trial, attack_buffer, shadow_trial
 from audit.report import Report
-from client_app.release.buffer.job import Job, some
+from client_app.release.buffer.job import Job, sample
 from client_app.release.buffer.registry import Sampler
 from gan.synthesis import balanced_labels
-from learning.samples import Samples, joined
+from learning.samples import Samples, concatenate
 
 MOST_REFERENCES = 500  # test images of either half: enough to compare with
 
@@ -47,13 +47,13 @@ def attack(
         TimeoutError: The deadline has passed; shadows that are trained are kept.
     """
     release = job.hospital.settings.release
-    members = some(job.learnt, len(job.learnt)).images  # in any order but that of their classes
+    members = sample(job.learnt, len(job.learnt)).images  # in any order but that of their classes
     first, second = held_out(job)
     limit, halves = release.max_membership, (first.images, second.images)
     found = attack_buffer(members, halves, samples.images, limit, job.seed)
     # A shadow of a sampler with a guarantee would spend of it.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
-        trial = shadowed(job, samples, joined((first, second)), train)
+        trial = shadow_attack(job, samples, concatenate((first, second)), train)
         found = replace(found, trials=(*found.trials, trial))
     if "gan-epsilon" in figures:
         found = found.checked_claim(figures["gan-epsilon"], figures["gan-delta"])
@@ -62,7 +62,9 @@ def attack(
     return found.report(release.untested)
 
 
-def shadowed(job: Job, samples: Samples, others: Samples, train: Callable[[Job], Sampler]) -> Trial:
+def shadow_attack(
+    job: Job, samples: Samples, others: Samples, train: Callable[[Job], Sampler]
+) -> Trial:
     """The attack with generators of its own; they are kept beside the hospital's.
 
     Args:
@@ -74,7 +76,7 @@ def shadowed(job: Job, samples: Samples, others: Samples, train: Callable[[Job],
     Raises:
         TimeoutError: The deadline has passed; shadows that are trained are kept.
     """
-    everyone = joined((job.learnt, others))
+    everyone = concatenate((job.learnt, others))
 
     def draw(k: int, half: NDArray[np.bool_]) -> Tensor:
         own = everyone[torch.from_numpy(half)]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from client_app.datasets.resize import resized
 from client_app.release.buffer.code_set import code_set
-from client_app.release.buffer.job import Job, some
+from client_app.release.buffer.job import Job, sample
 from gan.adversaries import Examples, Privacy
 from gan.codes import Deck, render_codes
 from gan.pixel_range import from_bytes
@@ -50,16 +50,16 @@ class GANSampler:
         if not len(learnt):
             raise job.refusal("No class has release.min-class-images images.")
         self.classes = learnt.labels.unique()
-        images = _resized(learnt.images, (preset.resolution, preset.resolution))
+        images = _resize(learnt.images, (preset.resolution, preset.resolution))
         square = Samples(images, learnt.labels)  # [N, C, R, R]
         distance_to_real = _frechet(job, square)
         trained = _train(job, square, distance_to_real)
         if trained.private is None and job.hospital.settings.gan.privacy_weight > 0:
-            _unprotected(job, trained)
+            _refuse_unprotected(job, trained)
         self.generator = trained.private or trained.plain
         codes = code_set(job, square, self.generator)
         self.deck = Deck(codes, job.seed) if codes else None
-        judged = self._square(some(learnt, preset.fid_images).labels, job.seed)
+        judged = self._square(sample(learnt, preset.fid_images).labels, job.seed)
         self.deck = Deck(codes, job.seed) if codes else None  # what was judged can be drawn
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {
@@ -76,7 +76,7 @@ class GANSampler:
         Codes of a set are drawn without replacement as far as it goes, over all calls, so that what
         an audit refuses is not drawn again. Then they are drawn again, with other noise.
         """
-        return _resized(self._square(labels, seed), self.size)
+        return _resize(self._square(labels, seed), self.size)
 
     def _square(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, R, R]."""
@@ -133,7 +133,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     )
 
 
-def _unprotected(job: Job, trained: Trained) -> None:
+def _refuse_unprotected(job: Job, trained: Trained) -> None:
     """Refuse, or say aloud, that the generator is the one of before the privacy term."""
     last = trained.progress[-1]
     why = (
@@ -158,7 +158,7 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
     measured = measure_privacy(
         trained.plain,
         trained.private or trained.plain,
-        from_bytes(some(square, count).images),
+        from_bytes(sample(square, count).images),
         mean_w(trained.plain, square.labels, seed=job.seed),
         metric=job.distance,
         folder=job.folder,
@@ -168,7 +168,7 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
     return {f"{key}-perceptual": value for key, value in measured.items()}
 
 
-def _resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images uint8 [N, C, *, *] in another size, on the same device."""
     # On the CPU: on CUDA torch does not resize bytes with antialiasing.
     return resized(images.cpu(), size).to(images.device)

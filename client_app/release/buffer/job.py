@@ -99,7 +99,7 @@ def frequent(samples: Samples, fewest: int) -> Samples:
     return samples[torch.bincount(samples.labels)[samples.labels] >= fewest]
 
 
-def some(samples: Samples, count: int) -> Samples:
+def sample(samples: Samples, count: int) -> Samples:
     """At most `count` of the samples, at random."""
     chosen = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:count]
     return samples[chosen.to(samples.labels.device)]

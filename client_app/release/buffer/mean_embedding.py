@@ -38,7 +38,7 @@ class MeanEmbeddingSampler:
         self.figures = {"gan-epsilon": settings.gan.epsilon, "gan-delta": settings.gan.delta}
         store = Store(job.folder)
         if not (kept := store.load("statistic")):
-            kept = _released(job).arrays()
+            kept = _release(job).arrays()
             store.save("statistic", kept)
         self.generator = MomentGenerator(
             Moments.from_arrays(kept), settings.release.min_class_images
@@ -55,7 +55,7 @@ class MeanEmbeddingSampler:
         return self.generator.render(labels, seed)
 
 
-def _released(job: Job) -> Moments:
+def _release(job: Job) -> Moments:
     hospital, gan = job.hospital, job.hospital.settings.gan
     data = hospital.data
     units = len(np.unique(data.train_patients))

@@ -11,7 +11,7 @@ from audit.copies import save_found
 from audit.report import Report
 from audit.search import Search
 from client_app.release.buffer.attack import attack
-from client_app.release.buffer.job import Job, Release, some
+from client_app.release.buffer.job import Job, Release, sample
 from client_app.release.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
 from gan.quality import class_diversity, mean_of_minimal_distances
 from gan.synthesis import balanced_labels, save_grid
@@ -43,7 +43,7 @@ def make(job: Job) -> Release:
     real = job.learnt if job.hospital.policy else job.train  # small classes are in no figure
     mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
-    figures = declared({**sampler.figures, **checked, **measured}, job)
+    figures = declare({**sampler.figures, **checked, **measured}, job)
     draw(job, samples, audit)
     return Release(samples, figures, attacked.evidence)
 
@@ -90,14 +90,14 @@ def uphold(job: Job, report: Report) -> None:
 
 def diversity(job: Job, samples: Samples) -> dict[str, float]:
     """Mean distance of two images of a class: of the buffer, and of as many real images."""
-    kinds = {"real": some(job.learnt, len(samples)), "synthetic": samples}
+    kinds = {"real": sample(job.learnt, len(samples)), "synthetic": samples}
     return {
         f"diversity-{kind}-perceptual": class_diversity(each.images, each.labels, job.distance)
         for kind, each in kinds.items()
     }
 
 
-def declared(figures: Mapping[str, float], job: Job) -> dict[str, float]:
+def declare(figures: Mapping[str, float], job: Job) -> dict[str, float]:
     """The figures under the names that leave: "perceptual" becomes the name of the distance.
 
     Raises:
@@ -122,5 +122,5 @@ def draw(job: Job, samples: Samples, audit: Audit) -> None:
     by_class = samples.labels.argsort(stable=True)
     save_grid(folder / "buffer.png", samples.images[by_class], columns=32)
     audit.draw(folder / "nearest-to-synthetic.png", samples.images)
-    shown, search = some(job.train, SHOWN).images, Search(samples.images)
+    shown, search = sample(job.train, SHOWN).images, Search(samples.images)
     save_found(folder / "nearest-to-real.png", shown, search, search(shown))

@@ -66,10 +66,10 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "attacked": release.attacked,
         "settings": {
             "strategy": settings.strategy,
-            "release": _dashed(asdict(settings.release)),
-            "gan": _dashed(asdict(settings.gan)),
+            "release": _dash(asdict(settings.release)),
+            "gan": _dash(asdict(settings.gan)),
         },
-        "policy": _dashed(asdict(policy)) if policy else None,
+        "policy": _dash(asdict(policy)) if policy else None,
         "fingerprints": {
             "code": code_hash(),
             **{f"{part}-images": each for part, each in hashes(hospital.data, secret).items()},
@@ -86,9 +86,9 @@ def _fingerprint(release: Release) -> str:
     return digest.hexdigest()
 
 
-def _dashed(table: Mapping[str, Any]) -> dict[str, Any]:
+def _dash(table: Mapping[str, Any]) -> dict[str, Any]:
     """A table as files of settings have it: with dashes in its names."""
     return {
-        key.replace("_", "-"): _dashed(value) if isinstance(value, dict) else value
+        key.replace("_", "-"): _dash(value) if isinstance(value, dict) else value
         for key, value in table.items()
     }

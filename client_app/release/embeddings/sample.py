@@ -31,7 +31,7 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
 
-def embeddings_of(
+def pack_embeddings(
     request: Request, learner: Learner, disclosure: Disclosure
 ) -> tuple[dict[str, ArrayRecord], dict[str, float]]:
     """The record `embeddings` of a visit's answer, if it may leave, and the figures of its audit.
@@ -44,11 +44,11 @@ def embeddings_of(
     if not isinstance(learner, FilVer):
         raise ParcelError("The order asks for embeddings, which its learner does not make.")
     rows, name = learner.chosen[:MOST], _name(learner, kind)
-    values = leaving(learner.samples.images, kind, _noise(request, name))[rows]
+    values = outgoing(learner.samples.images, kind, _noise(request, name))[rows]
     try:
         if hospital.policy:  # an audit takes seconds
             uphold(next(hospital.policy.embeddings.judge(kind, {})))
-        figures = _audited(request, learner, rows, values, name)
+        figures = _audit(request, learner, rows, values, name)
         if hospital.policy:
             _check(hospital.policy.embeddings, kind, figures, hospital.store, name)
     except PolicyError as error:
@@ -59,7 +59,7 @@ def embeddings_of(
     return {"embeddings": record}, disclosure.embedding_figures(figures, rows.numpy())
 
 
-def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
+def outgoing(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     """What would leave of images: float32 [n, P, d].
 
     Args:
@@ -81,7 +81,7 @@ def leaving(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
     return (means + sigmas * noise)[:, None]
 
 
-def _audited(
+def _audit(
     request: Request, learner: FilVer, rows: Tensor, values: Tensor, name: str
 ) -> dict[str, float]:
     """The figures of an audit, which is made once for a sample; its pictures stay in the store."""
