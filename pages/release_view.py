@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 
 from pages.page import Marked
 
+UNABLE = Marked("cannot tell", "warn")
+LEAK = (
+    "The leak: what the best attack told beyond the negative control, from 0 (nothing) to 1 "
+    "(as much as copies of training images would tell)"
+)
 PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
 NONE = "–"
 LEVEL = 0.001  # that of audit/copies.py, which takes seconds to import
@@ -30,14 +35,43 @@ class Check(NamedTuple):
     result: object
 
 
-def checked(figures: Mapping[str, float], config: Mapping[str, Any]) -> Checked:
+def checked(
+    figures: Mapping[str, float],
+    config: Mapping[str, Any],
+    attacked: Mapping[str, Any] | None = None,
+) -> Checked:
     """The checks of a hospital, and the remarks on them.
 
     Args:
         figures: What the hospital measured.
         config: Settings of the run, by table and name.
+        attacked: What attacks on its images found; it stays at the hospital.
     """
-    return Checked([*checks_of(figures, config)], [*remarks_of(figures)])
+    rows = [*checks_of(figures, config)]
+    if attacked is not None:
+        rows += attack_checks(attacked) or [Check(LEAK, "no attack was tried", "", LOOK)]
+    return Checked(rows, [*remarks_of(figures)])
+
+
+def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
+    """What decides of membership attacks, and their positive control; nothing without attacks."""
+    if not (leak := attacked.get("leak")):
+        return []
+    limit, noticed = attacked["limit"], attacked["noticed"]
+    return [
+        Check(
+            LEAK,
+            f"{leak['value']:.3f} ({leak['low']:.3f} to {leak['high']:.3f})",
+            f"upper end at most {limit:g}",
+            PASS if leak["high"] <= limit else UNABLE,
+        ),
+        Check(
+            "The positive control: near-copies that were mixed in on purpose, and noticed",
+            "not even half of the images" if noticed is None else f"{noticed:.0%} of the images",
+            "some must be noticed",
+            UNABLE if noticed is None else PASS,
+        ),
+    ]
 
 
 def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:

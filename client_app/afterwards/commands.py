@@ -204,14 +204,20 @@ def alone(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write what a run was to the hospital: what its models are worth here, and what left it."""
+    from client_app.afterwards.again import hospital_again
+    from client_app.afterwards.own_buffer import examine
     from client_app.afterwards.past_run import PastRun
     from client_app.afterwards.report import page
-    from client_app.afterwards.worth_here import exact_assessments, released_assessments
+    from client_app.afterwards.worth_here import (
+        exact_assessments,
+        open_details,
+        released_assessments,
+    )
 
     store = arguments.store_dir.expanduser()
     past = PastRun.find(arguments.site, store, arguments.run)
     file = past.policy_file(arguments.policy and arguments.policy.expanduser())
-    inexact, rows = "", []
+    inexact, rows, examined = "", [], None
     if arguments.data_dir is None:
         inexact = "With the hospital's images (--data-dir) it has exact ones."
     elif not past.models:
@@ -223,13 +229,16 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         rules = Policy.read(file) if file else None
         try:
-            rows = exact_assessments(past, arguments.data_dir.expanduser(), rules)
+            hospital = hospital_again(past, arguments.data_dir.expanduser(), rules)
+            details = open_details(past, hospital)
+            rows = exact_assessments(past, details)
+            examined = examine(past, past.buffer, hospital, details) if past.buffer else None
         except DataError as error:
             inexact = f"Exact ones are not to be had: {error}"
     rows = rows or released_assessments(past)
     with replacing(arguments.to.expanduser()) as draft:
         draft.touch(mode=0o600)
-        draft.write_text(page(past, rows, inexact, file), encoding="utf-8")
+        draft.write_text(page(past, rows, inexact, file, examined), encoding="utf-8")
     if inexact:
         print(f"The figures are those that were told. {inexact}", file=sys.stderr)
     print(arguments.to)

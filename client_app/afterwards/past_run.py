@@ -7,6 +7,7 @@ gan/*/*.npz            its synthetic images, with the figures of their check
 """
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 
@@ -60,6 +61,14 @@ _Attacked = TypedDict(
         "by-network": NotRequired[_Success],
     },
 )
+
+
+class OwnBuffer(NamedTuple):
+    """The hospital's synthetic images, their exact figures, and what attacks on them found."""
+
+    samples: Samples
+    figures: Figures
+    attacked: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -259,10 +268,11 @@ class PastRun:
                 return self._left(line, "metrics")
         return {}
 
-    def exact_of_buffer(self) -> Figures:
-        """The exact figures of the synthetic images that left; empty if they are not to be found.
+    @cached_property
+    def buffer(self) -> OwnBuffer | None:
+        """The synthetic images that left; None if they are not to be found.
 
-        They are those of the set in the hospital's folder that has the hash of the one that left.
+        They are the set in the hospital's folder that has the hash of the one that left.
         """
         sent = {
             record["sha256"]
@@ -275,12 +285,19 @@ class PastRun:
             try:
                 kept = store.load(str(path.relative_to(self.folder).with_suffix("")))
                 images, labels = (torch.from_numpy(kept[name]) for name in ("images", "labels"))
-                buffer = pack_buffer(Samples(images, labels), str(self.card["dossier"]))
-                if hash_arrays(buffer) in sent:
-                    return dict(zip(kept["names"].tolist(), kept["values"].tolist(), strict=True))
+                samples = Samples(images, labels)
+                if hash_arrays(pack_buffer(samples, str(self.card["dossier"]))) in sent:
+                    figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
+                    return OwnBuffer(samples, dict(figures), json.loads(str(kept["attacked"])))
             except (OSError, ValueError, KeyError):
                 continue  # a picture of training, or a damaged file
-        return {}
+        return None
+
+    @property
+    def dossier(self) -> Path | None:
+        """The page of the dossier of their release; None if there is none."""
+        path = self.folder / "dossiers" / self.run / "dossier.html"
+        return path if path.is_file() else None
 
     def attacked(self) -> list[_Attacked]:
         """What attacks found of the models that were trained here, the newest visit of each."""

@@ -6,14 +6,15 @@ ones: those that it would tell without a policy, as in a simulation (client_app.
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
+import numpy as np
 import torch
+from sklearn.metrics import roc_curve
+from torch import Tensor, nn
 
-from client_app.afterwards.again import hospital_again
 from client_app.afterwards.home import load_file
 from client_app.afterwards.past_run import Figures, PastRun
-from client_app.authority.policy import Policy
+from client_app.hospital import Hospital
 from client_app.release.details import Details, Said
 from client_app.release.disclosure import open_disclosure
 from client_app.request import Clock, Inquiry
@@ -33,40 +34,46 @@ def released_assessments(past: PastRun) -> list[Assessment]:
     ]
 
 
-def exact_assessments(past: PastRun, data_dir: Path, policy: Policy | None) -> list[Assessment]:
+def open_details(past: PastRun, hospital: Hospital) -> Details:
+    """What says the exact figures of models, at the hospital as it was in the run."""
+    order = Order(0, 0, past.site, list(hospital.data.classes), "plain", past.run)
+    run = run_folder(hospital.store, past.run)
+    inquiry = Inquiry("", order, Clock(math.inf), hospital, run, None)
+    return Details(open_disclosure(inquiry))
+
+
+def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
     """The same, exact: each model at home is tested again on the hospital's own test images.
 
     Args:
         past: The run.
-        data_dir: The hospital's images, or its manifest, as in the run.
-        policy: That of the run; None in a simulation.
+        details: `open_details` of it.
 
     Raises:
-        DataError: The images cannot be used, or are not those of the run.
         ModelError: A model cannot be loaded.
     """
-    hospital = hospital_again(past, data_dir, policy)
-    classes, device, store = hospital.data.classes, hospital.device, hospital.store
-    order = Order(0, 0, past.site, list(classes), "plain", past.run)
-    run = run_folder(store, past.run)
-    disclosure = open_disclosure(Inquiry("", order, Clock(math.inf), hospital, run, None))
-    details = Details(disclosure)
-    rows = []
-    longer = past.alone.exists()
-    said_alone = details.ask("", load_file(past.alone)[0].to(device)) if longer else None
-    if alone := details.alone_figures(said_alone):
-        rows.append(_assessment("standalone", past.site, alone, classes))
+    hospital = details.disclosure.request.hospital
+    rows, longer = [], past.alone.exists()
+    alone = load_file(past.alone)[0].to(hospital.device) if longer else None
+    said_alone = details.ask("", alone) if alone else None
+    if figures := details.alone_figures(said_alone):
+        rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
         rows[-1]["model"] = AS_LONG if longer else past.site
     said: list[Said] = []
     for lineage, file in past.files.items():
-        said.append(details.ask("", load_file(file)[0].to(device)))
-        rows += _assessments(details, said[-1], lineage, classes)
+        said.append(details.ask("", load_file(file)[0].to(hospital.device)))
+        rows += _assessments(details, said[-1], lineage)
     if len(said) > 1:
         mean, seen = (
             torch.stack([getattr(each, part) for each in said]).mean(0) for part in ("test", "seen")
         )
-        rows += _assessments(details, Said("", mean, seen), "ensemble", classes)
+        rows += _assessments(details, Said("", mean, seen), "ensemble")
     return rows
+
+
+def model_assessments(details: Details, network: nn.Module, about: str) -> list[Assessment]:
+    """What is said of any model; nothing if its outputs are no numbers."""
+    return _assessments(details, details.ask("", network), about)
 
 
 def own_lineages(past: PastRun) -> set[str]:
@@ -75,16 +82,28 @@ def own_lineages(past: PastRun) -> set[str]:
     return own | ({past.site} - past.models.keys())
 
 
-def _assessments(
-    details: Details, said: Said, about: str, classes: Sequence[str]
-) -> list[Assessment]:
-    """What is said of a model; nothing if its outputs are no numbers."""
+def _assessments(details: Details, said: Said, about: str) -> list[Assessment]:
+    """What is said of a model, with its ROC curves; nothing if its outputs are no numbers."""
+    hospital = details.disclosure.request.hospital
     try:
         figures = details.disclosure.test_figures(said.model, said.test)
     except DivergedError:
         return []
-    site = details.disclosure.request.hospital.name
-    return [_assessment(about, site, details.figures(said, figures), classes)]
+    classes = hospital.data.classes
+    row = _assessment(about, hospital.name, details.figures(said, figures), classes)
+    return [{**row, "roc": _roc(hospital.data.test.labels, said.test)}]
+
+
+def _roc(labels: Tensor, said: Tensor) -> list[tuple[list[float], list[float]]]:
+    """Of each class, false and true positive rates; empty where there are none of it, or others."""
+    truth, scores = labels.cpu().numpy(), said.cpu().numpy()
+    curves = []
+    for k in range(scores.shape[1]):
+        own = truth == k
+        known = 0 < own.sum() < len(own)
+        false, true, _ = roc_curve(own, scores[:, k]) if known else (np.empty(0),) * 3
+        curves.append((false.tolist(), true.tolist()))
+    return curves
 
 
 def _assessment(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Assessment:

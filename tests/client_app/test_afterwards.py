@@ -23,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import __main__ as commands
 from client_app.afterwards import home, predicting, worth_here
+from client_app.afterwards.again import hospital_again
 from client_app.afterwards.past_run import PastRun
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity
@@ -559,19 +560,25 @@ def test_export_copies_the_model_and_writes_its_card(run, call, tmp_path):
     assert " → ".join(read_manifest(there).visited) in card
 
 
+def exact(past, images):
+    details = worth_here.open_details(past, hospital_again(past, images, None))
+    return worth_here.exact_assessments(past, details)
+
+
 def test_the_own_report_tests_models_again_as_the_run_did(run):
     """In a simulation figures are exact when they are told: the same, interval by interval."""
     past = PastRun.find("graz", run.store("graz"), None)
-    again = worth_here.exact_assessments(past, run.place / "images" / "graz", None)
+    again = exact(past, run.place / "images" / "graz")
     alone, *others = again
     assert alone["kind"] == "standalone"
+    assert all(len(row.pop("roc")) == len(past.classes) for row in others)
     assert others == worth_here.released_assessments(past)
     assert [row["kind"] for row in others] == ["model"] * 3 + ["ensemble"]
     assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
     (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]
     assert alone["balanced_accuracy"]["value"] == event.metrics["balanced-accuracy"]
     with pytest.raises(DataError, match="not the images that the hospital took part"):
-        worth_here.exact_assessments(past, run.place / "images" / "linz", None)
+        exact(past, run.place / "images" / "linz")
 
 
 def test_a_simulated_hospital_trains_alone_by_the_settings_of_the_results(run, call, tmp_path):

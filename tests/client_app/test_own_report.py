@@ -16,14 +16,16 @@ import pytest
 import torch
 
 from client_app import __main__ as commands
+from client_app.afterwards.again import hospital_again
 from client_app.afterwards.alone import settings_of
-from client_app.afterwards.past_run import PastRun
+from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
+from client_app.afterwards.past_run import OwnBuffer, PastRun
 from client_app.afterwards.report import page
 from client_app.afterwards.report.worth import use
-from client_app.afterwards.worth_here import own_lineages
+from client_app.afterwards.worth_here import exact_assessments, open_details, own_lineages
 from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
-from client_app.authority.policy import DEFAULTS
+from client_app.authority.policy import DEFAULTS, Policy
 from client_app.datasets import open_data
 from client_app.store import Store
 from learning.evaluation import probabilities
@@ -379,6 +381,11 @@ FIGURES = {
 }
 
 
+ATTACKED = json.dumps(
+    {"leak": {"value": 0.01, "low": -0.01, "high": 0.03}, "limit": 0.05, "noticed": 0.25}
+)
+
+
 @pytest.mark.parametrize("known", [True, False])
 def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     told = {name: float(f"{figure:.2g}") for name, figure in FIGURES.items()}
@@ -389,20 +396,54 @@ def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
     store = Store(tmp_path / "graz")
     figures = {"names": np.array([*FIGURES]), "values": np.array([*FIGURES.values()])}
     for name, images in (("a", sets[1]), ("b", sets[int(not known)])):
-        store.save(f"gan/{name}/{name}", {**figures, "images": images, "labels": labels})
+        kept = {**figures, "images": images, "labels": labels, "attacked": np.array(ATTACKED)}
+        store.save(f"gan/{name}/{name}", kept)
     records = [
         {"name": "metrics", "values": {**told, "seconds-train": 3.0}},
         {"name": "card", "values": {"release": "16 synthetic images passed.", "dossier": dossier}},
         {"name": "buffer", "bytes": 1, "sha256": hash_arrays(sent)},
+        {"name": "manifest", "values": {"classes": ["a"]}},
     ]
     entry = {"time": "2026-11-22T10:00:00+00:00", "verb": "query.prepare", "run": "the-run"}
     terms = {"settings": defaults(), "code": "c", "policy": "p"}
     append(path_of("graz", tmp_path), {**entry, "left": records}, terms)
     past = PastRun.find("graz", tmp_path, None)
-    text = text_of(page(past, [], "", None))
+    written = page(past, [], "", None)
+    text = text_of(written)
     assert "16 synthetic images passed." in text
     assert ("check are exact" in text) == known
+    leak = "0.010 (-0.010 to 0.030) | upper end at most 0.05 | pass"
+    assert (leak in text) == known
+    assert ("data:image/png" in written) == known
     assert ("with probability 0.123" if known else "with probability 0.12") in text
+
+
+def test_synthetic_images_are_tried_and_shown_beside_the_nearest_real_ones(place):
+    """A copy of a training image is found first; its pair is the one with a share of nothing."""
+    past = PastRun.find("graz", place / "store", None)
+    hospital = hospital_again(past, place / "images", Policy.read(place / "policy.toml"))
+    details = open_details(past, hospital)
+    rows = exact_assessments(past, details)
+    train, rng = hospital.data.train, torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (16, *train.shape), generator=rng, dtype=torch.uint8)
+    images[5] = train.images[3]
+    buffer = OwnBuffer(Samples(images, torch.arange(16) % 2), {}, {})
+    looked = examine(past, buffer, hospital, details)
+    assert looked.worth is not None
+    assert 0 <= looked.worth["balanced_accuracy"]["value"] <= 1
+    assert looked.passes == PASSES
+    assert len(looked.pairs) == PAIRS
+    first, *others = looked.pairs
+    assert torch.equal(first.synthetic, first.real)
+    assert first.unexplained < 0.001 < min(pair.unexplained for pair in others)
+    vars(past)["buffer"] = buffer
+    written = page(past, rows, "", None, looked)
+    text = text_of(written)
+    assert f"({PASSES} passes, 0 s). On the hospital's own test images it reaches" in text
+    assert "ROC of the best model here" in text
+    assert f"{first.label}: 0.000 is not explained" in text
+    # Strips of two classes, and the pairs.
+    assert written.count("data:image/png") == 2 + PAIRS
 
 
 def test_the_policy_is_known_by_its_hash(tmp_path):

@@ -2,21 +2,28 @@
 
 First what a clinician asks: are the models better here, for which class, which one to use
 (worth.py); then what the run was and what left the hospital (run.py), and how private that was
-(privacy.py). Every text reaches the page through `pages.page`, which escapes it.
+(privacy.py, buffer.py). Every text reaches the page through `pages.page`, which escapes it.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from client_app.afterwards.own_buffer import Examined
 from client_app.afterwards.past_run import PastRun
-from client_app.afterwards.report import privacy, run, worth
+from client_app.afterwards.report import buffer, privacy, run, worth
 from client_app.afterwards.worth_here import own_lineages
 from pages.figures import Assessment
 from pages.page import render
 from pages.verdicts.home import judge_home
 
 
-def page(past: PastRun, rows: Sequence[Assessment], inexact: str, policy: Path | None) -> str:
+def page(
+    past: PastRun,
+    rows: Sequence[Assessment],
+    inexact: str,
+    policy: Path | None,
+    examined: Examined | None = None,
+) -> str:
     """The page, which needs no other file.
 
     Args:
@@ -24,6 +31,7 @@ def page(past: PastRun, rows: Sequence[Assessment], inexact: str, policy: Path |
         rows: What models are worth here.
         inexact: Why these figures are those that were told; empty if they are exact.
         policy: The file with the policy of the run; None if it is not at hand.
+        examined: What came of a look at the synthetic images; None if nobody looked.
     """
     return render(
         "hospital",
@@ -42,5 +50,6 @@ def page(past: PastRun, rows: Sequence[Assessment], inexact: str, policy: Path |
         use=worth.use(past, rows),
         others=past.others,
         **run.described(past),
+        buffer=buffer.described(past, examined),
         **privacy.described(past, policy),
     )

@@ -14,13 +14,15 @@ from strategies.protocol.settings import Settings, SettingsError, defaults
 
 def described(past: PastRun, policy: Path | None) -> dict[str, Any]:
     """The check of synthetic images, the attacks, and the policy in force."""
-    exact = past.exact_of_buffer()
-    figures = exact or past.buffer_figures
+    exact = past.buffer
+    figures = exact.figures if exact else past.buffer_figures
+    attacked = exact.attacked if exact else None
     settings = unflatten_dict({**defaults(), **past.settings})
     return {
         "release": past.card.get("release", ""),
-        "checked": checked(figures, settings) if figures else None,
-        "checked_exactly": bool(exact),
+        "checked": checked(figures, settings, attacked) if figures else None,
+        "checked_exactly": exact is not None,
+        "dossier": past.dossier.absolute().as_uri() if past.dossier else "",
         "refused": any(why.startswith("release: ") for _, why in past.failures),
         "attacked": [
             [

@@ -70,13 +70,22 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         "best": _class_by_class(best),
         "others": [_class_by_class(row) for row in shown if row is not best],
         "confusion": confusion(past.classes, best["confusion"]) if best["confusion"] else None,
-        "curves": [],
+        "curves": _curves(past.classes, best),
         "reliability": [
             reliability(title, row["calibration"])
             for title, row in panels
             if row and row["calibration"]
         ],
     }
+
+
+def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
+    """ROC of the best model, of each class against all others; exact figures alone have it."""
+    return [
+        plots.square(plots.Line(name, curve[0], curve[1], ()), f"ROC of class {name}")
+        for name, curve, shown in zip(classes, best.get("roc", ()), distinct(classes), strict=False)
+        if shown and curve[0]
+    ]
 
 
 def _by_class(best: Assessment, alone: Assessment | None) -> plots.Picture | None:

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from client_app.release.dossier.law import answers
-from pages.page import Marked, render
+from pages.page import render
 from pages.pictures import named_strip
-from pages.release_view import checked
+from pages.release_view import attack_checks, checked
 
 Json = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ def page(dossier: Json, digest: str, signer: str) -> str:
         checked=checked({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
         attacks=[f"{each['attack']}: {ATTACKS[each['attack']]}" for each in trials],
         trials=[*_rows(trials)],
-        decisive=[*_decisive(attacked)],
+        decisive=attack_checks(attacked),
         legal=[
             [each.question, each.speaks or "Nothing in this dossier.", each.silent]
             for each in answers(dossier)
@@ -104,27 +104,6 @@ def _rows(trials: Sequence[Json]) -> Iterator[list[object]]:
                 _interval(worth["attack"][figure]),
                 _interval(worth[f"control_{figure}"]),
             ]
-
-
-def _decisive(attacked: Json) -> Iterator[list[object]]:
-    """What decides whether the images may leave; nothing if no attack was tried."""
-    if not (leak := attacked.get("leak")):
-        return
-    limit, noticed = attacked["limit"], attacked["noticed"]
-    able, unable = Marked("pass", "good"), Marked("cannot tell", "warn")
-    yield [
-        "The leak: what the best attack told beyond the negative control, from 0 (nothing) to 1 "
-        "(as much as copies of training images would tell)",
-        _interval(leak),
-        f"upper end at most {limit:g}",
-        able if leak["high"] <= limit else unable,
-    ]
-    yield [
-        "The positive control: near-copies that were mixed in on purpose, and noticed",
-        "not even half of the images" if noticed is None else f"{noticed:.0%} of the images",
-        "some must be noticed",
-        unable if noticed is None else able,
-    ]
 
 
 def _interval(told: Json) -> str:

@@ -1,0 +1,40 @@
+"""The hospital's synthetic images: what they look like, what they are worth, what is nearest."""
+
+from typing import Any
+
+from client_app.afterwards.own_buffer import Examined
+from client_app.afterwards.past_run import PastRun
+from pages.figures_view import interval
+from pages.pictures import strip, strips_by_class
+from pages.verdicts.model import chance
+
+
+def described(past: PastRun, examined: Examined | None) -> dict[str, Any] | None:
+    """What is shown of them; None if they are not to be found."""
+    if (buffer := past.buffer) is None:
+        return None
+    images, labels = buffer.samples.images.numpy(), buffer.samples.labels.numpy()
+    return {
+        "count": len(labels),
+        "strips": strips_by_class(images, labels, past.classes),
+        "worth": _worth(examined) if examined else None,
+        "pairs": [
+            strip(
+                f"{pair.label}: {pair.unexplained:.3f} is not explained",
+                [pair.synthetic.cpu().numpy(), pair.real.cpu().numpy()],
+            )
+            for pair in (examined.pairs if examined else ())
+        ],
+    }
+
+
+def _worth(examined: Examined) -> dict[str, Any]:
+    """Figures of a model that was trained on them alone; without any if it diverged."""
+    row = examined.worth
+    return {
+        "passes": examined.passes,
+        "seconds": f"{examined.seconds:.0f}",
+        "figure": interval(row["balanced_accuracy"]) if row else "",
+        "gain": interval(row["gain"], signed=True) if row and row["gain"] else "",
+        "chance": chance(row) if row else None,
+    }
