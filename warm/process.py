@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from struct import unpack
 from threading import Event, Thread
-from typing import IO
+from typing import IO, Any
 
 from flwr.app import Context, Error, Message, Metadata, RecordDict
 from flwr.clientapp import ClientApp
@@ -106,11 +106,13 @@ def is_ours(connection: socket.socket) -> bool:
 def _answer(connection: socket.socket, app: ClientApp) -> None:
     """Answer messages until the other side closes the connection."""
     wire, idle = Wire(connection), Event()
+    run_config: dict[str, Any] = {}
     idle.set()
     Thread(target=_end_with, args=(connection, idle), daemon=True).start()
     with suppress(EOFError, ConnectionError):
         while True:
-            (verb, ttl, node_config, run_config), content = wire.receive()
+            (verb, ttl, node_config, settings), content = wire.receive()
+            run_config = run_config if settings is None else dict(settings)
             idle.clear()
             # The other constructors work only in processes that Flower begins.
             metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)

@@ -95,6 +95,7 @@ class Wire:
         self.connection = connection
         self._bytes = connection.makefile("rb")
         self._outbox, self._received = shared or Outbox(), Shelf[ArrayRecord]()
+        self._run_config: Mapping[str, Any] = {}  # that was sent last
         self._keep_sent, self._keep_received = (KEPT, NONE) if shared else (NONE, KEPT)
 
     def close(self) -> None:
@@ -102,15 +103,19 @@ class Wire:
         self._bytes.close()
         self.connection.close()
 
-    def ask(self, message: Message, node_config: Mapping[str, Any], run_config: Any) -> None:
+    def ask(
+        self, message: Message, node_config: Mapping[str, Any], run_config: Mapping[str, Any]
+    ) -> None:
         """Hand a message over, with what its context says.
 
         Raises:
             ParcelError: It is too large.
             OSError: The other process has gone, or does not read.
         """
-        asked = message.metadata
-        facts = [asked.message_type, asked.ttl, [*node_config.items()], [*run_config.items()]]
+        asked, changed = message.metadata, run_config is not self._run_config
+        self._run_config = run_config
+        settings = [*run_config.items()] if changed else None
+        facts = [asked.message_type, asked.ttl, [*node_config.items()], settings]
         self.send(facts, message.content)
 
     def answer_to(self, message: Message) -> Message:

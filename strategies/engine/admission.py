@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from strategies.engine.courier import Delivery
 from strategies.engine.events import figures
+from strategies.protocol.archive import values_of
 from strategies.protocol.embeddings import check_embeddings
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.order import Order
@@ -147,7 +148,7 @@ def _check_sound(parcel: RecordDict, came_from: RecordDict | None = None) -> Non
 
 def _arrays(parcel: RecordDict, name: str) -> dict[str, NDArray[Any]]:
     record = parcel.array_records.get(name, ArrayRecord())
-    return {key: array.numpy() for key, array in record.items()}
+    return {key: values_of(array) for key, array in record.items()}
 
 
 def _check_lineage(label: Manifest, lineage: str) -> None:

@@ -1,6 +1,6 @@
 """Frozen dataclasses as Flower records, and back, strictly."""
 
-from dataclasses import asdict, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -19,7 +19,7 @@ class UselessError(ParcelError):
 
 def to_record(value: Any) -> ConfigRecord:
     """Write a dataclass of texts, numbers and lists as a Flower record."""
-    return ConfigRecord(asdict(value))
+    return ConfigRecord({**vars(value)})
 
 
 def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
