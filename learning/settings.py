@@ -5,8 +5,6 @@ Hospitals judge them when they enrol, and `python -m server_app check` before.
 
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from strategies.protocol.declared import (
     AboveZero,
     Amount,
@@ -15,6 +13,7 @@ from strategies.protocol.declared import (
     ShareAboveZero,
     ShareBelowOne,
     TwoOrMore,
+    between,
     declare,
     pattern,
 )
@@ -90,7 +89,7 @@ class ReservoirSettings:
     """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
 
     # 2 at least, because BatchNorm cannot train on one image.
-    size: Annotated[int, Field(ge=2, le=100_000)]
+    size: Annotated[int, between(2, 100_000)]
     batch_size: TwoOrMore
 
 
@@ -107,7 +106,7 @@ class LwFSettings:
     """Learning without forgetting: the keys `lwf.*`."""
 
     alpha: Amount
-    warm_up: Annotated[int, Field(ge=0, le=100)]
+    warm_up: Annotated[int, between(0, 100)]
 
 
 @declare

@@ -32,7 +32,6 @@ from math import ceil
 from typing import Annotated, Literal
 
 from flwr.app import ArrayRecord
-from pydantic import Field
 
 from strategies.cwt import CWT
 from strategies.engine.state import Model, State
@@ -41,7 +40,7 @@ from strategies.engine.topology import GLOBAL, derangement
 from strategies.engine.visit import Visit
 from strategies.fedavg import FedAvg
 from strategies.fedspace import FedSpace
-from strategies.protocol.declared import declare
+from strategies.protocol.declared import Share, condition, declare
 from strategies.protocol.parcel import Layout
 from strategies.protocol.settings import Settings, require, rng_for
 from strategies.rwt import RWT
@@ -59,7 +58,7 @@ class RewindSettings:
     """What is rewound, how far and where to: of the keys `rewind.*`."""
 
     base: Literal["cwt", "rwt", "fedavg", "fedspace"]
-    fraction: Annotated[float, Field(ge=0, lt=0.5)]
+    fraction: Annotated[Share, condition(lambda λ: λ < 0.5, "0 or more, and below 0.5")]
     partner: Literal["previous", "random"]
     batch_norm: Literal["train", "reference"]
 

@@ -24,7 +24,7 @@ ALLOWED = {
         *("jinja2", "markupsafe", "numpy", "PIL"),
         *("strategies.protocol.names", "strategies.protocol.text"),
     },
-    "strategies": {"flwr", "numpy", "pydantic"},  # the methods, which may import both folders below
+    "strategies": {"flwr", "numpy"},  # the methods, which may import both folders below
     # The one method whose server trains imports what it takes when it does (tests below).
     "strategies/fil_ver.py": {"flwr", "strategies", "learning.server_training"},
     "strategies/engine": {"flwr", "numpy", "strategies.protocol"},
@@ -35,7 +35,6 @@ ALLOWED = {
         "torchvision",
         "safetensors",
         *("numpy", "scipy"),
-        "pydantic",  # declared settings
         "opacus",
         "flwr",
         "PIL",
@@ -56,7 +55,6 @@ ALLOWED = {
             "filelock",
             "cryptography",
             "dp_accounting",
-            "pydantic",
         ),
         *("audit", "gan", "learning", "pages", "strategies.protocol", "warm"),
         # What a run's method may order.

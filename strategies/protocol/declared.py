@@ -68,12 +68,17 @@ def choice(names: Iterable[str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-Count = Annotated[int, Field(ge=0, le=MOST)]
-OneOrMore = Annotated[int, Field(ge=1, le=MOST)]
-TwoOrMore = Annotated[int, Field(ge=2, le=MOST)]
-Amount = Annotated[float, Field(ge=0, le=MOST)]
+def between(least: float, most: float) -> Any:
+    """An annotation of numbers from one to another."""
+    return Field(ge=least, le=most)
+
+
+Count = Annotated[int, between(0, MOST)]
+OneOrMore = Annotated[int, between(1, MOST)]
+TwoOrMore = Annotated[int, between(2, MOST)]
+Amount = Annotated[float, between(0, MOST)]
 AboveZero = Annotated[float, Field(gt=0, le=MOST)]
-Share = Annotated[float, Field(ge=0, le=1)]
+Share = Annotated[float, between(0, 1)]
 ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
 Probability = Annotated[float, Field(gt=0, lt=1)]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator
 
 from strategies.protocol.declared import (
     LARGEST,
@@ -32,6 +32,7 @@ from strategies.protocol.declared import (
     Share,
     ShareBelowOne,
     TwoOrMore,
+    between,
     condition,
     declare,
     excerpt,
@@ -129,7 +130,7 @@ class TrainSettings:
     batch_size: TwoOrMore
     batch_sizes: Annotated[str, _numbers(2)]
     class_balance: Literal["none", "sampler", "loss"]
-    focal_gamma: Annotated[float, Field(ge=0, le=10)]
+    focal_gamma: Annotated[float, between(0, 10)]
     optimizer: Literal["adam", "sgd"]
     learning_rate: AboveZero
     weight_decay: Amount
@@ -281,9 +282,9 @@ class Settings:
     image_fit: Literal["squash", "pad", "crop"]
     image_channels: Annotated[Literal[0, 3], BeforeValidator(_channels)]
     pixels: Literal["unit", "symmetric", "per-image"]
-    seed: Annotated[int, Field(ge=0, le=LARGEST)]
-    cpu_threads: Annotated[int, Field(ge=1, le=1024)]
-    workers: Annotated[int, Field(ge=-1, le=1024)]
+    seed: Annotated[int, between(0, LARGEST)]
+    cpu_threads: Annotated[int, between(1, 1024)]
+    workers: Annotated[int, between(-1, 1024)]
     baseline: Literal["", "standalone"]
     output_dir: Annotated[str, pattern("[/~].*", _PLACE)]
     tracking: str
