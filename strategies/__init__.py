@@ -1,5 +1,5 @@
-"""The protocol: what travels, and to whom. The methods are listed in strategies/registry.py.
+"""The methods (listed in strategies/registry.py), their engine and their protocol.
 
-Nothing is imported here: a hospital needs `parcel` and `settings` alone, and in a deployment each
-message finds it in a fresh process.
+This file imports nothing. A hospital needs only `parcel` and `settings`, and in a deployment Flower
+starts a fresh process for each message.
 """

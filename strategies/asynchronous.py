@@ -1,31 +1,34 @@
-"""Asynchronous hand-off: queues in the place of rounds, for hospitals that are not equally fast.
+"""Asynchronous hand-off: queues replace rounds, for hospitals of unequal speed.
 
-FedER's section III-C: a node may receive a model and buffer "from any random node in the federation
-at any time, using queues to handle incoming data". It changes how the models of another method
-move (`HandsOn`): that method still says what a visit is.
+FedER, section III-C: a node may receive a model and buffer "from any random node in the federation
+at any time, using queues to handle incoming data". Only the movement of models changes: the visits
+are those of another method (`HandsOn`).
 
- 1. N lineages are always there, each in the queue of one hospital; its head is the model that is
-    trained there. The server has the queues (`State.queues`): hospitals cannot be addressed. So a
-    checkpoint has them too, and it is written after every delivery.
- 2. A visit that has ended sends its model on, to a hospital drawn from the others (`async.choose`).
+ 1. There are always N lineages, each in the queue of one hospital. A hospital trains the head of
+    its queue. The server keeps the queues (`State.queues`), because hospitals cannot be addressed.
+    So a checkpoint has the queues too; the server writes it after every delivery.
+ 2. After a visit the model goes to a hospital that is drawn from the others (`async.choose`).
  3. Drawing and training take their random numbers from (lineage, number of its visit). So the order
-    in which visits end decides on all models, bit for bit. With `uniform`, as long as nobody fails,
-    a lineage is the same after k visits whoever is fast.
- 4. A round is N visits that succeeded: then models are tested as they are, and nobody waits for it
-    (`async.tests`, `evaluate.every`). In the last round no more visits are begun than count.
- 5. If a visit fails, or its hospital is away, the model goes on from its last good copy; an answer
-    that comes later is dropped. A hospital whose visit failed twice in a row rests: it gives its
-    queue back, and is not drawn. Once may be chance: if all quick hospitals rested after it, every
-    model would wait for a slow one.
- 6. It is back when it answers again, else with the next round, and gets a waiting model at once.
- 7. Where models stay (`HandsOn.stays`, FedER's `buffer-only`) a queue holds the hospital's own
-    model, and what is drawn is whose buffer is replayed.
+    in which visits end determines all models, bit for bit. With `uniform` and without failures, a
+    lineage after k visits does not depend on the speed of hospitals.
+ 4. A round is N successful visits. Then models are tested as they are, and no hospital waits for
+    the tests (`async.tests`, `evaluate.every`). The last round begins only the visits that it
+    still needs.
+ 5. If a visit fails, or its hospital is away, the model goes on from its last good copy. A later
+    answer is dropped. After two failures in a row a hospital rests: it gives its queue back, and is
+    not drawn. One failure may be chance: if it were enough, all quick hospitals might rest, and
+    every model would wait for a slow one.
+ 6. A rest ends when the hospital answers again, or else with the next round. The hospital then gets
+    a waiting model at once.
+ 7. Where models stay (`HandsOn.stays`, FedER's `buffer-only`), a queue holds the hospital's own
+    model. The draw chooses the hospital whose buffer is replayed.
 
 Deviations:
- 1. With `shortest`, the default, a model goes to one of the shortest queues, and a hospital without
-    any takes the first that waits in the longest. With `uniform`, the paper's, nearly all models
-    soon wait for the slowest hospital (benchmarks/results/asynchronous.md).
- 2. If no other hospital is there, a model waits for the one that it is at.
+ 1. With `shortest`, the default, a model goes to one of the shortest queues, and a hospital with an
+    empty queue takes the first model that waits in the longest queue. With `uniform`, the paper's
+    choice, nearly all models soon wait for the slowest hospital
+    (benchmarks/results/asynchronous.md).
+ 2. If no other hospital is there, a model stays in the queue of its present hospital.
 """
 
 from collections.abc import Mapping
@@ -46,7 +49,7 @@ class Asynchronous(Strategy):
         base: The method.
 
     Raises:
-        SettingsError: Its models have to move in rounds.
+        SettingsError: The models of this method must move in rounds.
     """
 
     waits = False
@@ -63,12 +66,12 @@ class Asynchronous(Strategy):
         self.buffer_size, self.needs_own_buffer = base.buffer_size, base.needs_own_buffer
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """A first model is trained where it was made."""
+        """Queue each first model at the hospital that made it."""
         super().start(state, newcomers)
         state.queues |= {name: [name] for name in newcomers}
 
     def plan(self, state: State) -> list[Visit]:
-        """Each hospital that is idle trains the head of its queue."""
+        """Each idle hospital trains the head of its queue."""
         busy = {visit.hospital for visit in state.under_way}
         idle = [
             self._visit(state, hospital, queue[0])
@@ -78,11 +81,11 @@ class Asynchronous(Strategy):
         if state.round < self.settings.num_server_rounds:
             return idle
         left = len(state.models) - state.finished - len(state.under_way)
-        idle.sort(key=lambda visit: visit.key not in state.ordered)  # those of before a kill first
+        idle.sort(key=lambda visit: visit.key not in state.ordered)  # those before a kill first
         return idle[: max(left, 0)]
 
     def kinds(self) -> list[Visit]:
-        """Those of the method."""
+        """The kinds of visits of the base method."""
         return self.base.kinds()
 
     def _visit(self, state: State, hospital: str, name: str) -> Visit:
@@ -94,7 +97,7 @@ class Asynchronous(Strategy):
         return replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """The model goes on; a hospital that rests gives back all that waits for it."""
+        """Send the model on; a hospital that now rests gives back its whole queue."""
         super().arrived(state, visit, trained)
         model = state.models[visit.model]
         state.models[visit.model] = replace(model, turns=model.turns + 1)
@@ -128,9 +131,9 @@ class Asynchronous(Strategy):
         state.queues[_drawn(others, self._rng(model))].append(name)
 
     def _take(self, state: State, hospital: str) -> None:
-        """Have a hospital with nothing to do take the first model that waits in the longest queue.
+        """Give an idle hospital the first model that waits in the longest queue.
 
-        Not one that it has just had.
+        A model whose last visit was at this hospital does not count.
         """
         if state.queues[hospital] or hospital in state.resting:
             return
@@ -148,27 +151,27 @@ class Asynchronous(Strategy):
             state.queues[hospital].append(name)
 
     def is_over(self, state: State) -> bool:
-        """After as many visits as there are models."""
+        """Whether as many visits have succeeded as there are models."""
         return state.finished >= len(state.models)
 
     def tests_now(self, state: State, hospital: str) -> bool:
-        """Before its next visit, or when it has no model to train."""
+        """Whether to ask now: with `next` always, with `idle` if no model is there to train."""
         return self.times.tests == "next" or not state.queues.get(hospital)
 
     def returned(self, state: State, hospital: str) -> None:
-        """It is drawn again, and takes a model at once."""
+        """End a hospital's rest: it is drawn again, and takes a model at once."""
         if hospital in state.resting:
             state.resting.remove(hospital)
             self._take(state, hospital)
 
     def finish_round(self, state: State) -> None:
-        """Hospitals that failed get another chance."""
+        """Start to count visits again, and end all rests."""
         state.finished = 0
         for hospital in [*state.resting]:
             self.returned(state, hospital)
 
     def holders(self, state: State) -> dict[str, str]:
-        """Each hospital uses the model that it trains now or next."""
+        """The model that each hospital trains now or next."""
         return {hospital: queue[0] for hospital, queue in state.queues.items() if queue}
 
     def _rng(self, model: Model) -> np.random.Generator:

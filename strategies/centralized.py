@@ -1,16 +1,16 @@
-"""Centralised training: one model on everybody's images, in one place. For comparison only.
+"""Centralised training: one model on the images of all hospitals, for comparison only.
 
-The baselines of FedER (arXiv:2206.10048, Table II), chosen by `centralized.data`:
+The baselines of FedER (arXiv:2206.10048, Table II). `centralized.data` chooses one:
 
-    real         argmin_θ E_{D_1 ∪ ... ∪ D_N} ℓ(θ)        what no hospital would allow
-    synthetic    argmin_θ E_{B_1 ∪ ... ∪ B_N} ℓ(θ)        what the buffers are worth by themselves
-    both         argmin_θ E over all of them
+    real         argmin_θ E_{D_1 ∪ ... ∪ D_N} ℓ(θ)        no hospital would allow this
+    synthetic    argmin_θ E_{B_1 ∪ ... ∪ B_N} ℓ(θ)        the value of the buffers alone
+    both         argmin_θ E_{D_1 ∪ ... ∪ D_N ∪ B_1 ∪ ... ∪ B_N} ℓ(θ)
 
 `synthetic` with `gan.sampler = "lci"` is the protocol of LCI (the thesis, section 3.1.3): every
 hospital sends its set once, and one model is trained on their union.
 
-The first hospital trains; the others test. `real` and `both` exist in simulations only: a
-hospital that has its own images refuses.
+The first hospital trains; the others test. `real` and `both` work in simulations only: a hospital
+with images of its own refuses them.
 
 The hospital's half: learning/learners/centralized.py.
 """
@@ -33,7 +33,7 @@ class CentralizedSettings:
 
 
 class Centralized(CWTSerial):
-    """One model, which never leaves the first hospital."""
+    """One model, which the first hospital alone trains."""
 
     learner = "centralized"
     tests_every_visit = False
@@ -47,11 +47,11 @@ class Centralized(CWTSerial):
             self.buffer_size = settings.section("feder", FedERSettings).buffer_size
 
     def task_at(self, server_round: int, hospital: str = "") -> int:
-        """The last one: one place has the images of all tasks from the start."""
+        """The last task: the images of all tasks are there from the start."""
         return super().task_at(self.settings.num_server_rounds)
 
     def plan(self, state: State) -> list[Visit]:
-        """The first hospital trains its model on the buffers of all, if they share any."""
+        """The first hospital trains the model, with the buffers of all hospitals if any."""
         if state.hop:
             return []
         ((name, model),) = state.models.items()

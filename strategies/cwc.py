@@ -1,20 +1,20 @@
-"""CWC: one model visits hospital after hospital, and holds on to what was important before.
+"""CWC: one model visits the hospitals in turn, and a penalty protects important parameters.
 
 "Cyclical Weight Consolidation: Towards Solving Catastrophic Forgetting in Serial Federated
 Learning", arXiv:2405.10647. The model travels as in cwt_serial.py, with a consolidation matrix C
-that has an entry for each parameter i. With w̃ the parameters as received by hospital k at round r,
-and Ω^{k,r} how important each parameter became during the visit:
+that has an entry for each parameter i. w̃ are the parameters that hospital k receives at round r,
+and Ω^{k,r} is the importance that each parameter gained during the visit:
 
     L̃_k(w) = L_k(w) + σ Σ_i C_i^{k,r} (w_i − w̃_i)²                            (Eq. 3)
     C^{k+1,r} = C^{k,r} + Ω^{k,r},  C^{1,1} = 0                                (Eq. 4)
     C^{1,r+1} = γ (C^{K,r} + Ω^{K,r})                                          (Eq. 5)
 
-σ is `cwc.strength`, γ `cwc.decay`; Ω is estimated as `cwc.importance` says.
+σ is `cwc.strength`, and γ is `cwc.decay`. `cwc.importance` chooses the estimate of Ω.
 
 Deviations:
- 1. The printed equations could not be had; these are what the text says, without the factor ½ that
-    other papers give the penalty.
- 2. If all hospitals miss a round, C decays at the start of the next one once more.
+ 1. The printed equations were not available. These follow the paper's text, without the factor ½
+    that other papers give the penalty.
+ 2. If all hospitals miss a round, C decays once more at the start of the next round.
 
 The hospital's half: learning/learners/cwc.py.
 """

@@ -3,7 +3,7 @@
 Chang et al., "Distributed deep learning networks among institutions for medical imaging",
 JAMIA 25(8), 2018, doi:10.1093/jamia/ocy017. There one model visits the institutions in a fixed
 order. Here, as in the comparison of FedRewind (Palazzo et al., 2024), N models travel at once, one
-at each hospital. Hospital j at round t, with i the hospital before j on the ring:
+at each hospital. At hospital j and round t, where i is the hospital before j on the ring:
 
     M_j^1 = Train_{D_j, E}(M^0)        M_j^t = Train_{D_j, E}(M_i^{t-1})    for t > 1
 

@@ -2,11 +2,11 @@
 
 Chang et al., "Distributed deep learning networks among institutions for medical imaging",
 JAMIA 25(8), 2018, doi:10.1093/jamia/ocy017; the baseline of CWC (arXiv:2405.10647, section 3.1).
-With w^{k,r} the model after hospital k of K at round r, and w^{0,r} = w^{K,r-1}:
+w^{k,r} is the model after hospital k of K at round r, and w^{0,r} = w^{K,r-1}:
 
     w^{k,r} = Train_{D_k, E}(w^{k-1,r})
 
-A round has K hops, in order of the hospitals' names. A hospital that is away is passed over.
+A round has K hops, in order of the hospitals' names. A hospital that is away is skipped.
 
 Deviations: none known. The learner is `plain`, with a fresh optimizer at every visit.
 """
@@ -25,7 +25,7 @@ class CWTSerial(Strategy):
     needs_rounds = "it has one model, and all other hospitals wait for the one that trains it"
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """Take in one model alone."""
+        """Take in the first hospital's model alone."""
         if not state.models:
             state.models.update(list(newcomers.items())[:1])
 

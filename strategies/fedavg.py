@@ -1,18 +1,18 @@
-"""FedAvg: everybody trains the same global model, the server averages what comes back.
+"""FedAvg: all hospitals train the same global model, and the server averages their copies.
 
 McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 AISTATS 2017, arXiv:1602.05629, Algorithm 1. At round t, with n_j training images at hospital j:
 
     M_j^t = Train_{D_j, E}(M^{t-1})        M^t = Σ_j n_j M_j^t / Σ_j n_j
 
-With `fedavg.weights = "equal"` every n_j is 1, as in the code of FedBN and of FedER: a hospital of
-few images then counts as much as any. The average is Flower's; it needs a server that opens the
-parcels.
+With `fedavg.weights = "equal"` every n_j is 1, as in the code of FedBN and of FedER: a hospital
+with few images then counts as much as any other. Flower computes the average, so the server must
+be able to open the parcels.
 
 Deviations:
- 1. `fedavg.sample` hospitals take part in a round, drawn anew among those that are there; 0 = all
-    (C = 1). Those that fail, or have no image of their task, are left out of the average.
- 2. The running statistics of BatchNorm are averaged like the weights, its counters too (rounded).
+ 1. In each round `fedavg.sample` hospitals are drawn from those that are present; 0 = all (C = 1).
+    The average leaves out hospitals that fail, or have no image of their task.
+ 2. Running statistics and counters of BatchNorm are averaged like weights; counters are rounded.
 """
 
 from collections import Counter
@@ -40,14 +40,14 @@ CARRIED = frozenset({"mah", "twf"})
 
 @declare
 class FedAvgSettings:
-    """What the average does: the keys `fedavg.*`, for all methods that average."""
+    """Settings of all methods that average: the keys `fedavg.*`."""
 
     weights: Literal["images", "equal"]
     sample: Count
 
 
 class FedAvg(Strategy):
-    """One global model; during a round every hospital has a copy, known by the hospital's name."""
+    """One global model; during a round each hospital has a copy under the hospital's name."""
 
     reads_models = True
     enrols_by_plan = True
@@ -57,7 +57,7 @@ class FedAvg(Strategy):
         super().__init__(settings)
         allowed = (
             f"one without a memory that travels, since strategy '{settings.strategy}' averages "
-            "models: for this one choose a strategy that hands them on, such as rwt, or standalone"
+            "models: for this learner choose standalone, or a strategy that hands models on (rwt)"
         )
         require(settings.learner not in CARRIED, "learner", settings.learner, allowed)
         one = len({name.strip() for name in settings.model.split(",")}) == 1
@@ -79,22 +79,22 @@ class FedAvg(Strategy):
             )
         alike = [name for name, architecture in begun.items() if architecture == counts[0][0]]
         if others := ", ".join(sorted(begun.keys() - alike)):
-            log(WARNING, "%s began with other networks, and train that of most hospitals", others)
+            log(WARNING, "%s began with other networks; they train that of most hospitals", others)
         first = newcomers[alike[0]]
         state.models[GLOBAL] = build_global(state, first, {"model": network(state, first)}, 0)
 
     def plan(self, state: State) -> list[Visit]:
-        """Those that are drawn train the global model."""
+        """The drawn hospitals train the global model."""
         if state.hop:
             return []
         return [self.visit(hospital, GLOBAL, test=True) for hospital in self.drawn(state)]
 
     def kinds(self) -> list[Visit]:
-        """All are tested after training."""
+        """The one kind: train the global model, then test it."""
         return [self.visit("", GLOBAL, test=True)]
 
     def drawn(self, state: State) -> list[str]:
-        """The hospitals that train in a round."""
+        """The hospitals that train in this round."""
         present = self.present(state)
         if not 0 < self.sample < len(present):
             return present
@@ -103,7 +103,7 @@ class FedAvg(Strategy):
         return [present[k] for k in sorted(chosen)]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """A copy of the global model stays with the hospital until the end of the round."""
+        """Keep the hospital's copy of the global model until the end of the round."""
         if visit.model != GLOBAL:
             super().arrived(state, visit, trained)
             return
@@ -111,37 +111,37 @@ class FedAvg(Strategy):
         state.models[visit.hospital] = replace(copy, place=visit.hospital)
 
     def finish_round(self, state: State) -> None:
-        """Average the copies that were trained in this round, if there are any."""
+        """Average the copies that were trained in this round, if any."""
         copies = sorted(state.models.items())
         trained = [model for _, model in copies if model.round == state.round]
         mean = state.models[GLOBAL]
         if trained:
-            last = mean.parcel  # that nobody refused in this round
+            last = mean.parcel  # no hospital refused it in this round
             mean = build_global(state, trained[0], self.merge(state, trained), state.round)
             mean = replace(mean, good=last)
         state.models = {GLOBAL: mean}
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
-        """The records of the global model, from the copies that were trained."""
+        """The records of the next global model, from the trained copies."""
         return {"model": average(state, trained, self.equal)}
 
     def holders(self, state: State) -> dict[str, str]:
-        """All that take part in the round use the mean."""
+        """The global model, for each hospital that takes part in the round."""
         return dict.fromkeys(self.present(state), GLOBAL)
 
 
 def build_global(
     state: State, like: Model, records: Mapping[str, ArrayRecord], server_round: int
 ) -> Model:
-    """The global model with the records of a parcel, and otherwise like another model."""
+    """A global model with the given records; its other properties are those of model `like`."""
     label = state.shelf.label(like.parcel)
     label = replace(label, lineage=GLOBAL, round=server_round, visited=[], replayed=[], not_own=[])
     return Model(GLOBAL, GLOBAL, state.shelf.put(pack(records, label)), round=server_round)
 
 
 def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
-    """The mean of the models in their own dtypes, weighted by numbers of training images or not."""
-    # Here, because a hospital reads what its run's method may order, and does not average.
+    """The mean of models in their own dtypes, weighted by training images unless `equal`."""
+    # Imported here: a hospital needs this module to check orders, and never averages.
     from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 
     counts = [1 if equal else each.num_examples for each in trained]
@@ -150,7 +150,7 @@ def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
         for each, count in zip(trained, counts, strict=True)
     ]
     mean = aggregate_arrayrecords(records, "n")
-    # Flower's average of whole numbers is a fraction; the next hospital expects what it sent.
+    # Flower averages whole numbers to fractions; a hospital expects the dtype that it sent.
     like = network(state, trained[0])
     return ArrayRecord(
         {name: cast(mean[name].numpy(), array.dtype) for name, array in like.items()}
@@ -158,7 +158,7 @@ def average(state: State, trained: Sequence[Model], equal: bool) -> ArrayRecord:
 
 
 def cast(array: NDArray[Any], dtype: str) -> Array:
-    """Numbers in a dtype; to whole ones they are rounded."""
+    """An array in another dtype; values are rounded for a whole-number dtype."""
     whole = not np.issubdtype(dtype, np.floating)
     return Array(np.asarray(array.round() if whole else array, dtype))
 

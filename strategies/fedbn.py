@@ -1,21 +1,21 @@
-"""FedBN: FedAvg in which every hospital keeps its BatchNorm layers to itself.
+"""FedBN: FedAvg, but each hospital keeps BatchNorm layers of its own.
 
 Li et al., "FedBN: federated learning on non-IID features via local batch normalization", ICLR 2021,
 arXiv:2102.07623, Algorithm 1. Weights, biases and running statistics of all BatchNorm layers stay
-at the hospital; the average runs over what travels. The hospital's half, which decides what that
-is, is learning/learners/fedbn.py.
+at the hospital. The server averages the other arrays. The hospital's half,
+learning/learners/fedbn.py, chooses the arrays that travel.
 
 Deviations:
- 1. Hospitals count with their numbers of images, unless `fedavg.weights` is "equal", as in the
-    authors' code.
- 2. The authors' code finds layers by names that contain "bn", and so averages those that ResNets
-    call `downsample.1`; here a layer is a BatchNorm layer by its type.
+ 1. The average is weighted by numbers of images. In the authors' code all hospitals count equally,
+    as with `fedavg.weights = "equal"`.
+ 2. The authors' code finds BatchNorm layers by names that contain "bn", and so averages those that
+    ResNets call `downsample.1`. Here the type of a layer decides.
 """
 
 from strategies.fedavg import FedAvg
 
 
 class FedBN(FedAvg):
-    """FedAvg with the learner whose BatchNorm layers do not travel."""
+    """FedAvg with the learner that keeps BatchNorm layers at the hospital."""
 
     learner = "fedbn"

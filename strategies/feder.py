@@ -1,25 +1,25 @@
-"""FedER: each model is handed on with synthetic images of where it was, and replays them.
+"""FedER: each hand-off brings a model with synthetic images, which the receiver replays.
 
 Pennisi et al., "FedER: Federated Learning through Experience Replay and Privacy-Preserving Data
 Synthesis", arXiv:2206.10048, Algorithm 1. Before the first round hospital j trains a GAN on its
-images D_j and renders its buffer B_j. At round r, with i the hospital before j on a ring through
-all hospitals that is drawn anew every round:
+images D_j and renders its buffer B_j. Every round r draws a new ring through all hospitals; i is
+the hospital before j on the ring:
 
     M_j^1 = argmin_θ E_{D_j} ℓ(θ)                                        starting from M_j^0
     M_j^r = argmin_θ λ E_{D_j} ℓ(θ) + (1 − λ) E_{B_i} ℓ(θ)               starting from M_i^{r-1}
 
-Each hospital's M_j^0 has weights of its own, and may be a network of its own. Variants (section
-IV.D): `buffer-only` (FedER-A) starts from M_j^{r-1}, so that only B_i travels; `synthetic-only`
-(FedER-B) has B_j in the place of D_j.
+Each M_j^0 has initial weights of its own, and may have an architecture of its own. Variants
+(section IV.D): `buffer-only` (FedER-A) starts from M_j^{r-1}, so only B_i travels.
+`synthetic-only` (FedER-B) trains on B_j instead of D_j.
 
 Deviations:
  1. Local training before the federation counts as round 1, as in the authors' code.
- 2. A buffer is a set of images, rendered once, as in Definition 2; in the authors' code the
-    generator itself travels and renders other images at every step.
- 3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i:
-    it learns from the buffer what it missed.
- 4. A hospital whose B_j may not leave it hands on its model alone, and the next one trains by the
-    first line. In `synthetic-only` it takes no part, since B_j is what it would train on.
+ 2. A buffer is a set of images, rendered once, as in Definition 2. In the authors' code the
+    generator itself travels, and renders other images at every step.
+ 3. If hospital i misses its turn, j receives the model that was meant for i, untrained, with B_i.
+    So the model learns from B_i what it missed at i.
+ 4. If B_j may not leave hospital j, j hands on its model alone, and the next hospital trains by the
+    first equation. In `synthetic-only` j then takes no part, since it trains on B_j.
 
 The hospital's half: learning/learners/feder.py.
 """
@@ -36,7 +36,7 @@ from strategies.protocol.settings import Settings, require, rng_for
 
 @declare
 class FedERSettings:
-    """What is handed on: of the keys `feder.*`."""
+    """The keys `feder.*` that the method reads; the learner reads the others."""
 
     variant: Literal["full", "buffer-only", "synthetic-only"]
     buffer_size: Count
@@ -56,7 +56,7 @@ class FedER(HandsOn):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         feder = settings.section("feder", FedERSettings)
-        # Without buffers this is the bare hand-off of models, and nobody trains a GAN.
+        # With size 0 only models are handed on, and no hospital trains a GAN.
         self.variant, self.buffer_size = feder.variant, feder.buffer_size
         self.stays = self.variant == "buffer-only"
         if self.variant == "synthetic-only":
@@ -76,8 +76,8 @@ class FedER(HandsOn):
         return visits
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
-        """Train a model beside the buffer of the hospital that hands it on."""
+        """A visit that trains a model on the source's buffer too, if there is one."""
         replay = [source] if source in state.buffers and source != hospital else []
-        if self.variant == "synthetic-only":  # its own buffer in the place of its images
+        if self.variant == "synthetic-only":  # the hospital's own buffer replaces its images
             replay = [hospital, *replay]
         return self.visit(hospital, model, replay=replay)

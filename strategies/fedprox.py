@@ -1,7 +1,7 @@
-"""FedProx: FedAvg whose hospitals are held back from straying far from the global model.
+"""FedProx: FedAvg with a penalty on the distance from the global model.
 
 Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, arXiv:1812.06127, Eq. 2.
-At hospital j, with w_t the global weights as received:
+At hospital j, where w_t are the global weights that it received:
 
     min_w  F_j(w) + µ/2 ‖w − w_t‖²
 

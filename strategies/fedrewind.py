@@ -1,29 +1,31 @@
-"""FedRewind: on every visit a model goes back for a while to where it came from.
+"""FedRewind: during every visit a model goes back to its previous hospital for some epochs.
 
 Palazzo et al., "FedRewind: Rewinding Continual Model Exchange for Decentralized Federated
 Learning", arXiv:2411.09842; thesis, section 4.2. It changes the visits of another method, its base.
-Hospital j at round t trains the model that the base hands it, which is hospital i's, in three hops:
+At round t the base hands hospital i's model to hospital j. The visit then has three hops:
 
     M_j^t = Train_{D_j, λE}( Train_{D_i, λE}( Train_{D_j, (1−2λ)E}( M_i^{t−1} ) ) )       (Eq. 4.8)
 
-The model travels: from j back to i, which trains it on its own images, and to j again. With FedAvg
-as the base every hospital starts from the average, and i is another hospital (Eq. 4.10). So it is
-with FedSpace, and with a `learner`, such as PASS: all legs minimise the same (thesis, 4.2.4).
+The model travels from j to i, which trains it on its own images, and back to j. With FedAvg or
+FedSpace as the base, every hospital starts from the average, and i is another hospital (Eq. 4.10).
+With FedSpace, or a `learner` such as PASS, all legs minimise the same objective (thesis, 4.2.4).
 
 Deviations:
- 1. Algorithms 2 and 3 of the thesis train i's copy and then go on without it; the equations, the
-    text and the authors' code do not.
- 2. λE is rounded up, as in the authors' code, for the second leg and for the third; the first has
-    what is left. Each leg has an optimizer of its own, where the authors' SGD has no state.
- 3. Round 1, when no model comes from anywhere, is the base's, as in the authors' code.
- 4. "The previous hospital" does not exist for FedAvg; here it is drawn anew in every round, so that
-    nobody gets itself and nobody is drawn twice. The authors' code means to, and fails to.
+ 1. Algorithms 2 and 3 of the thesis train i's copy and then discard it. The equations, the text and
+    the authors' code keep it, and so does this code.
+ 2. The second and the third leg have λE epochs each, rounded up as in the authors' code. The first
+    leg has the rest. Each leg has a fresh optimizer; the authors' SGD has no state.
+ 3. In round 1 no model comes from another hospital: it is a round of the base, as in the authors'
+    code.
+ 4. FedAvg has no "previous hospital". Here it is drawn in every round: no hospital gets itself, and
+    none is drawn twice. The authors' code intends the same, and fails.
  5. RandRewind (`rewind.partner`) draws i in the same way. The authors' code always takes client 0.
  6. With prototypes, hospital i trains the model with its own masks and prototypes, on the images
-    of its own task, and sends it back without prototypes. Neither the thesis nor any code says how.
-    A mask for the classes of both would tell each hospital what the other has seen.
+    of its own task, and returns it without prototypes. Neither the thesis nor any code defines
+    this. A mask for the classes of both hospitals would show each the classes of the other.
 
-The hospital's half: learning/learners/fedrewind.py, or that of the base or `learner`.
+The hospital's half: learning/learners/fedrewind.py, or the learner of the base or the setting
+`learner`.
 """
 
 from collections.abc import Mapping
@@ -55,7 +57,7 @@ BASES: dict[str, type[Strategy]] = {
 
 @declare
 class RewindSettings:
-    """What is rewound, how far and where to: of the keys `rewind.*`."""
+    """The base, the share of epochs and the partner of the rewind leg: the keys `rewind.*`."""
 
     base: Literal["cwt", "rwt", "fedavg", "fedspace"]
     fraction: Annotated[Share, condition(lambda λ: λ < 0.5, "0 or more, and below 0.5")]
@@ -63,15 +65,15 @@ class RewindSettings:
     batch_norm: Literal["train", "reference"]
 
     def epochs(self, total: int) -> int:
-        """Those of the rewind leg, out of a visit's: λE, rounded up."""
+        """The epochs of the rewind leg, λE rounded up, where `total` is E."""
         # 0.07 · 100 is 7.000000000000001 in floating point.
         return ceil(round(self.fraction * total, 9))
 
 
 class FedRewind(Strategy):
-    """The base's one hop of a round, then back, and there again."""
+    """Three hops a round: the base's hop, the rewind leg, and the return."""
 
-    needs_rounds = "on every visit a model also goes back, and would wait twice more"
+    needs_rounds = "on every visit a model also goes back, and would wait two more times"
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -95,7 +97,7 @@ class FedRewind(Strategy):
         )
 
     def plan(self, state: State) -> list[Visit]:
-        """Eq. 4.8 from the inside out."""
+        """The visits of Eq. 4.8, one hop for each training, innermost first."""
         plain = state.round == 1 or not self.epochs
         if state.hop == (1 if plain else 3):
             return []
@@ -124,7 +126,7 @@ class FedRewind(Strategy):
         return [*forth, back, replace(back, verb="train", leg=3, test=self.averages)]
 
     def _away(self, state: State) -> dict[str, str]:
-        """The models that are rewound at each hospital."""
+        """The model that each hospital rewinds, by hospital."""
         if self.rewind.partner == "previous" and not self.averages:
             return {model.previous: name for name, model in state.models.items()}
         places = sorted(model.place for model in state.models.values() if model.place != GLOBAL)

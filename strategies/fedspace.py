@@ -1,19 +1,19 @@
-"""FedSpace: FedAvg with prototypes, which stand for the classes that other hospitals see.
+"""FedSpace: FedAvg with prototypes, which represent the classes of other hospitals.
 
 Shenaj et al., "Asynchronous federated continual learning", CVPR workshops 2023, arXiv:2304.03626.
-Hospitals are at different tasks. With its model w_j hospital j sends the mean p_jc of its features
-over each class c of its present task, of n_jc images, and r_j, their spread. The server has
+Hospitals are at different tasks. Hospital j sends its model w_j, the mean feature p_jc of each
+class c of its present task (n_jc images), and the spread r_j of its features. The server computes
 
     p_c ← (1 − a) p_c + a Σ_j n_jc p_jc / Σ_j n_jc        r = Σ_j n_j r_j / Σ_j n_j,  n_j = Σ_c n_jc
     w ← b Σ_j N_j w_j / Σ_j N_j + (1 − b) w
 
-and sends both to the hospitals of the next round. a is `fedspace.ema`, 1 for the first p_c of a
-class; b is `fedspace.mix`, and N_j counts training images.
+and sends w, p_c and r to the hospitals of the next round. a is `fedspace.ema`, or 1 for the first
+p_c of a class. b is `fedspace.mix`, and N_j is the number of training images.
 
 Deviations:
- 1. Means and radii are weighted by n_jc and n_j. In the code both are by N_j.
- 2. The server keeps p_c while nobody sends one. The code forgets it, and begins anew.
- 3. The fractal pre-training of the code has no effect there, and is left out.
+ 1. Means are weighted by n_jc, and radii by n_j. The authors' code weights both by N_j.
+ 2. The server keeps p_c while no hospital sends one. The authors' code drops it, and starts again.
+ 3. The authors' code has a fractal pre-training without effect. It is left out.
 
 FedAvg with PASS, its baseline, is `strategy = "fedavg"` with `learner = "pass"`. The hospital's
 half: learning/learners/prototypes.py.
@@ -42,14 +42,14 @@ Arrays = dict[str, NDArray[Any]]
 
 @declare
 class FedSpaceSettings:
-    """What the server keeps of a round: of the keys `fedspace.*`."""
+    """The keys `fedspace.*` that the method reads; the learner reads the others."""
 
     ema: ShareAboveZero  # a
     mix: ShareAboveZero  # b
 
 
 class FedSpace(FedAvg):
-    """FedAvg of models, which are mixed with the one before, and of prototypes."""
+    """FedAvg of models and prototypes; each average is mixed with the previous global model."""
 
     learner = "fedspace"
 
@@ -58,10 +58,10 @@ class FedSpace(FedAvg):
         self.own = settings.section("fedspace", FedSpaceSettings)
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:
-        """Refuse what are no prototypes of the model that came with them.
+        """Refuse a memory that is not the prototypes of its model.
 
         Raises:
-            ParcelError: They are not, or it has no outputs for turned images.
+            ParcelError: The memory is something else, or the model has no 'head.weight'.
         """
         if "head.weight" not in layout:
             raise ParcelError("There are prototypes beside a model without 'head.weight'.")
@@ -69,7 +69,7 @@ class FedSpace(FedAvg):
         check_prototypes(memory, outputs // 4, width)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """A hospital's prototypes stay at the server: its copy may go to another hospital."""
+        """Keep a hospital's prototypes at the server: its model may go to another hospital."""
         if trained is not None:
             parcel, label = state.shelf.get(trained.parcel), state.shelf.label(trained.parcel)
             if sent := parcel.array_records.get("memory"):
@@ -79,12 +79,12 @@ class FedSpace(FedAvg):
         super().arrived(state, visit, trained)
 
     def server_prototypes(self, state: State) -> dict[str, ArrayRecord]:
-        """The server's prototypes, if it has any."""
+        """The record `memory` with the server's prototypes, if there are any."""
         kept = state.shelf.get(state.models[GLOBAL].parcel).array_records.get("memory")
         return {"memory": kept} if kept else {}
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
-        """The average mixed with the model before, and the prototypes."""
+        """The average mixed with the previous model, and the prototypes."""
         mean, before = super().merge(state, trained)["model"], network(state, state.models[GLOBAL])
         b = self.own.mix
         mixed = {
@@ -94,7 +94,7 @@ class FedSpace(FedAvg):
         return {"model": ArrayRecord(mixed), **self._prototypes(state)}
 
     def _prototypes(self, state: State) -> dict[str, ArrayRecord]:
-        """Those of the server with what has been sent in this round."""
+        """The server's prototypes, updated with those that were sent in this round."""
         names = sorted(state.prototypes.items())
         sent = [_arrays(state.shelf.get(name).array_records["memory"]) for _, name in names]
         if not sent:
@@ -109,12 +109,12 @@ class FedSpace(FedAvg):
 
 
 def merge(old: Arrays | None, sent: Sequence[Arrays], a: float) -> Arrays:
-    """The server's prototypes, from those that it has and what hospitals have sent.
+    """The server's next prototypes, from its present ones and those of hospitals.
 
     Args:
-        old: As strategies/protocol/prototypes.py has them; None before the first.
-        sent: The same, of each hospital.
-        a: Weight of what is new.
+        old: The arrays of strategies/protocol/prototypes.py; None before the first ones.
+        sent: The same arrays from each hospital.
+        a: Weight of the hospitals' means.
     """
     counts, means, radii = (  # [hospitals, K], [hospitals, K, d], [hospitals]
         np.stack([each[name] for each in sent], dtype="f8")

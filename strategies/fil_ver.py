@@ -1,28 +1,28 @@
 """FIL-VER: hospitals share embeddings of their images, and the server trains on them, too.
 
 Park et al., "Tackling dynamics in federated incremental learning with variational embedding
-rehearsal", arXiv:2110.09695. Images come task by task, and earlier ones are gone. An encoder f* is
-trained on the first task and then frozen. At iteration T hospital j trains the classifier w on
-embeddings z = f*(x) of its present images, mixed with those that it has kept of earlier tasks, and
-sends w_j with a sample R_j of (z, y). The server averages, and then trains on all R that it has:
+rehearsal", arXiv:2110.09695. Images come task by task, and images of earlier tasks are gone. An
+encoder f* is trained on the first task and then frozen. At iteration T hospital j trains the
+classifier w on embeddings z = f*(x) of its present images and on embeddings kept from earlier
+tasks. It sends w_j with a sample R_j of (z, y). The server averages, and then trains on all its R:
 
     w = Σ_j N_j w_j / Σ_j N_j                                                        (Eq. 1)
     w ← w − η ∇ ℓ(w; z, y)    for (z, y) from R, S_max times          (Algorithm 1, SST)
 
-What is sent is `filver.variant`: `sampled` embeddings z = µ + σ ε; `stats`, µ and σ², of which the
-server draws z itself; or `ebr`, the embeddings f(x) of an encoder without noise. The paper proposes
-the first, because the other two tell an image from any other. With `filver.server-steps = 0` nobody
-sends embeddings, and only hospitals rehearse.
+`filver.variant` chooses the content of R_j: `sampled` has embeddings z = µ + σ ε; `stats` has µ and
+σ², from which the server draws z; `ebr` has the embeddings f(x) of an encoder without noise. The
+paper proposes `sampled`, because the other two identify an image. With `filver.server-steps = 0`
+no hospital sends embeddings, and only hospitals rehearse.
 
 Deviations:
  1. The paper trains the encoder on all images of the first task in one place. Here the first
-    hospital does it on its own (`first-hospital`), or on a public archive; `pooled` is the paper's,
-    and works in simulations alone.
+    hospital trains it, on its own images (`first-hospital`) or on a public archive. `pooled` is the
+    paper's way, and works in simulations only.
  2. Hospital j draws R_j once per task, with one ε for each image, and sends it once. A new sample
     in every round, as in Algorithm 1, would let the server average the noise away.
- 3. The server rehearses on what has come in all rounds (section 3.3), not in the last one alone
-    (Algorithm 1), as many embeddings of one task as of another.
- 4. N_j counts the images of the task; what is rehearsed does not count.
+ 3. The server rehearses on the embeddings of all rounds (section 3.3), not of the last round alone
+    (Algorithm 1). It draws equally many embeddings of each task.
+ 4. N_j is the number of images of the task, without rehearsed embeddings.
  5. A model is tested with µ in the place of z.
 
 The hospital's half: learning/learners/fil_ver.py. The encoder travels to each hospital once.
@@ -44,7 +44,7 @@ from strategies.protocol.declared import Count, OneOrMore, declare, pattern
 from strategies.protocol.parcel import pack
 from strategies.protocol.settings import Settings, require, rng_for
 
-ENCODER = "encoder."  # how the names of its arrays begin
+ENCODER = "encoder."  # prefix of the names of its arrays
 
 
 _PRETRAIN = "first-hospital, public:<absolute file>, pooled or none"
@@ -52,7 +52,7 @@ _PRETRAIN = "first-hospital, public:<absolute file>, pooled or none"
 
 @declare
 class FilVerSettings:
-    """What is pretrained, what is sent, and what the server does: of the keys `filver.*`."""
+    """The keys `filver.*` that the method reads; the learner reads the others."""
 
     variant: Literal["sampled", "stats", "ebr"]
     pretrain: Annotated[str, pattern("first-hospital|pooled|none|public:/.*", _PRETRAIN)]
@@ -76,21 +76,21 @@ class FilVer(FedAvg):
         network = "ebr" if self.own.variant == "ebr" else "vee"
         allowed = f"'{network}' with filver.variant '{self.own.variant}'"
         require(settings.model == network, "model", settings.model, allowed)
-        allowed = "same, and task-spread 0: with 'fil-ver' all hospitals have a task at a time"
+        allowed = "same, and task-spread 0: 'fil-ver' gives all hospitals the same task"
         require(not settings.own_streams, "task-order", settings.task_order, allowed)
 
     def start(self, state: State, newcomers: Mapping[str, Model]) -> None:
-        """As FedAvg; an encoder that nobody trains is that of the first model."""
+        """Start as FedAvg does; without pretraining the first model's encoder is kept."""
         super().start(state, newcomers)
         if self.own.pretrain == "none" and not state.encoder:
             state.encoder = _encoder(state, state.models[GLOBAL])
 
     def plan(self, state: State) -> list[Visit]:
-        """First one hospital trains the encoder; then all that are there train the classifier."""
+        """First one hospital trains the encoder; then all present ones train the classifier."""
         present = self.present(state)
         if not state.encoder:  # if one hospital fails the next one is asked
             return [self._pretraining(present[state.hop])] if state.hop < len(present) else []
-        if len(state.models) > 1:  # each has its copy
+        if len(state.models) > 1:  # each hospital has a copy
             return []
         return [
             self.visit(hospital, GLOBAL, test=True, embeddings=self._wanted(state, hospital))
@@ -98,7 +98,7 @@ class FilVer(FedAvg):
         ]
 
     def kinds(self) -> list[Visit]:
-        """One that trains the encoder, and those that train the classifier."""
+        """A visit that trains the classifier, and one that trains the encoder."""
         sent = self.own.variant if self.own.server_steps else ""
         trains = self.visit("", GLOBAL, test=True, embeddings=sent)
         return [trains] if self.own.pretrain == "none" else [trains, self._pretraining("")]
@@ -114,7 +114,7 @@ class FilVer(FedAvg):
         )
 
     def _wanted(self, state: State, hospital: str) -> str:
-        """The kind of embeddings that a hospital is to send; empty if it has sent the task's."""
+        """The kind of embeddings that a hospital must send now; empty if none are wanted."""
         has = self._key(state, hospital) in state.embeddings
         return "" if has or not self.own.server_steps else self.own.variant
 
@@ -122,7 +122,7 @@ class FilVer(FedAvg):
         return f"{self.task_at(state.round)} {hospital}"
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """What a hospital sends to rehearse is kept; of the first visit the encoder alone stays."""
+        """Keep a hospital's embeddings; of the visit that trains the encoder keep only this."""
         if visit.learner == self.learner:
             super().arrived(state, visit, trained)
             if trained is not None:
@@ -140,13 +140,13 @@ class FilVer(FedAvg):
             state.embeddings[self._key(state, hospital)] = state.shelf.put(alone)
 
     def merge(self, state: State, trained: Sequence[Model]) -> dict[str, ArrayRecord]:
-        """The average (Eq. 1) after `server-steps` steps on embeddings (SST), if there are any."""
-        # An average of the encoder may differ from it in the last bit.
+        """The average (Eq. 1), trained for `server-steps` steps (SST) if there are embeddings."""
+        # The average of equal encoders may differ from them in the last bit.
         mean = super().merge(state, trained)["model"]
         network = ArrayRecord({**mean, **state.encoder_arrays})
         if not (state.embeddings and self.own.server_steps):
             return {"model": network}
-        from learning.server_training import rehearse  # only here does a server train
+        from learning.server_training import rehearse  # no other server code trains
 
         by_task: dict[str, list[ArrayRecord]] = {}
         for key, name in sorted(state.embeddings.items()):
@@ -164,7 +164,7 @@ class FilVer(FedAvg):
 
 
 def _encoder(state: State, model: Model) -> str:
-    """The parcel of a model's encoder alone, put on the shelf."""
+    """Put the encoder of a model on the shelf as a parcel; the parcel's name."""
     network = state.shelf.get(model.parcel).array_records["model"]
     arrays = {name: array for name, array in network.items() if name.startswith(ENCODER)}
     label = replace(state.shelf.label(model.parcel), lineage="encoder")

@@ -38,8 +38,8 @@ def strategy_of(settings: Settings) -> Strategy:
     """The strategy that the settings name.
 
     Raises:
-        SettingsError: There is none of that name; its own settings are wrong; or it is to be
-            asynchronous, and cannot.
+        SettingsError: There is no such strategy, its own settings are wrong, or it cannot be
+            asynchronous.
     """
     if settings.strategy not in STRATEGIES:
         raise SettingsError(

@@ -1,13 +1,13 @@
 """Random weight transfer: every round each model goes to another hospital, drawn at random.
 
-A baseline of FedRewind (Palazzo et al., 2024; thesis, section 4.2). Hospital j at round t, with π_t
-a uniformly random permutation of the hospitals that leaves none in its place:
+A baseline of FedRewind (Palazzo et al., 2024; thesis, section 4.2). π_t is a uniformly random
+permutation of the hospitals that leaves none in its place. At hospital j and round t:
 
     M_j^1 = Train_{D_j, E}(M^0)        M_j^t = Train_{D_j, E}(M_{π_t(j)}^{t-1})    for t > 1
 
 Deviations:
- 1. The authors' code draws receivers one after the other, so that the last one sometimes keeps its
-    own model (in 7.6 % of the rounds with 10 hospitals); here nobody ever does.
+ 1. The authors' code draws receivers one after the other. So the last one sometimes keeps its own
+    model (in 7.6 % of the rounds with 10 hospitals). Here no hospital does.
 """
 
 from strategies.engine.state import State
@@ -30,5 +30,5 @@ class RWT(HandsOn):
         return self.follow(derangement(state.hospitals, rng), state)
 
     def hand_on(self, state: State, hospital: str, model: str, source: str) -> Visit:
-        """Train a model, wherever it comes from."""
+        """A visit that trains a model; the source makes no difference."""
         return self.visit(hospital, model)

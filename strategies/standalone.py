@@ -4,7 +4,7 @@ The lower baseline of all the papers. Hospital j at round t:
 
     M_j^t = Train_{D_j, E}(M_j^{t-1})
 
-Models still come to the server after every visit, because they are tested at every hospital.
+Models still go to the server after every visit, because every hospital tests them.
 """
 
 from strategies.engine.state import State
@@ -14,10 +14,10 @@ from strategies.engine.visit import Visit
 
 
 class Standalone(Strategy):
-    """Models stay home."""
+    """Each model stays at its own hospital."""
 
-    needs_rounds = "it hands nothing on, so that nobody waits for a model"
+    needs_rounds = "it hands nothing on, so no hospital waits for a model"
 
     def plan(self, state: State) -> list[Visit]:
-        """Everybody keeps its own model."""
+        """Each hospital trains its own model."""
         return [] if state.hop else self.follow(stay(state.hospitals), state)
