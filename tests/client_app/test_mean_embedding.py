@@ -10,8 +10,7 @@ from client_app.authority.policy import Policy, PolicyError, PrivacyRules
 from client_app.authority.privacy_account import Account
 from client_app.errors import ReleaseError
 from client_app.hospital import open_hospital
-from client_app.release.buffer import make_buffer
-from client_app.release.buffer.registry import AUDITS
+from client_app.release.buffer import make_buffer, stages
 from strategies.protocol.may_leave import METRICS
 from strategies.protocol.settings import SettingsError
 from tests.fakes import context, run_config
@@ -54,7 +53,7 @@ class Passes:
 
 @pytest.fixture
 def _quick_gate(monkeypatch):
-    monkeypatch.setitem(AUDITS, "copies", Passes)
+    monkeypatch.setattr(stages, "copy_audit", Passes)
 
 
 def made(place, size=40):

@@ -5,12 +5,16 @@ import torch
 
 from gan import codes
 from gan.checkpoint import write_whole
-from gan.code_sets import CODE_SETS, Choice
+from gan.code_sets import CODE_SETS
 from gan.codes import Deck, pairwise, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.quality import mean_of_minimal_distances
 
-CHOICE = Choice(clusters=2, k=2, kl="uniform")
+
+def code_set(name, place):
+    return CODE_SETS[name](place, 2, 2, "uniform")()
+
+
 # Of class 0 (six images) and 1 (four). Two paths of five points each from four random codes or
 # more; of two clusters C(2, 2) · 9 + 2 = 11, unless all images are in one of them; of averages of
 # two 3 and 2, which are one pair.
@@ -25,8 +29,8 @@ SIZES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CODE_SETS)
 def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_path):
-    made = CODE_SETS[name](source(folder=tmp_path / "first"), CHOICE)()
-    again = CODE_SETS[name](source(folder=tmp_path / "second"), CHOICE)()
+    made = code_set(name, source(folder=tmp_path / "first"))
+    again = code_set(name, source(folder=tmp_path / "second"))
     assert list(made) == [0, 1]
     for label, own in made.items():
         assert own.shape[1] == 5
@@ -40,7 +44,7 @@ def test_a_set_has_codes_of_every_class_and_the_same_again(name, source, tmp_pat
 @pytest.mark.parametrize("name", ["lci", "lci-plan", "k-salsa-plan"])
 def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_path):
     """Every second piece is not finished before the deadline, until all are there."""
-    whole = CODE_SETS[name](source(folder=tmp_path / "whole"), CHOICE)()
+    whole = code_set(name, source(folder=tmp_path / "whole"))
     place = source(folder=tmp_path / "parts")
     finished: list[str] = []
 
@@ -54,7 +58,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
     monkeypatch.setattr(codes, "write_whole", killed)
     for _ in range(50):
         try:
-            made = CODE_SETS[name](place, CHOICE)()
+            made = code_set(name, place)
             break
         except TimeoutError:
             continue
@@ -66,7 +70,7 @@ def test_an_interrupted_set_goes_on_where_it_was(name, source, monkeypatch, tmp_
 @pytest.mark.parametrize("name", [name for name in CODE_SETS if name != "linear"])
 def test_after_the_deadline_nothing_is_looked_for(name, source):
     with pytest.raises(TimeoutError):
-        CODE_SETS[name](source(deadline=time.monotonic() - 1), CHOICE)()
+        code_set(name, source(deadline=time.monotonic() - 1))
 
 
 def test_projections_are_of_their_own_images(source):

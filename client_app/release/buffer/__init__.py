@@ -2,11 +2,11 @@
 
     train -> render -> audit -> attack -> measure -> draw
 
-A sampler learns from the hospital's training images and renders. An audit discards what is too
-near to one of them, and checks what is left as a whole before it may leave. Both are looked up in
-registry.py. What they let through is attacked (attack.py); stages.py goes through the stages. A GAN
-is trained once: it is kept in the hospital's store under a hash of all that it depends on, goes on
-where it was if it was interrupted, and serves later runs.
+A sampler (registry.py) learns from the hospital's training images and renders. An audit discards
+what is too near to one of them, and checks what is left as a whole before it may leave. What it
+lets through is attacked (attack.py); stages.py goes through the stages. A GAN is trained once: it
+is kept in the hospital's store under a hash of all that it depends on, goes on where it was if it
+was interrupted, and serves later runs.
 
     <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
     <store>/gan/<hash>/statistic.npz                the noised statistic of `dp-mean-embedding`
@@ -33,7 +33,7 @@ from client_app.datasets import LocalData
 from client_app.datasets.pool import Indices
 from client_app.hospital import Hospital
 from client_app.release.buffer.job import Job, Release, frequent
-from client_app.release.buffer.stages import AUDIT, CHECKED, make
+from client_app.release.buffer.stages import CHECKED, make
 from gan.checkpoint import VERSION
 from gan.codes import EFFORTS
 from gan.noised_moments import VERSION as MOMENTS
@@ -81,7 +81,7 @@ def make_buffer(
         noise = None if hospital.policy else settings.seed
         parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
     folder = f"gan/{_hash(gan.method, *parts)}"
-    checks = [AUDIT, CHECKED, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
+    checks = ["copies", CHECKED, [*ATTACKS], _fingerprint(data.test), asdict(settings.release)]
     codes = [gan.sampler, gan.clusters, gan.k, gan.kl, EFFORTS[gan.preset].fingerprint]
     name = f"{folder}/{_hash(checks, size, gan.projections, codes, seed)}"
     if kept := hospital.store.load(name):

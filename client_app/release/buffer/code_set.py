@@ -6,7 +6,7 @@ Shapes: `N` images, `C` channels, `R` pixels of the GAN's images.
 import torch
 
 from client_app.release.buffer.job import Job
-from gan.code_sets import CODE_SETS, Choice
+from gan.code_sets import CODE_SETS
 from gan.codes import EFFORTS, Codes, Source, render_codes, sample_rows
 from gan.nearest import nearest
 from gan.networks import Generator
@@ -48,8 +48,7 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         deadline=job.deadline,
     )
     clusters = gan.hospital_settings(0).clusters  # a real hospital takes the first
-    choice = Choice(int(clusters or 0), gan.k, gan.kl)
-    codes = CODE_SETS[gan.sampler](source, choice)()
+    codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)()
     if gan.sampler != "linear":  # which needs no projection
         _draw(job, source, codes)
     return codes

@@ -1,16 +1,13 @@
-"""All samplers and audits by name; each is one short file.
+"""All samplers by name; each is one short file.
 
 Shapes: `N` images, `C` channels, `H, W` pixels.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from audit.report import Report
-from client_app.release.buffer.copies import copies
 from client_app.release.buffer.gan_sampler import GANSampler
 from client_app.release.buffer.job import Job
 from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
@@ -31,21 +28,7 @@ class Sampler(Protocol):
         """Images uint8 [N, C, H, W] of classes int64 [N], in the size of the hospital's own."""
 
 
-class Audit(Protocol):
-    """What decides whether synthetic images may leave a hospital."""
-
-    def refuses(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Which images uint8 [N, C, H, W] of classes int64 [N] are to be discarded, bool [N]."""
-
-    def check(self, images: Tensor, labels: Tensor) -> Report:
-        """Whether images uint8 [N, C, H, W] with labels int64 [N] may leave as a whole."""
-
-    def draw(self, path: Path, images: Tensor) -> None:
-        """Draw the training images that images uint8 [N, C, H, W] are most like."""
-
-
 SAMPLERS: dict[str, Callable[[Job], Sampler]] = {
     "stylegan2-ada": GANSampler,
     "dp-mean-embedding": MeanEmbeddingSampler,
 }
-AUDITS: dict[str, Callable[[Job], Audit]] = {"copies": copies}

@@ -5,21 +5,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 
-from audit.copies import save_found
+from audit.copies import Auditor, save_found
 from audit.report import Report
 from audit.search import Search
 from client_app.release.buffer.attack import attack
 from client_app.release.buffer.job import Job, Release, sample
-from client_app.release.buffer.registry import AUDITS, SAMPLERS, Audit, Sampler
+from client_app.release.buffer.registry import SAMPLERS, Sampler
 from gan.quality import class_diversity, mean_of_minimal_distances
 from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
 SHOWN = 200  # training images of which the nearest synthetic one is looked for
-AUDIT = "copies"
 CHECKED = 2  # to be raised with what is checked: a buffer that passed another check is made again
 
 
@@ -33,7 +33,7 @@ def make(job: Job) -> Release:
     sampler = train(job)
     shown = torch.isin(job.train.labels, sampler.classes)
     job = replace(job, learnt=job.train[shown])
-    audit = AUDITS[AUDIT](job)
+    audit = copy_audit(job)
     samples, discarded = render(job, sampler, audit)
     copied = audit.check(samples.images, samples.labels)
     uphold(job, copied)
@@ -48,7 +48,29 @@ def make(job: Job) -> Release:
     return Release(samples, figures, attacked.evidence)
 
 
-def render(job: Job, sampler: Sampler, audit: Audit) -> tuple[Samples, float]:
+def copy_audit(job: Job) -> Auditor:
+    """The audit of a hospital's buffer; the hospital's own test images set its scale.
+
+    Raises:
+        ReleaseError: No test image is left to compare with.
+    """
+    data = job.hospital.data
+    _, patients = np.unique(data.train_patients, return_inverse=True)
+    try:
+        return Auditor(
+            job.train.images,
+            data.test.images,
+            data.test.labels,
+            wanted=job.learnt.labels,
+            classes=data.classes,
+            quantile=job.hospital.settings.release.quantile,
+            patients=torch.from_numpy(patients),
+        )
+    except ValueError as error:
+        raise job.refusal(str(error)) from error
+
+
+def render(job: Job, sampler: Sampler, audit: Auditor) -> tuple[Samples, float]:
     """Render until the audit refuses no image: what it refuses is discarded and drawn anew.
 
     Returns:
@@ -112,7 +134,7 @@ def declare(figures: Mapping[str, float], job: Job) -> dict[str, float]:
     return named
 
 
-def draw(job: Job, samples: Samples, audit: Audit) -> None:
+def draw(job: Job, samples: Samples, audit: Auditor) -> None:
     """Pictures for the hospital's own eyes.
 
     They are the buffer (buffer.png), which training image each synthetic one is most like, in the
