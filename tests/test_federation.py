@@ -124,7 +124,7 @@ def test_another_seed_gives_other_metrics(tmp_path):
 def test_the_learning_rate_is_halved_after_every_so_many_rounds(tmp_path, monkeypatch):
     rates = []
 
-    def train(learner, settings, *rest):
+    def train(learner, settings, *rest, **options):
         rates.append(settings.learning_rate)
         return {"train-loss": 1.0, "num-examples": 1.0}
 
