@@ -40,7 +40,7 @@ def commonest(largest: Assessment | None) -> str:
     return f"{largest['share']:.3f} ({largest['name']})" if largest else "not told"
 
 
-def whole(count: float | None) -> str:
+def whole_number(count: float | None) -> str:
     """A count; one that is told with noise may have a decimal."""
     return "–" if count is None else f"{count:.1f}".removesuffix(".0")
 
@@ -57,7 +57,7 @@ def class_cells(told: Assessment) -> list[object]:
     """Cells of one of a row's `classes`, under `CLASS`."""
     if told["images"] is None:
         return ["none, or too few patients to tell", None, None]
-    return [whole(told["images"]), whole(told["right"]), interval(told["recall"])]
+    return [whole_number(told["images"]), whole_number(told["right"]), interval(told["recall"])]
 
 
 def against_cells(told: Assessment) -> list[object]:
@@ -65,7 +65,7 @@ def against_cells(told: Assessment) -> list[object]:
     return [interval(told[key]) if told["images"] is not None else None for key in AGAINST]
 
 
-def distinct(classes: Sequence[str]) -> list[bool]:
+def distinct_classes(classes: Sequence[str]) -> list[bool]:
     """Of which classes to show what they are against all others: of two, one mirrors the other."""
     return [len(classes) != 2 or place == 1 for place in range(len(classes))]
 
@@ -80,7 +80,7 @@ class Confusion(NamedTuple):
 def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> Confusion:
     """The table of a row's confusion counts."""
     rows = [
-        [name, *("not told" if n is None else whole(n) for n in row)]
+        [name, *("not told" if n is None else whole_number(n) for n in row)]
         for name, row in zip(classes, counts, strict=True)
     ]
     return Confusion(["the image shows ↓, the answer is →", *classes], rows)

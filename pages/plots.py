@@ -113,7 +113,7 @@ class Axis:
     ticks: Sequence[float] = (0, 0.25, 0.5, 0.75, 1)
 
     @classmethod
-    def around(cls, values: Iterable[float]) -> "Axis":
+    def fit(cls, values: Iterable[float]) -> "Axis":
         """The axis that shares need: four steps of 0.05, 0.1 or 0.25."""
         known = [min(max(value, 0.0), 1.0) for value in values if isfinite(value)] or [0.0, 1.0]
         for parts in (20, 10, 4):
@@ -145,7 +145,7 @@ def chart(
     """
     top = 26 if begins else 8
     drawn = [line for line in lines if any(map(isfinite, line.ys))]
-    axis = Axis.around([chance, *(y for line in drawn for y in line.ys)])
+    axis = Axis.fit([chance, *(y for line in drawn for y in line.ys)])
     area = _Area(WIDTH, HEIGHT, (30, 8, top, 34), _ends(lines), axis)
     parts = [*area.axes(), *area.level(chance), *area.borders(begins)]
     widths = [4.5, 2.8, 1.6, 1.2]
@@ -171,7 +171,7 @@ def charts_by_name(
         behind: A line to compare with.
     """
     values = [y for line in (*lines, behind) if line for y in line.ys]
-    axis = Axis.around([*values, *chances.values()])
+    axis = Axis.fit([*values, *chances.values()])
     axis = Axis(axis.low, axis.high, axis.ticks[::2])
     return [_small(line, behind, chances.get(line.name, nan), axis) for line in lines]
 

@@ -19,7 +19,7 @@ NONE = "–"
 LEVEL = 0.001  # that of audit/copies.py, which takes seconds to import
 
 
-class Checked(NamedTuple):
+class Checks(NamedTuple):
     """What a hospital checked: rows of a table, and sentences on what a person should look at."""
 
     rows: "list[Check]"
@@ -35,11 +35,11 @@ class Check(NamedTuple):
     result: object
 
 
-def checked(
+def release_checks(
     figures: Mapping[str, float],
     config: Mapping[str, Any],
     attacked: Mapping[str, Any] | None = None,
-) -> Checked:
+) -> Checks:
     """The checks of a hospital, and the remarks on them.
 
     Args:
@@ -47,10 +47,10 @@ def checked(
         config: Settings of the run, by table and name.
         attacked: What attacks on its images found; it stays at the hospital.
     """
-    rows = [*checks_of(figures, config)]
+    rows = [*check_rows(figures, config)]
     if attacked is not None:
         rows += attack_checks(attacked) or [Check(LEAK, "no attack was tried", "", LOOK)]
-    return Checked(rows, [*remarks_of(figures)])
+    return Checks(rows, [*remarks(figures)])
 
 
 def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
@@ -74,7 +74,7 @@ def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
     ]
 
 
-def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
+def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
     """What is asked, what was measured, what is allowed."""
     if isfinite(share := figures.get("release-refused", nan)):
         result = FAIL if share else PASS
@@ -132,7 +132,7 @@ def checks_of(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterat
         )
 
 
-def remarks_of(figures: Mapping[str, float]) -> Iterator[str]:
+def remarks(figures: Mapping[str, float]) -> Iterator[str]:
     """What a person should look at, though nothing failed."""
     for kind in _projected(figures):
         before, after = _projections(figures, kind)

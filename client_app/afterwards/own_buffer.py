@@ -50,7 +50,7 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Examined:
+class Examination:
     """What came of it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Examined:
     pairs: list[Pair]
 
 
-def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examined:
+def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examination:
     """Train on the synthetic images of a past run alone, and look for what they are most like.
 
     Args:
@@ -94,7 +94,7 @@ def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Detai
     seconds = time.monotonic() - began
     worth = next(iter(model_assessments(details, network, "synthetic images alone")), None)
     pairs = nearest_pairs(samples, hospital.data.train, hospital.data.classes)
-    return Examined(worth, passes, seconds, pairs)
+    return Examination(worth, passes, seconds, pairs)
 
 
 def nearest_pairs(synthetic: Samples, training: Samples, classes: tuple[str, ...]) -> list[Pair]:

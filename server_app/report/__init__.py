@@ -86,7 +86,7 @@ def render(
         method=method.figures(summary, chances),
         routes=method.routes(summary, events, queues=queues),
         tasks=over_tasks.figures(summary),
-        plan=over_tasks.planned(summary),
+        plan=over_tasks.enrolment_plan(summary),
         time=over_time.figures(summary, chances),
         synthetic=privacy.figures(summary, config, pictures or {}),
         embeddings=embeddings.figures(summary),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pages.figures_view import tested, whole
+from pages.figures_view import tested, whole_number
 from server_app.report.worth import EACH
 from server_app.summary import Summary
 
@@ -17,10 +17,12 @@ def figures(summary: Summary) -> dict[str, Any] | None:
         changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
         prints = " / ".join(part["fingerprint"] or "not told" for part in parts)
         sizes = map(tested, parts)
-        rows.append([hospital, own["kind"], *sizes, whole(own["unusable"]), changed or "–", prints])
+        rows.append(
+            [hospital, own["kind"], *sizes, whole_number(own["unusable"]), changed or "–", prints]
+        )
         if any(part["classes"] for part in parts):
             by_class += [
-                [hospital, name, *(whole(part["classes"].get(name)) for part in parts)]
+                [hospital, name, *(whole_number(part["classes"].get(name)) for part in parts)]
                 for name in summary.classes
             ]
     return {"rows": rows, "many": len(rows) > EACH, "by_class": by_class}

@@ -47,7 +47,7 @@ def figures(summary: Summary) -> dict[str, Any] | None:
     }
 
 
-def planned(summary: Summary) -> dict[str, Any] | None:
+def enrolment_plan(summary: Summary) -> dict[str, Any] | None:
     """Who was to take part when; None if nobody planned it."""
     plan = summary.enrolment
     if not plan:

@@ -5,7 +5,7 @@ from math import nan
 from typing import Any
 
 from pages.pictures import Strip
-from pages.release_view import FAIL, LOOK, PASS, checked
+from pages.release_view import FAIL, LOOK, PASS, release_checks
 from server_app.summary import Summary
 
 OPEN = 4  # more hospitals than this are folded
@@ -31,7 +31,7 @@ def figures(
     made = summary.synthetic
     if not made and not refused:
         return None
-    checks = {hospital: checked(own, config) for hospital, own in made.items()}
+    checks = {hospital: release_checks(own, config) for hospital, own in made.items()}
     names = sorted({name for own in made.values() for name in own})
     return {
         "overview": [

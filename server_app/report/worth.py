@@ -17,7 +17,7 @@ from pages.figures_view import (
     commonest,
     compared_cell,
     confusion,
-    distinct,
+    distinct_classes,
     interval,
     reliability,
     span,
@@ -145,7 +145,9 @@ def _by_class(summary: Summary, own: Mapping[str, Told]) -> dict[str, Any]:
         "classes_folded": len(classes) > 3 or len(own) > FOLDED,
         "by_class": [
             _class(name, {h: row["classes"][place] for h, row in own.items()}, against)
-            for place, (name, against) in enumerate(zip(classes, distinct(classes), strict=True))
+            for place, (name, against) in enumerate(
+                zip(classes, distinct_classes(classes), strict=True)
+            )
         ],
     }
 

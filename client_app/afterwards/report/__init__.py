@@ -8,7 +8,7 @@ First what a clinician asks: are the models better here, for which class, which 
 from collections.abc import Sequence
 from pathlib import Path
 
-from client_app.afterwards.own_buffer import Examined
+from client_app.afterwards.own_buffer import Examination
 from client_app.afterwards.past_run import PastRun
 from client_app.afterwards.report import buffer, privacy, run, worth
 from client_app.afterwards.worth_here import own_lineages
@@ -22,7 +22,7 @@ def page(
     rows: Sequence[Assessment],
     inexact: str,
     policy: Path | None,
-    examined: Examined | None = None,
+    examined: Examination | None = None,
 ) -> str:
     """The page, which needs no other file.
 
@@ -49,7 +49,7 @@ def page(
         visits=past.visits,
         use=worth.use(past, rows),
         others=past.others,
-        **run.described(past),
-        buffer=buffer.described(past, examined),
-        **privacy.described(past, policy),
+        **run.describe(past),
+        buffer=buffer.describe(past, examined),
+        **privacy.describe(past, policy),
     )

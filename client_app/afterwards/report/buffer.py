@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from client_app.afterwards.own_buffer import Examined
+from client_app.afterwards.own_buffer import Examination
 from client_app.afterwards.past_run import PastRun
 from pages.figures_view import interval
 from pages.pictures import strip, strips_by_class
 from pages.verdicts.model import chance
 
 
-def described(past: PastRun, examined: Examined | None) -> dict[str, Any] | None:
+def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | None:
     """What is shown of them; None if they are not to be found."""
     if (buffer := past.buffer) is None:
         return None
@@ -28,7 +28,7 @@ def described(past: PastRun, examined: Examined | None) -> dict[str, Any] | None
     }
 
 
-def _worth(examined: Examined) -> dict[str, Any]:
+def _worth(examined: Examination) -> dict[str, Any]:
     """Figures of a model that was trained on them alone; without any if it diverged."""
     row = examined.worth
     return {

@@ -8,11 +8,11 @@ from flwr.common.config import unflatten_dict
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from learning.intervals import Estimate
-from pages.release_view import checked
+from pages.release_view import release_checks
 from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
-def described(past: PastRun, policy: Path | None) -> dict[str, Any]:
+def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     """The check of synthetic images, the attacks, and the policy in force."""
     exact = past.buffer
     figures = exact.figures if exact else past.buffer_figures
@@ -20,7 +20,7 @@ def described(past: PastRun, policy: Path | None) -> dict[str, Any]:
     settings = unflatten_dict({**defaults(), **past.settings})
     return {
         "release": past.card.get("release", ""),
-        "checked": checked(figures, settings, attacked) if figures else None,
+        "checked": release_checks(figures, settings, attacked) if figures else None,
         "checked_exactly": exact is not None,
         "dossier": past.dossier.absolute().as_uri() if past.dossier else "",
         "refused": any(why.startswith("release: ") for _, why in past.failures),

@@ -17,7 +17,7 @@ VERBS = {
 NAMED = {"manifest": "label", "embeddings": "sample of embeddings"}
 
 
-def described(past: PastRun) -> dict[str, Any]:
+def describe(past: PastRun) -> dict[str, Any]:
     """What it was, its settings, and by the ledger what left and what came."""
     settings, usual = past.settings, defaults()
     changed = {k: v for k, v in settings.items() if k not in usual or usual[k] != v}

@@ -15,12 +15,12 @@ from pages.figures_view import (
     commonest,
     compared_cell,
     confusion,
-    distinct,
+    distinct_classes,
     interval,
     reliability,
     span,
     tested,
-    whole,
+    whole_number,
 )
 from pages.verdicts.home import advise, best_model, is_own_better, own_model, own_name
 from pages.verdicts.model import chance
@@ -83,7 +83,9 @@ def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
     """ROC of the best model, of each class against all others; exact figures alone have it."""
     return [
         plots.square(plots.Line(name, curve[0], curve[1], ()), f"ROC of class {name}")
-        for name, curve, shown in zip(classes, best.get("roc", ()), distinct(classes), strict=False)
+        for name, curve, shown in zip(
+            classes, best.get("roc", ()), distinct_classes(classes), strict=False
+        )
         if shown and curve[0]
     ]
 
@@ -111,11 +113,11 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
         head.insert(2, "patients")
     for each in classes:
         images, *others = class_cells(each)
-        patients = [whole(each["patients"])] if known else []
+        patients = [whole_number(each["patients"])] if known else []
         rows.append([each["name"], images, *patients, *others])
     against = [
         [each["name"], *against_cells(each), each["threshold"]]
-        for each, shown in zip(classes, distinct(classes), strict=True)
+        for each, shown in zip(classes, distinct_classes(classes), strict=True)
         if shown
     ]
     return {"title": _title(row), "head": head, "rows": rows, "against": against}

@@ -11,7 +11,7 @@ from typing import Any
 from client_app.release.dossier.law import answers
 from pages.page import render
 from pages.pictures import named_strip
-from pages.release_view import attack_checks, checked
+from pages.release_view import attack_checks, release_checks
 
 Json = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ def page(dossier: Json, digest: str, signer: str) -> str:
         verdicts=[{"judgement": each, "text": text} for each, text in _summary(dossier)],
         colours="grey" if dossier["leaves"]["shape"][0] == 1 else "colour",
         strips_of_classes=[named_strip(name, b64decode(png)) for name, png in pictures],
-        checked=checked({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
+        checked=release_checks({**dossier["generator"], **dossier["checked"]}, dossier["settings"]),
         attacks=[f"{each['attack']}: {ATTACKS[each['attack']]}" for each in trials],
         trials=[*_rows(trials)],
         decisive=attack_checks(attacked),
