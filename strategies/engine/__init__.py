@@ -1,1 +1,1 @@
-"""What all methods share: the loop, the state that it moves, and the parts of a run."""
+"""The code that all methods share: the loop, the state of a run, and the messages to hospitals."""

@@ -1,4 +1,4 @@
-"""Admission: what a hospital answers is checked, and hashed, once, before anything takes it in."""
+"""Admission: each answer of a hospital is checked and hashed once, before any use."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -33,9 +33,10 @@ AdmittedT = TypeVar("AdmittedT")
 def admit(
     delivery: Delivery[Any], check: Callable[..., AdmittedT], *expected: object
 ) -> tuple[Delivery[Any], AdmittedT | None]:
-    """What a check makes of a good answer; a refusal makes a failed delivery of it.
+    """Apply a check to a good answer; the delivery, and the content that the check returns.
 
-    A model of no use is the failure of the hospital that sends it, as if it had judged it itself.
+    If the check refuses, the delivery becomes a failure and the content is None. A useless model is
+    a failure of its sender (`DIVERGED`), as if the sender had refused it itself.
     """
     if delivery.failure is not None:
         return delivery, None
@@ -51,18 +52,19 @@ def admit_first(content: RecordDict, order: Order, outputs: list[str]) -> Record
 
     Args:
         content: The answer.
-        order: What the hospital was asked.
-        outputs: What the outputs of the networks stand for.
+        order: The order that it answers.
+        outputs: Names of the networks' outputs.
 
     Raises:
-        ParcelError: It is not what the order asked for.
+        ParcelError: The parcel is not the one that the order asks for.
+        UselessError: A model that is not sealed is useless.
     """
     parcel = parcel_in(content)
     label = check_parcel(parcel)
     _check_lineage(label, order.hospital)
     first = Manifest(order.hospital, label.architecture, outputs, hashes=label.hashes)
     if label != first:
-        raise ParcelError("The label of the model is not that of one that nobody has trained yet.")
+        raise ParcelError("The label of the model is not that of an untrained model.")
     check_sealed([parcel], order.sealed)
     if order.buffer_size and "buffer" not in parcel:
         raise ParcelError("The hospital's first parcel has no buffer.")
@@ -78,19 +80,19 @@ def admit_trained(
     encoder: Mapping[str, Array],
     check_memory: Callable[[ArrayRecord, Layout], None],
 ) -> Mapping[str, RecordDict]:
-    """The parcel of a visit, under "visit", and copies after each epoch, under "epoch-<k>".
+    """The parcels of a visit: the trained model as "visit", copies after epochs as "epoch-<k>".
 
     Args:
         content: The answer.
-        order: The visit that was ordered.
+        order: The order that it answers.
         came_from: The parcel that was sent.
-        encoder: The arrays that models travel without.
-        check_memory: Of the method (`Strategy.check_memory`).
+        encoder: The arrays that travelling models lack.
+        check_memory: The method's check (`Strategy.check_memory`).
 
     Raises:
-        ParcelError: A model is not the one that was sent, after the visit that was ordered; there
-            are embeddings for which nobody has asked; or the method cannot read the memory.
-        UselessError: A model that is not sealed is of no use.
+        ParcelError: A parcel is not the sent one after the ordered visit; there are embeddings
+            without a request; or the method cannot read the memory.
+        UselessError: A model that is not sealed is useless.
     """
     sent, layout = Manifest.read(came_from), layout_of(came_from)
     expected = sent.advance(order)
@@ -109,7 +111,7 @@ def admit_trained(
         check_same_layout(layout_of(parcel), layout)
         if embeddings := parcel.array_records.get("embeddings"):
             if not order.embeddings:
-                raise ParcelError("There are embeddings, for which nobody has asked.")
+                raise ParcelError("There are embeddings that the order did not ask for.")
             check_embeddings(embeddings, order.embeddings, len(sent.classes))
         if memory := parcel.array_records.get("memory"):
             check_memory(memory, layout)
@@ -121,10 +123,10 @@ def admit_trained(
 
 
 def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, dict[str, float]]:
-    """What a hospital tells of each of several models, and under "" what it tells of all.
+    """The figures that a hospital reports, by model; under "" those of the whole message.
 
     Raises:
-        ParcelError: It tells of a model that it was not sent.
+        ParcelError: There are figures of a model that the hospital was not sent.
     """
     found: dict[str, dict[str, float]] = {}
     for key, value in figures(content).items():
@@ -136,13 +138,13 @@ def admit_tested(content: RecordDict, tested: Collection[str]) -> Mapping[str, d
 
 
 def _check_sound(parcel: RecordDict, came_from: RecordDict | None = None) -> None:
-    """Refuse models of no use, before they are averaged for instance, as far as numbers tell."""
+    """Refuse a model whose numbers show that it is useless; it must not be averaged."""
     before = _arrays(came_from, "model") if came_from else None
     flaw = flaw_of(_arrays(parcel, "model"), before) or flaw_of(_arrays(parcel, "memory"))
     if flaw:
         raise UselessError(
-            f"The hospital sent a model of no use, which was refused: {flaw}. Lower "
-            "train.learning-rate there, or ask who runs it: its own software did not refuse it."
+            f"The hospital sent a model of no use, and the server refused it: {flaw}. Lower "
+            "train.learning-rate there, or ask its operator: its own software did not refuse it."
         )
 
 

@@ -1,11 +1,10 @@
-"""A checkpoint: what a run needs to go on after its server was lost, in one folder.
+"""A checkpoint: one folder from which a run can go on after the loss of its server.
 
-    state.json     the state of the run (state.py), and what the server notes beside it
+    state.json     the state of the run (state.py), and the server's notes
     *.npz          its parcels (shelf.py)
 
-A parcel is on the shelf before a state names it. Then state.json is replaced, then parcels that it
-does not name are deleted. So a kill between any two steps leaves the checkpoint before or the one
-after.
+First the parcels are written to the shelf. Then state.json is replaced. Then the parcels that it
+does not name are deleted. So a kill between two steps leaves the old checkpoint or the new one.
 """
 
 import json
@@ -26,18 +25,18 @@ STATE = "state.json"
 
 
 class CheckpointError(ValueError):
-    """A folder holds no checkpoint that can be used."""
+    """A folder has no usable checkpoint."""
 
 
 def save(state: State, notes: Mapping[str, Any]) -> None:
-    """Put a checkpoint in the place of the one that is there, if any.
+    """Write a checkpoint in the place of the present one, if any.
 
     Args:
-        state: Its shelf is in the folder of the checkpoint.
-        notes: What the server keeps beside the state, as JSON has it.
+        state: The state; the folder of its shelf is that of the checkpoint.
+        notes: The server's notes, of types that JSON has.
     """
     folder = state.shelf.folder
-    sync(folder)  # no file that state.json names may be lost if it is not
+    sync(folder)  # the files must be on the disk before state.json names them
     content = {"format": FORMAT, "state": state.to_json(), "notes": notes}
     with replacing(folder / STATE) as draft:
         draft.write_text(json.dumps(content), encoding="utf-8")
@@ -60,7 +59,7 @@ def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
         notes: The type of the notes.
 
     Raises:
-        CheckpointError: There is none, it is damaged, or of another version.
+        CheckpointError: There is no checkpoint, or it is damaged or of another version.
     """
     try:
         content = read_json(folder / STATE, _Content)
@@ -80,6 +79,6 @@ def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, as a run that has completed does."""
-    (folder / STATE).unlink(missing_ok=True)  # first: nobody may go on from what is left
+    """Delete the checkpoint of a complete run."""
+    (folder / STATE).unlink(missing_ok=True)  # first: no run may go on from a part
     shutil.rmtree(folder)

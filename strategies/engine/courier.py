@@ -1,13 +1,13 @@
-"""The courier carries messages to hospitals and brings back what became of each of them.
+"""The courier sends messages to hospitals and returns the outcome of each.
 
-It stands before Flower's Grid, for three reasons. Flower's own `send_and_receive` sleeps up to 3
-seconds between two looks at the mailbox; it hands over nothing before everything is there; and a
-simulated hospital that is sent two messages works on both at once. The courier looks in time with
-the answers, yields each as it comes, and keeps at most one message at a hospital. It also knows who
-can be reached: a SuperNode can be connected, and wait for ever for an answer that does not come.
+It wraps Flower's Grid for three reasons. Flower's `send_and_receive` sleeps up to 3 seconds between
+two looks at the mailbox. It returns no answer before all answers are there. And a simulated
+hospital works on two messages at once. The courier adapts its pauses to the answers, yields each
+answer as it comes, and keeps at most one message at a hospital. It also finds the hospitals that
+take messages: a connected SuperNode may wait for ever for an answer that does not come.
 
-Whatever goes wrong with a message ends up as a `Delivery` with a `failure`, never as an exception,
-except `SimulationBroken`: Flower's simulation cannot go on after the loss of one of its actors.
+The failure of a message is a `Delivery` with a `failure`, and no exception. Only `SimulationBroken`
+is raised: Flower's simulation cannot go on after the loss of one of its actors.
 """
 
 import time
@@ -28,17 +28,17 @@ from strategies.protocol.names import join_names
 from strategies.protocol.parcel import count_bytes
 from strategies.protocol.text import printable
 
-# Seconds between two looks at the mailbox: a share of the time waited so far, so that looking costs
-# little and an answer lies there for a small part of the time that it took.
+# Seconds between two looks at the mailbox: a share of the time waited so far. So looks cost little,
+# and an answer lies there only for a small part of the time that it took.
 PAUSE_SHARE, SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 0.01, 0.5
-# Seconds that a hospital may take to say that it is there: one that has not said so before may
+# Seconds in which a hospital must answer that it takes messages; before its first answer it may
 # still be starting.
 LIVE_TIMEOUT, FIRST_LIVE_TIMEOUT = 60.0, 300.0
-# Simulated hospitals are sent so many messages at once, or more up to so many bytes of arrays: far
-# more than a machine works on at a time, and not the models of a thousand.
+# Messages under way to simulated hospitals: so many, or more while their arrays have fewer bytes.
+# A machine works on far fewer at a time, and cannot hold the models of a thousand hospitals.
 AT_ONCE, AT_ONCE_BYTES = 64, 256 * 1024**2
-LOOK_ROUND = 3.0  # seconds between two looks at who has come or is back
-GRACE = 5.0  # seconds after a message's time to live in which Flower itself may say that it is over
+LOOK_ROUND = 3.0  # seconds between two searches for hospitals that are new or back
+GRACE = 5.0  # seconds after a message's time to live, in which Flower itself may report its end
 
 # Codes of Flower's own errors (its enum ErrorCode is not public).
 _FLOWER_FAILURES = {
@@ -48,51 +48,51 @@ _FLOWER_FAILURES = {
     5: Failure.GONE,
     8: Failure.CRASHED,
 }
-_UNKNOWN = 0  # Flower's code for whatever goes wrong with an actor of its simulation
+_UNKNOWN = 0  # Flower's code for any error of a simulation's actor
 
 AboutT = TypeVar("AboutT")
 
 
 class SimulationBroken(RuntimeError):
-    """An actor of the simulation died; Flower would fail every message it hands to it."""
+    """An actor of the simulation died; Flower would fail each message for this actor."""
 
 
 class LocalGrid(Grid):
-    """A grid of simulated hospitals that says at once when an answer has come."""
+    """A grid of simulated hospitals that reports an answer at once."""
 
     @abstractmethod
     def wait(self, seconds: float) -> None:
-        """Wait until an answer has come, but no longer than some seconds."""
+        """Wait until an answer has come, at most `seconds`."""
 
     def set_run(self, run: Run) -> None:
-        """Flower's own loops do that; the courier does not."""
+        """Not available: Flower's own loops use it, the courier does not."""
         raise NotImplementedError
 
     @property
     def run(self) -> Run:
-        """As `set_run`."""
+        """Not available, as `set_run`."""
         raise NotImplementedError
 
     def create_message(self, *_: object, **__: object) -> Message:
-        """As `set_run`; messages are made by their own class."""
+        """Not available: the class `Message` makes messages."""
         raise NotImplementedError
 
     def send_and_receive(self, *_: object, **__: object) -> Iterable[Message]:
-        """As `set_run`; the courier does it."""
+        """Not available: the courier sends and receives."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Letter(Generic[AboutT]):
-    """A message that is still to be written.
+    """A message that is not written yet.
 
     Attributes:
         node: Flower's id of the hospital's node.
         verb: The message type.
-        about: What the sender wants to know it by.
+        about: The sender's object that belongs to the message; the courier does not read it.
         write: Makes the content, when the message is sent.
-        limit: Seconds the hospital may take to answer,
-        setting: and the setting that says so.
+        limit: Seconds that the hospital may take to answer.
+        setting: Name of this limit, for people; mostly a setting.
         hospital: The hospital's name; empty if it is not known yet.
     """
 
@@ -110,9 +110,9 @@ class Awaited:
     """An answer that has not come yet.
 
     Attributes:
-        hospital: Whose; empty if the hospital's name is not known yet.
+        hospital: Name of the hospital; empty if it is not known yet.
         verb: The message type.
-        since: When the message was sent, in the time of `time.monotonic`.
+        since: Time of sending, by `time.monotonic`.
     """
 
     hospital: str
@@ -122,15 +122,15 @@ class Awaited:
 
 @dataclass(frozen=True)
 class Delivery(Generic[AboutT]):
-    """What became of one message.
+    """The outcome of one message.
 
     Attributes:
         letter: The message.
-        content: The content that came back; empty if the hospital failed.
-        failure: Why the hospital did not do its part; None if it did.
+        content: The content of the answer; empty if the hospital failed.
+        failure: The kind of failure; None if the hospital did its part.
         reason: The failure in words; empty if there is none.
-        seconds: From sending to answer.
-        bytes_sent: Bytes of the arrays that went out.
+        seconds: Seconds from sending to answer.
+        bytes_sent: Bytes of the arrays that were sent.
     """
 
     letter: Letter[AboutT]
@@ -142,7 +142,7 @@ class Delivery(Generic[AboutT]):
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of the arrays that came back."""
+        """Bytes of the arrays in the answer."""
         return count_bytes(self.content)
 
 
@@ -153,7 +153,7 @@ class _Outstanding(Generic[AboutT]):
     bytes_sent: int
 
     def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
-        """Judge an answer."""
+        """Check an answer; its delivery."""
         if reply.has_error():
             return self.failed(*_failure_of(reply.error, simulates), seconds)
         try:
@@ -171,7 +171,7 @@ class Courier:
 
     Args:
         grid: The grid of the run.
-        waits_for: Is told again and again which answers have not come yet.
+        waits_for: Called again and again with the answers that have not come yet.
     """
 
     def __init__(
@@ -181,23 +181,23 @@ class Courier:
         self.waits_for = waits_for
         self.pause = grid.wait if isinstance(grid, LocalGrid) else time.sleep
         self.answering: set[int] = set()  # nodes whose last message was answered in time
-        self._heard: set[int] = set()  # nodes that have answered at any time
-        self.at_work: set[int] = set()  # nodes that have a message
+        self._heard: set[int] = set()  # nodes that have ever answered
+        self.at_work: set[int] = set()  # nodes with a message under way
 
     @property
     def simulates(self) -> bool:
-        """Whether the hospitals are simulated: all are there from the start, and no others join."""
+        """Whether hospitals are simulated; then all are there from the start, and none joins."""
         return isinstance(self.grid, InMemoryGrid | LocalGrid)
 
     def connected(self) -> dict[int, str]:
-        """The nodes that are connected, and the names under which they are registered."""
+        """The connected nodes, each with its registered name."""
         return {node.node_id: node.name or f"node {node.node_id}" for node in self.grid.get_nodes()}
 
     def reachable(self) -> set[int]:
-        """Nodes that are connected and take messages.
+        """The connected nodes that take messages.
 
-        Those that have not answered their last message in time, or never had one, are asked;
-        simulated ones take messages by construction.
+        A node that did not answer its last message in time, or never had one, is asked. Simulated
+        nodes always take messages.
         """
         connected = set(self.grid.get_node_ids())
         if self.simulates:
@@ -217,22 +217,22 @@ class Courier:
         return Letter(node, "query.live", about, RecordDict, limit, setting, hospital)
 
     def answering_now(self) -> set[int]:
-        """Nodes that are connected and have answered their last message: nobody is asked."""
+        """The connected nodes that have answered their last message; no node is asked."""
         connected = set(self.grid.get_node_ids())
         return connected if self.simulates else connected & self.answering
 
     def exchange(self, letters: Iterable[Letter[AboutT]]) -> Iterator[Delivery[AboutT]]:
-        """Send messages, and yield what becomes of each."""
+        """Send messages, and yield the outcome of each."""
         exchange: Exchange[AboutT] = Exchange(self)
         exchange.post(letters)
         yield from exchange.deliveries()
 
     def missed(self, node: int) -> None:
-        """Take note that a node could not be reached: it is asked before it is sent anything."""
+        """Note that a node could not be reached: it is asked before its next message."""
         self.answering.discard(node)
 
     def heard(self, delivery: Delivery[AboutT]) -> None:
-        """Take note of who answers."""
+        """Note whether the node of a delivery answered."""
         node = delivery.letter.node
         if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
             self.answering.discard(node)
@@ -242,11 +242,11 @@ class Courier:
 
 
 class Exchange(Generic[AboutT]):
-    """Messages that are under way together, to each hospital one at a time.
+    """Messages that are under way together, at most one at each hospital.
 
     Args:
-        courier: Carries them.
-        meanwhile: Is called every `LOOK_ROUND` seconds while an answer is waited for.
+        courier: The courier that carries them.
+        meanwhile: Called every `LOOK_ROUND` seconds during a wait for answers.
     """
 
     def __init__(self, courier: Courier, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -254,8 +254,8 @@ class Exchange(Generic[AboutT]):
         self.meanwhile = meanwhile
         self._queues: dict[int, deque[Letter[AboutT]]] = {}
         self._outstanding: dict[str, _Outstanding[AboutT]] = {}
-        self._busy: set[int] = set()  # nodes of those messages
-        self._bytes = 0  # of those messages
+        self._busy: set[int] = set()  # nodes of the outstanding messages
+        self._bytes = 0  # of the outstanding messages
         self._finished: deque[Delivery[AboutT]] = deque()
         self._looked = time.monotonic()
 
@@ -265,12 +265,12 @@ class Exchange(Generic[AboutT]):
         return ()
 
     def post(self, letters: Iterable[Letter[AboutT]]) -> None:
-        """Hand messages over; also while deliveries are taken."""
+        """Queue messages; also allowed between two deliveries."""
         for letter in letters:
             self._queues.setdefault(letter.node, deque()).append(letter)
 
     def withdraw(self, verb: str) -> list[Letter[AboutT]]:
-        """Take back the messages of a verb that were not sent yet."""
+        """Take back the unsent messages of a verb."""
         unsent = [each for queue in self._queues.values() for each in queue if each.verb == verb]
         left = {
             node: deque(each for each in queue if each.verb != verb)
@@ -280,12 +280,12 @@ class Exchange(Generic[AboutT]):
         return unsent
 
     def deliveries(self) -> Iterator[Delivery[AboutT]]:
-        """What becomes of each message, as soon as it is known, until none is under way."""
+        """Yield the outcome of each message as soon as it is known, until no message is left."""
         while self._queues or self._outstanding or self._finished:
             yield self.take()
 
     def take(self) -> Delivery[AboutT]:
-        """Wait for what becomes of the next message; there must be one."""
+        """Wait for the next outcome of a message; there must be a message."""
         last_answer = time.monotonic()
         while not self._finished:
             self._send_waiting()
@@ -313,7 +313,7 @@ class Exchange(Generic[AboutT]):
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more message may be under way; in a deployment always."""
+        """Whether one more message may be sent now; in a deployment always."""
         few = len(self._outstanding) < AT_ONCE or self._bytes < AT_ONCE_BYTES
         return few or not self.courier.simulates
 
@@ -324,11 +324,11 @@ class Exchange(Generic[AboutT]):
                 self._send(node)
 
     def _send(self, node: int) -> None:
-        """Send the first message for a hospital that can be sent."""
+        """Send the first message in a hospital's queue that Flower accepts."""
         queue = self._queues[node]
         while queue:
             letter = queue.popleft()
-            # The time to live counts from when a message is made.
+            # The time to live begins when a message is made.
             message = Message(letter.write(), node, letter.verb, ttl=letter.limit)
             sent = _Outstanding(letter, time.monotonic(), count_bytes(message.content))
             # Flower gives no id, or an empty one, for a node that it does not know.
@@ -345,7 +345,7 @@ class Exchange(Generic[AboutT]):
             del self._queues[node]
 
     def _collect(self) -> Iterator[Delivery[AboutT]]:
-        """Take from the mailbox what has come, and give up what will not come any more."""
+        """Take the answers from the mailbox, and give up overdue messages."""
         if not self._outstanding:
             return
         for reply in self.courier.grid.pull_messages(list(self._outstanding)):
@@ -360,7 +360,7 @@ class Exchange(Generic[AboutT]):
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
 
     def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
-        """Take note that nothing more comes of a message; what it was, None if it is not known."""
+        """Remove a message from those under way; None if it is not known."""
         if (sent := self._outstanding.pop(message_id, None)) is not None:
             self.courier.at_work.discard(sent.letter.node)
             self._busy.discard(sent.letter.node)
@@ -369,9 +369,9 @@ class Exchange(Generic[AboutT]):
 
 
 def _failure_of(error: Error, simulates: bool) -> tuple[Failure, str]:
-    # A hospital may have written it: one line of a length that a log can take.
+    # A hospital may have written the text: a log gets one line of limited length.
     reason = printable(" ".join((error.reason or "").split()))[:1000] or "no reason given"
-    # In a deployment no code of Flower's has this text: only a hospital could send it.
+    # In a deployment only a hospital could send this text, and Flower never does.
     if simulates and error.code == _UNKNOWN and "ActorDiedError" in reason:
         raise SimulationBroken(
             "A process of the simulation died, most often because memory ran out: simulate fewer "

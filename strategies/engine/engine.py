@@ -1,12 +1,12 @@
-"""The engine: the one loop of all methods. A method plans visits; the engine makes them happen.
+"""The engine: the one loop of all methods. A method plans visits, and the engine executes them.
 
-A round of a paper has one or more hops; the visits of a hop are under way together. A hospital that
-is away, fails, or answers with something undeclared does not hold the others up: the model that was
-meant for it stays as it was, counts as being there, and moves on at the next hop.
+A round of a paper has one or more hops. The visits of a hop are under way together. A hospital that
+is away, fails, or sends undeclared content does not delay the others. Its model stays unchanged,
+counts as being there, and moves on at the next hop.
 
-A method that does not wait (`Strategy.waits`) plans again after each delivery, and says when its
-round `is_over`, while visits go on. Then nothing is waited for: hospitals test when they have
-ended what they are at, and those that come, or come back, are asked between two deliveries.
+A method that does not wait (`Strategy.waits`) plans again after each delivery, and ends its round
+(`is_over`) while visits go on. Then the engine waits for no hospital: hospitals test after their
+present work, and new or returning hospitals are asked between two deliveries.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ from strategies.protocol.order import Order
 
 
 class Engine:
-    """Does a run, from wherever its state stands.
+    """Executes a run, from the present point of its state.
 
     Args:
-        run: What the run is made of.
-        keep: Is handed the state whenever a run could go on from it; writes the checkpoint.
+        run: The run.
+        keep: Writes a checkpoint; called with each state from which the run could go on.
 
     Raises:
-        SettingsError: The order that is to be replayed cannot be read.
+        SettingsError: The record of `async.replay` cannot be read.
     """
 
     def __init__(self, run: Run, keep: Callable[[State], None]) -> None:
@@ -67,23 +67,23 @@ class Engine:
             turns = read_turns(Path(self.times.replay))
             self.exchange = Replayed(run.courier, run.state, turns)
         self.run = run
-        self.asked: set[int] = set()  # nodes that are asked who they are, or whether they are back
+        self.asked: set[int] = set()  # nodes asked for their card, or whether they are back
 
     def go(self) -> None:
-        """Do all that is left of the run.
+        """Do the rest of the run.
 
         Raises:
             RunError: There are too few hospitals, or no visit succeeded.
             SimulationBroken: An actor of Flower's simulation died.
-            SettingsError: The method cannot run with them (`Strategy.check`); or in a simulation a
-                hospital cannot use them, or the data that they name.
+            SettingsError: The method cannot run with the settings (`Strategy.check`); or a
+                simulated hospital cannot use them, or their data.
         """
         state, strategy, rounds = self.state, self.strategy, self.run.settings.num_server_rounds
         strategy.check(sealed=self.run.sealed)
         self.keep(state)
         check_ready(self.run, enrol(self.run, self.exchange.later))
         log(INFO, "%d rounds at %s", rounds, join_names(state.hospitals))
-        state.owing = dict.fromkeys(state.owing, 0)  # what was asked before a kill is asked again
+        state.owing = dict.fromkeys(state.owing, 0)  # tests from before a kill are asked for again
         self._ask_for_tests()
         while state.round <= rounds:
             self._hops()
@@ -98,7 +98,7 @@ class Engine:
             raise RunError("No hospital has trained any model; see the failures above.")
 
     def _hops(self) -> None:
-        """All hops of a round that are left."""
+        """Do the remaining hops of the round."""
         state, strategy = self.state, self.strategy
         while not strategy.is_over(state) and (self._hand_out() or state.under_way):
             while state.under_way:
@@ -111,7 +111,7 @@ class Engine:
             self.keep(state)
 
     def _hand_out(self) -> bool:
-        """Send what is planned; whether there was anything."""
+        """Send the planned visits; whether there were any."""
         state, planned = self.state, False
         while visits := self.strategy.plan(state):
             state.hop = state.hop + 1 if self.strategy.waits else 1
@@ -123,10 +123,10 @@ class Engine:
         return planned
 
     def _test(self) -> None:
-        """Have the models tested as they are after the round, and have its figures taken.
+        """Ask for tests of the models after the round, and close the figures of the round.
 
-        They are taken when all tests are in, at the latest when the next round is over: then those
-        that were not asked for yet are no longer wanted.
+        The figures are closed when all tests are in, or at the end of the next round. Tests that
+        are not asked for by then are dropped.
         """
         state, run = self.state, self.run
         self._close_tests()
@@ -160,12 +160,12 @@ class Engine:
                 self.exchange.post(batches)
 
     def _close_tests(self) -> None:
-        """Have the figures of a round taken, whatever has been tested of it."""
+        """Close the figures of the tested round, with the tests that have come."""
         state = self.state
         if state.tested_round:
             self.exchange.withdraw("evaluate")
             undone = undo_tested(self.run)
-            if undone and self.run.is_last_round:  # what the run ends with is tested, too
+            if undone and self.run.is_last_round:  # the final models are tested, too
                 begin_tests(self.run, undone)
                 self._ask_for_tests()
                 return
@@ -173,7 +173,7 @@ class Engine:
             state.tested, state.tested_round, state.owing = {}, 0, {}
 
     def _send(self, visits: Sequence[Visit]) -> None:
-        """Send models on their way to the hospitals that can be reached."""
+        """Send models to the hospitals that can be reached; other visits fail."""
         state = self.state
         reachable = self._reachable() if visits else set()
         for visit in visits:
@@ -189,7 +189,7 @@ class Engine:
                 self._end(visit, None)
 
     def _post(self, ordered: Ordered) -> None:
-        """Send a model to the hospital that is to train it."""
+        """Send a model to the hospital of its visit."""
         visit, state = ordered.visit, self.state
         state.sent[visit.key] = state.shelf.label(ordered.sent).round
         node, content = state.nodes[visit.hospital], partial(self._content, ordered)
@@ -197,12 +197,12 @@ class Engine:
         self.exchange.post([letter])
 
     def _reachable(self) -> set[int]:
-        """The nodes that take messages, as far as can be told without holding anybody up."""
+        """The nodes that take messages; a method that does not wait asks none of them."""
         courier = self.run.courier
         return courier.reachable() if self.strategy.waits else courier.answering_now()
 
     def _ordered(self, visit: Visit) -> Ordered:
-        """The order for a visit; the same as before if it was ordered before a kill."""
+        """The order for a visit; a visit that was ordered before a kill gets the same order."""
         state = self.state
         if visit.key not in state.ordered:
             here = f"{visit.hospital} "  # a hospital has one visit at a time
@@ -226,7 +226,7 @@ class Engine:
         return Ordered(visit, order, state.models[visit.model].parcel, end)
 
     def _seconds(self, hospital: str) -> float:
-        """How long a visit takes there in virtual time."""
+        """The seconds of virtual time that a visit takes at a hospital."""
         seconds = self.times.visit_seconds
         return seconds[self.state.hospitals.index(hospital) % len(seconds)] if seconds else 0.0
 
@@ -242,7 +242,7 @@ class Engine:
         return {**state.strip_encoder(ordered.sent), **buffers, **encoder}
 
     def _take(self) -> None:
-        """Wait for what becomes of a message, and take it in."""
+        """Wait for the next outcome of a message, and process it."""
         delivery = self.exchange.take()
         match delivery.letter.about:
             case Ordered():
@@ -271,7 +271,7 @@ class Engine:
             self._close_tests()
 
     def _receive(self, delivery: Delivery[Ordered]) -> None:
-        """Take in what a visit has come to."""
+        """Process the outcome of a visit."""
         state, about = self.state, delivery.letter.about
         visit, order = about.visit, about.order
         sent, check = state.shelf.get(about.sent), self.strategy.check_memory
@@ -291,7 +291,7 @@ class Engine:
         event = Event.from_delivery(
             delivery, visit.hospital, lineage=model.lineage, facts=facts, **place
         )
-        if useless and not model.good:  # nobody vouches for it
+        if useless and not model.good:  # no other copy: its maker failed
             event = failure(self.run, about.sent, by, why)
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
@@ -313,12 +313,12 @@ class Engine:
         self._end(visit, trained)
 
     def _end(self, visit: Visit, trained: Model | None) -> None:
-        """Have the method move on; if the visit comes again, it is another one, of a new round."""
+        """End a visit for the method; the next one with this key gets a new order."""
         self.state.ordered.pop(visit.key, None)
         self.strategy.arrived(self.state, visit, trained)
 
     def _look_round(self) -> None:
-        """Ask those who have come who they are, and those who are back whether they are."""
+        """Ask new hospitals for their cards, and resting ones whether they are back."""
         run, state = self.run, self.state
         if self.strategy.waits or run.courier.simulates:
             return
@@ -331,16 +331,16 @@ class Engine:
         self.asked |= {*new, *back}
 
     def _join(self, hospital: str) -> None:
-        """Have a hospital join that did so now in the run that is replayed."""
+        """Enrol a hospital that joined at this point of the replayed run."""
         enrol(self.run, self.exchange.later)
         if hospital not in self.state.nodes:
             raise RunError(
                 f"In the record of async.replay '{hospital}' joins next, here it does not: is it "
-                "connected, and willing?"
+                "connected, and ready to take part?"
             )
 
     def _welcome(self, delivery: Delivery[Order]) -> None:
-        """Take in what a hospital says that has come, or has come back, while visits go on."""
+        """Process the answer of a new or returning hospital, while visits go on."""
         run, state, known = self.run, self.state, set(self.state.nodes)
         if delivery.letter.verb == "query.enrol":
             coming, _ = introduced(run, [delivery])
@@ -354,6 +354,6 @@ class Engine:
 
 
 def _embeddings(order: Order, parcel: RecordDict) -> dict[str, Any]:
-    """The kind of embeddings that an order has asked for, and how many a parcel brings."""
+    """The kind of embeddings that an order asks for, and their number in a parcel."""
     record = parcel.array_records.get("embeddings")
     return {"embeddings": order.embeddings, "came": record["labels"].shape[0] if record else 0}

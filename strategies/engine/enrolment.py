@@ -1,6 +1,6 @@
-"""Enrolment: who takes part. Hospitals are asked who they are, and then to prepare.
+"""Enrolment: each hospital is asked for its card, and then to prepare.
 
-It happens at the beginning of every round, for hospitals that are new or have come back.
+It takes place at the beginning of every round, for new and returning hospitals.
 """
 
 import time
@@ -26,26 +26,26 @@ from strategies.protocol.names import join_names
 from strategies.protocol.order import Order
 from strategies.protocol.settings import SettingsError
 
-PAUSE = 3.0  # seconds between two looks at who can be reached
+PAUSE = 3.0  # seconds between two searches for hospitals that can be reached
 
 Failed = list[Delivery[Order]]
 
 
 def enrol(run: Run, later: Collection[str] = ()) -> Failed:
-    """Ask hospitals that are not known yet who they are and to prepare; take in their models.
+    """Enrol the hospitals that are not known yet, and take in their models.
 
-    Within a round, after a resume, only those that were there before come back.
+    After a resume in the middle of a round, only hospitals that took part before are enrolled.
 
     Args:
         run: The run.
         later: The hospitals that take no part yet.
 
     Returns:
-        What became of those that are not ready; they are asked again in the next round.
+        The failed deliveries of hospitals that are not ready; the next round asks them again.
 
     Raises:
-        RunError: There are too few hospitals, fewer than two classes, or no shape of images that
-            most of them have.
+        RunError: There are too few hospitals or fewer than two classes, or two shapes of images
+            are equally frequent.
     """
     answers = run.courier.exchange(introductions(run, _reached(run)))
     coming, failed = introduced(run, [each for each in answers if _card_in(each) not in later])
@@ -61,13 +61,13 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
 
 
 def strangers(run: Run, reachable: Iterable[int]) -> list[int]:
-    """Those of some nodes that nobody has enrolled yet, or is about to."""
+    """The nodes that are neither enrolled, nor excluded, nor at work on a message."""
     known = {*run.state.nodes.values(), *_excluded(run).values()}
     return sorted({*reachable} - known - run.courier.at_work)
 
 
 def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
-    """The messages that ask the hospitals at some nodes who they are."""
+    """Yield the messages that ask the hospitals at some nodes for their cards."""
     registered = _registered(run)
     for node in nodes:
         order = run.order(registered.get(node, ""), task=0, code=code_hash())
@@ -75,15 +75,14 @@ def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
 
 
 def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, int], Failed]:
-    """Take in who hospitals say that they are.
+    """Process the cards of hospitals.
 
     Returns:
-        The nodes of those that are to prepare, by name, and what became of those that do not take
-        part.
+        The nodes of the hospitals that must prepare, by name, and the failed deliveries of others.
 
     Raises:
-        RunError: They have fewer than two classes, or no shape of images that most of them have.
-        SettingsError: Their classes cannot be cut in tasks as the settings say.
+        RunError: There are fewer than two classes, or two shapes of images are equally frequent.
+        SettingsError: The classes cannot be divided into tasks as the settings ask.
     """
     state = run.state
     cards, failed = _judge(run, list(answers))
@@ -104,11 +103,11 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
 
 
 def check_ready(run: Run, failed: Failed) -> None:
-    """Make sure that there are enough hospitals to begin, or to go on, with.
+    """Check that enough hospitals are ready.
 
     Raises:
-        RunError: There are too few.
-        SettingsError: In a simulation, one cannot use the settings, or the data that they name.
+        RunError: Too few hospitals are ready, or none has the synthetic images that must be shared.
+        SettingsError: A simulated hospital cannot use the settings, or their data.
     """
     reasons = " ".join(delivery.reason for delivery in failed)
     for delivery in failed:
@@ -122,7 +121,7 @@ def check_ready(run: Run, failed: Failed) -> None:
 
 
 def _reached(run: Run) -> list[int]:
-    """The nodes of hospitals that are not known yet, once enough of all can be reached."""
+    """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
     said = -1
     while len(reachable := run.courier.reachable()) + _excused(run, reachable) < wanted:
@@ -154,14 +153,14 @@ def _reached(run: Run) -> list[int]:
 
 
 def _excused(run: Run, there: Collection[int]) -> int:
-    """How many hospitals of the run are not at these nodes, and by plan not active now."""
+    """The number of hospitals that are not at these nodes, and by plan not active now."""
     active = run.strategy.present(run.state)
     nodes = run.state.nodes.items()
     return sum(hospital not in active and node not in there for hospital, node in nodes)
 
 
 def _card_in(answer: Delivery[Order]) -> str:
-    """Who a hospital says that it is."""
+    """The hospital's name on the card in an answer."""
     return str(answer.content.config_records.get("card", ConfigRecord()).get("hospital", ""))
 
 
@@ -172,10 +171,11 @@ def _registered(run: Run) -> dict[int, str]:
 def _judge(
     run: Run, answers: Sequence[Delivery[Order]]
 ) -> tuple[dict[str, tuple[int, ConfigRecord]], Failed]:
-    """Find out who says who they are, and may take part.
+    """Check the cards of hospitals.
 
     Returns:
-        The node and the card of each, by name, and what became of those that do not take part.
+        The node and the card of each hospital that may take part, by name, and the failed
+        deliveries of others.
     """
     state, registered = run.state, _registered(run)
     told = {
@@ -191,7 +191,7 @@ def _judge(
     for delivery in answers:
         node = delivery.letter.node
         card = told.get(node, ConfigRecord())
-        # One that failed, or is not who it says it is, may be registered under a name.
+        # A hospital that failed, or has a wrong card, may be registered under a name.
         hospital = registered.get(node) or f"node {node}"
         if node in refused:
             delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
@@ -212,7 +212,7 @@ def _judge(
 def _impostors(
     run: Run, cards: Mapping[int, ConfigRecord], registered: Mapping[int, str]
 ) -> dict[int, str]:
-    """The nodes that are not the hospital that their card names, as far as can be told, and why."""
+    """The nodes whose card has the name of another hospital, or none, and the reasons."""
     state, connected = run.state, run.courier.connected()
     named = Counter(str(card.get("hospital", "")) for card in cards.values())
     reasons = {}
@@ -221,7 +221,7 @@ def _impostors(
         key = str(card.get("identity", ""))
         present = state.nodes.get(name)
         if not name:
-            reasons[node] = "The hospital does not say its name."
+            reasons[node] = "The hospital's card has no name."
         elif other and other != name:
             reasons[node] = (
                 f"The hospital calls itself '{name}' and is registered as '{other:.80}': give it "
@@ -241,7 +241,7 @@ def _impostors(
 
 
 def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
-    """The messages that have hospitals prepare."""
+    """Yield the messages that ask hospitals to prepare."""
     for name, node in nodes.items():
         size = 0 if name in run.state.withheld else run.strategy.buffer_size
         order = run.order(name, own_start=run.strategy.own_start, buffer_size=size)
@@ -249,7 +249,7 @@ def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
 
 
 def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, Model]:
-    """Take in a hospital that has prepared; the first model of one that is new, under its name."""
+    """Process the answer of a hospital that prepared; the first model of a new one, by name."""
     state, newcomer = run.state, dict[str, Model]()
     order, node = delivery.letter.about, delivery.letter.node
     hospital = order.hospital
@@ -277,7 +277,7 @@ def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, M
 
 
 def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
-    """The hospital that is to prepare once more, if its buffer alone keeps it from taking part."""
+    """The hospital and its node, if it must prepare again because its buffer may not leave."""
     order = delivery.letter.about
     refused = delivery.failure == Failure.RELEASE and order.buffer_size > 0
     if not refused or run.strategy.needs_own_buffer:
@@ -292,13 +292,13 @@ def _excluded(run: Run) -> dict[str, int]:
 
 
 def agreed(named: Mapping[str, list[str]]) -> list[str]:
-    """One order of all classes that hospitals name; their own if all name the same.
+    """All classes of the hospitals in one order; their own order if all have the same list.
 
     Args:
         named: The classes of each hospital.
 
     Raises:
-        RunError: There are fewer than two, or one may be spelt in two ways.
+        RunError: There are fewer than two classes, or one may have several spellings.
     """
     lists = [*named.values()]
     union = ordered(name for names in lists for name in names)
@@ -324,10 +324,10 @@ def _classes(card: ConfigRecord) -> list[str]:
 
 
 def _common_shape(cards: Mapping[str, ConfigRecord]) -> list[int]:
-    """The shape of most hospitals' images; the others cannot take part.
+    """The most frequent shape of images; hospitals with another one cannot take part.
 
     Raises:
-        RunError: As many have another one.
+        RunError: Two shapes are equally frequent.
     """
     shapes = {name: shape for name, card in cards.items() if (shape := _shape(card))}
     counts = Counter(map(tuple, shapes.values())).most_common(2)

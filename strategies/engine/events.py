@@ -1,6 +1,6 @@
-"""What a run tells while it goes: one `Event` per answer of a hospital, handed to a `Journal`.
+"""The events of a run: one `Event` for each answer of a hospital, recorded by a `Journal`.
 
-The engine describes what happened; server_app/results.py alone decides what is written where.
+The engine describes the events. server_app/results.py alone chooses their files.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,10 +37,12 @@ _Facts = TypedDict(
 class Event:
     """One thing that happened to one model at one hospital.
 
-    `verb` is the message type that the hospital was sent; or `hand-off`: at the end of an evaluated
-    round the hospital holds `lineage`, which it receives for the round to come; or `ensemble`: it
-    has tested all models together; or `standalone`: after the last round it tells of the model that
-    it trained before the first hand-off.
+    `verb` is the type of the message to the hospital, or one of these:
+
+    - `hand-off`: after an evaluated round, the hospital receives `lineage` for the next round.
+    - `ensemble`: the hospital has tested all models together.
+    - `standalone`: after the last round, the hospital reports figures of the model that it trained
+      before the first hand-off.
 
     Attributes:
         verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `ensemble` or
@@ -49,19 +51,20 @@ class Event:
         hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
             model was trained.
         hospital: Name of the hospital.
-        lineage: Name of the travelling model; empty if none is concerned.
+        lineage: Name of the travelling model; empty if the event is about none.
         outcome: `ok`, or the kind of failure (`Failure`, in small letters).
-        reason: What went wrong, for people; empty if nothing did.
-        metrics: What the hospital measured, such as `accuracy` (fractions in [0, 1]).
-        seconds: From sending the message to its answer.
-        bytes_sent: Size of what went to the hospital.
-        bytes_received: Size of what came back.
-        epochs: Passes over the images that the model has had at its last visit; fewer than the
-            visit has if it was tested in between (`evaluate.epochs`).
-        began: When it began, in seconds since the start of the run,
-        time: and when it was over; NaN until they are written down, unless in virtual time.
-        facts: What the hospital says of its images before the first hop: `FACTS`. Of a good
-            visit whose order asks for `embeddings` their kind, and how many of them `came`.
+        reason: The failure in words; empty if there is none.
+        metrics: The hospital's figures, such as `accuracy` (fractions in [0, 1]).
+        seconds: Seconds from sending the message to its answer.
+        bytes_sent: Bytes of the arrays that were sent to the hospital.
+        bytes_received: Bytes of the arrays in the answer.
+        epochs: Passes over the images in the model's last visit; fewer than those of the whole
+            visit if the model is a copy from between two epochs (`evaluate.epochs`).
+        began: Begin of the event, in seconds since the start of the run; NaN until it is written
+            down, except in virtual time.
+        time: End of the event, in the same way.
+        facts: Before the first hop: the hospital's `FACTS` about its images. Of a good visit whose
+            order asks for `embeddings`: their kind, and their number `came`.
     """
 
     verb: str
@@ -82,7 +85,7 @@ class Event:
 
     @classmethod
     def from_delivery(cls, delivery: Delivery[Any], hospital: str, **place: Any) -> "Event":
-        """What became of a message; `place` has round, hop, and what else is known."""
+        """The event of a delivery; `place` has the round, the hop and other known attributes."""
         return cls(
             **{
                 "verb": delivery.letter.verb,
@@ -99,32 +102,32 @@ class Event:
 
     @classmethod
     def absence(cls, verb: str, hospital: str, **place: Any) -> "Event":
-        """A hospital was not asked, because it cannot be reached."""
+        """The event of a hospital that was not asked, because it cannot be reached."""
         outcome, reason = Failure.GONE.name.lower(), "The hospital cannot be reached."
         return cls(verb=verb, hospital=hospital, outcome=outcome, reason=reason, **place)
 
 
 class Journal(Protocol):
-    """Whoever wants to know how a run goes."""
+    """A recorder of the events of a run."""
 
     def record(self, event: Event) -> None:
-        """Take note of one event, at once."""
+        """Record one event, at once."""
 
     def round_finished(self, server_round: int) -> None:
-        """Take note that all events of a round have been recorded."""
+        """Note that all events of a round have been recorded."""
 
 
 def read_events(path: Path, start: int = 0) -> Iterator[tuple[Event, int]]:
-    """The events of a file `LOG`, each with the bytes from the file's start to its end.
+    """Yield the events of a file `LOG`, each with the bytes from the file's start to its end.
 
-    A last line that was cut off, or is being written, is none.
+    An incomplete last line is skipped.
 
     Args:
         path: The file.
-        start: How many bytes are passed over.
+        start: Bytes to skip at the start of the file.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         FileError: A line is no event, or is too long; or the file is too large.
     """
     with opened(path, MOST) as file:

@@ -1,6 +1,6 @@
-"""What the server takes of Flower beside its public interface: any release may move these names.
+"""The names that the server imports from Flower's internals: any release may move them.
 
-A hospital takes none. deploy/control.py, which runs inside of Flower's SuperLink, names its own.
+Hospitals import none. deploy/control.py runs inside Flower's SuperLink, and imports its own.
 """
 
 from flwr.supercore.constant import DEFAULT_SIMULATION_CONFIG

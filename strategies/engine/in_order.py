@@ -1,12 +1,12 @@
-"""In what order answers are taken in, where that is not the order in which they come.
+"""Virtual time and replay: the order of processing answers is not their order of arrival.
 
-Two runs in which visits end in the same order have the same models, bit for bit, whoever computes
-them when. So an answer may come early and lie here until it is its turn:
+Two runs have the same models, bit for bit, if their visits end in the same order; speed makes no
+difference. So an answer that comes early waits here for its turn:
 
-- in virtual time (`async.seconds`), in which a visit takes as long at a hospital as the setting
-  says, and everything else no time. What ends at one moment ends in a random order;
-- in the order of a run that is replayed (`async.replay`). What failed there fails here, and a
-  hospital joins, or is back, when it did there.
+- In virtual time (`async.seconds`) a visit takes the seconds that the setting gives the hospital,
+  and everything else takes no time. Visits that end at one moment end in a random order.
+- In a replay (`async.replay`) visits end, and hospitals join and return, in the order of a recorded
+  run. A visit that failed there fails here.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -28,11 +28,11 @@ from strategies.protocol.settings import SettingsError, rng_for
 
 
 class InVirtualTime(Exchange[Any]):
-    """Hands deliveries over as they come in virtual time, however long they really take.
+    """An exchange with deliveries in the order of virtual time, not of real time.
 
     Args:
-        courier: Carries the messages.
-        seed: Of the run; what ends at one moment ends in an order that follows from it.
+        courier: The courier that carries the messages.
+        seed: Seed of the run; it determines the order of visits that end at one moment.
     """
 
     def __init__(self, courier: Courier, seed: int) -> None:
@@ -42,19 +42,19 @@ class InVirtualTime(Exchange[Any]):
         self._early: dict[int, Delivery[Any]] = {}  # by the identity of the letter
 
     def post(self, letters: Iterable[Letter[Any]]) -> None:
-        """Hand messages over."""
+        """Queue messages."""
         for letter in letters:
             self._expected.append(letter)
             super().post([letter])
 
     def withdraw(self, verb: str) -> list[Letter[Any]]:
-        """Take back the messages of a verb that were not sent yet."""
+        """Take back the unsent messages of a verb."""
         unsent = super().withdraw(verb)
         self._expected = [each for each in self._expected if each not in unsent]
         return unsent
 
     def take(self) -> Delivery[Any]:
-        """Wait for what becomes of the message whose turn it is."""
+        """Wait for the outcome of the next message in virtual time."""
         return self._taken(min(self._expected, key=self._turn))
 
     def _taken(self, letter: Letter[Any]) -> Delivery[Any]:
@@ -74,13 +74,13 @@ class InVirtualTime(Exchange[Any]):
 
 @dataclass(frozen=True)
 class Turn:
-    """A line of a record: a visit that ended, or a hospital that had joined or was back.
+    """An entry of a record: a visit ended, or a hospital joined or returned.
 
     Attributes:
-        verb: `query.enrol` for a hospital that had joined, `query.live` for one that was back; else
-            of the visit.
-        hospital: Where.
-        lineage: The model's; empty if it was no visit.
+        verb: `query.enrol` for a hospital that joined, `query.live` for one that returned, else the
+            verb of the visit.
+        hospital: Name of the hospital.
+        lineage: Lineage of the model; empty if the entry is no visit.
         outcome: As in `Event`.
         reason: As in `Event`.
     """
@@ -93,11 +93,11 @@ class Turn:
 
 
 class Replayed(InVirtualTime):
-    """Hands deliveries over in the order of a record.
+    """An exchange with deliveries in the order of a record.
 
     Args:
-        courier: Carries the messages.
-        state: Of the run; its `replayed` counts the turns that are over.
+        courier: The courier that carries the messages.
+        state: State of the run; its `replayed` counts the turns that are over.
         turns: The record.
     """
 
@@ -112,7 +112,7 @@ class Replayed(InVirtualTime):
         return {turn.hospital for turn in turns if turn.verb == "query.enrol"}
 
     def take(self) -> Delivery[Any]:
-        """Wait for what becomes of the message whose turn it is.
+        """Wait for the outcome of the next message in the record.
 
         Raises:
             RunError: The record does not fit the run.
@@ -138,12 +138,12 @@ class Replayed(InVirtualTime):
                 return _recorded_outcome(delivery, turn)
         raise RunError(
             f"In the record of async.replay '{turn.lineage}' visits '{turn.hospital}' next, here "
-            "it does not: have settings, hospitals and images stayed the same?"
+            "it does not: are settings, hospitals and images the same as in that run?"
         )
 
 
 def _recorded_outcome(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
-    """The delivery, as a failure if it was one."""
+    """The delivery; a failure if the recorded visit failed."""
     if turn.outcome == "ok":
         return delivery
     failure = Failure[turn.outcome.upper()]
@@ -151,10 +151,10 @@ def _recorded_outcome(delivery: Delivery[Any], turn: Turn) -> Delivery[Any]:
 
 
 def read_turns(path: Path) -> list[Turn]:
-    """The order of a run, from its result directory.
+    """The record of a run's order, from its result directory.
 
     Raises:
-        SettingsError: It cannot be read.
+        SettingsError: The record cannot be read.
     """
     try:
         return list(_turns(event for event, _ in read_events(path.expanduser() / LOG)))
@@ -178,29 +178,29 @@ def _turns(events: Iterable[Event]) -> Iterator[Turn]:
             yield Turn(verb, hospital, "", outcome, "")
         elif verb.startswith("train"):
             began = True
-            if outcome == "useless":  # of a visit that was undone
+            if outcome == "useless":  # the visit was undone
                 continue
             yield Turn(verb, hospital, event.lineage, outcome, event.reason)
 
 
 @dataclass(frozen=True)
 class VirtualJournal:
-    """Tells a journal when things happened in virtual time.
+    """A journal that adds virtual times to events.
 
     Attributes:
-        journal: The journal.
-        state: Of the run; has the clock.
+        journal: The journal that records them.
+        state: State of the run, with the clock.
     """
 
     journal: Journal
     state: State
 
     def record(self, event: Event) -> None:
-        """Take note of one event, at once."""
+        """Record one event, at once."""
         now = self.state.clock
         began = now if isnan(event.began) else event.began
         self.journal.record(replace(event, began=began, time=now))
 
     def round_finished(self, server_round: int) -> None:
-        """Take note that all events of a round have been recorded."""
+        """Note that all events of a round have been recorded."""
         self.journal.round_finished(server_round)

@@ -1,7 +1,7 @@
-"""What a run may order of a hospital: what its method declares, and never another thing.
+"""The check of orders: a run may order only what its method declares.
 
-An order may ask for less than that. The server judges what it sends, so that a method that declares
-too little shows at once; a hospital of its own judges what arrives.
+An order may ask for less. The server checks each order that it sends, so a method that declares too
+little fails at once. A deployed hospital checks each order that it receives.
 """
 
 from strategies.engine.strategy import Strategy
@@ -12,7 +12,7 @@ from strategies.protocol.settings import Settings
 
 
 def timeout_of(settings: Settings, verb: str) -> tuple[str, float]:
-    """The setting that limits how long a message of a kind may take, and its seconds."""
+    """The setting with the time limit of a message type, and its seconds."""
     if verb.startswith("query."):
         return "prepare-timeout", settings.prepare_timeout
     return "hop-timeout", settings.hop_timeout
@@ -23,18 +23,19 @@ def check_order(
 ) -> None:
     """Refuse an order that the method of a run never gives.
 
-    What is not compared says whom a message is for, and what it goes on with: `hospital`, `run`,
-    `hop`, and `classes`, which stay the same in a run (client_app.run.check_same).
+    Four fields are not compared: `hospital`, `run`, `hop` and `classes`. They name the recipient
+    and its place in the run; classes stay the same in a run (client_app.run.check_same).
 
     Args:
         strategy: The method, with the settings of the run.
         verb: The message type.
-        order: What is ordered.
-        hospital: The name of the hospital that it is for.
+        order: The order.
+        hospital: Name of the recipient.
         sealed: Whether parcels travel sealed.
 
     Raises:
-        ParcelError: Names the first field that is outside, and its value.
+        ParcelError: A field has a value that the method never orders; names the first, and the
+            value.
     """
     settings, rounds = strategy.settings, strategy.settings.num_server_rounds
     trains, tests = verb in ("train", "train.rewind"), verb == "evaluate"

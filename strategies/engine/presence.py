@@ -1,8 +1,9 @@
-"""Who takes part in which task, if that is planned: the setting `enrolment`.
+"""The plan of hospitals that take part in each task: the setting `enrolment`.
 
-The scenarios of FIL-VER (arXiv:2110.09695, Fig. 4). In a task a hospital is active; or it has left,
-and what it has sent stays; or it has not joined yet. The figure's numbers are lost: with as many
-hospitals as tasks, S2 has one less in each task, S3 one more, and S4 one alone.
+The scenarios of FIL-VER (arXiv:2110.09695, Fig. 4). In a task a hospital is active, has left, or
+has not joined yet. The records of a hospital that has left stay. The figure's numbers were not
+available. With as many hospitals as tasks, S2 has one hospital less in each task, S3 one more, and
+S4 a single one.
 """
 
 from collections.abc import Sequence
@@ -17,15 +18,16 @@ SCENARIOS = ("S1", "S2", "S3", "S4")
 
 
 def planned(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
-    """What each hospital is in each task; all are active if nothing is planned.
+    """The status of each hospital in each task; without a plan all are active.
 
     Args:
-        settings: Name a scenario, or a file.
-        hospitals: All of the run, in order of their names; with none, a file is checked alone.
+        settings: Settings, with the name of a scenario or a file.
+        hospitals: All hospitals of the run, in order of their names. If empty, a file is only
+            checked.
 
     Raises:
         SettingsError: The file is not a table of these hospitals and tasks, a hospital comes back,
-            or nobody is active in a task.
+            or no hospital is active in a task.
     """
     chosen, tasks, count = settings.enrolment, settings.tasks, len(hospitals)
     if chosen and chosen not in SCENARIOS:
@@ -44,12 +46,12 @@ def planned(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]
             ]
     for t in range(tasks):
         if hospitals and not any(states[t] == ACTIVE for states in table.values()):
-            _refuse(chosen, f"nobody is active in task {t + 1}")
+            _refuse(chosen, f"no hospital is active in task {t + 1}")
     return table
 
 
 def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: int) -> bool:
-    """Of a hospital and a task, both from 0."""
+    """Whether a hospital is active in a task; both are numbers from 0."""
     if scenario == "S2":
         return hospital < max(1, round(hospitals * (tasks - task) / tasks))
     if scenario == "S3":
@@ -59,9 +61,9 @@ def _is_active(scenario: str, hospital: int, hospitals: int, task: int, tasks: i
     return True
 
 
-@cache  # so that a run keeps its plan, whatever becomes of the file
+@cache  # a run keeps its plan if the file changes
 def _read(path: Path, tasks: int) -> dict[str, list[str]]:
-    """The table of a CSV file: a line for each hospital, its name and what it is in each task."""
+    """The table of a CSV file: each line has a hospital's name and its status in each task."""
     try:
         rows = read_table(path)
     except (OSError, ValueError) as error:
@@ -72,7 +74,7 @@ def _read(path: Path, tasks: int) -> dict[str, list[str]]:
         if len(states) != tasks or not set(states) <= {*order}:
             _refuse(str(path), f"'{name}' needs one of {', '.join(order)} for each of the tasks")
         if sorted(states, key=order.index) != states:
-            _refuse(str(path), f"'{name}' comes back, which nobody does who has left")
+            _refuse(str(path), f"'{name}' comes back after it has left, which is not possible")
     return table
 
 

@@ -1,4 +1,4 @@
-"""One run: what the parts of the engine work with, and how they write to hospitals."""
+"""One run: the objects that the parts of the engine share, and the messages to hospitals."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ class Ordered:
     Attributes:
         visit: The visit.
         order: The order that asks for it.
-        sent: The parcel that goes there, on the shelf.
-        ends: When it ends in virtual time.
+        sent: The parcel that is sent, by its name on the shelf.
+        ends: Its end, in seconds of virtual time.
     """
 
     visit: Visit
@@ -40,14 +40,14 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is made of.
+    """A run.
 
     Attributes:
         settings: Its settings.
         strategy: Its method.
-        state: Where it stands; what changes is in there.
-        courier: Its way to the hospitals.
-        journal: Is told everything that happens.
+        state: Its state, with everything that changes.
+        courier: Its connection to the hospitals.
+        journal: The recorder of its events.
     """
 
     settings: Settings
@@ -58,25 +58,24 @@ class Run:
 
     @property
     def sealed(self) -> bool:
-        """Whether parcels travel sealed. A simulation has one owner, who sees everything anyway."""
+        """Whether parcels travel sealed; never in a simulation, whose owner sees everything."""
         return self.settings.sealed and not self.courier.simulates
 
     @property
     def members(self) -> list[str]:
-        """The hospitals and their keys, as orders announce them; none unless parcels are sealed."""
+        """The hospitals and their keys, as in `Order.members`; empty unless parcels are sealed."""
         keys = self.state.keys if self.sealed else {}
         return [f"{name} {key}" for name, key in sorted(keys.items())]
 
     def order(self, hospital: str, at: int = 0, **changes: Any) -> Order:
-        """What the server asks of a hospital, with what all orders have in common.
+        """An order for a hospital, with the fields that all orders share.
 
-        Before the first round, in which hospitals prepare whenever they join, the first task's
-        images are there.
+        In round 0 hospitals prepare, whenever they join; the images of the first task are there.
 
         Args:
-            hospital: Its name.
-            at: The round whose images are there, if it is not that of the order.
-            changes: What differs.
+            hospital: Name of the hospital.
+            at: The round whose images are there; 0 = the round of the order.
+            changes: The fields that differ.
         """
         tested = at or changes.get("round", 0)
         members = self.members
@@ -107,7 +106,7 @@ class Run:
         about: AboutT,
         content: Callable[[], Content] = dict,
     ) -> Letter[AboutT]:
-        """A message with an order and what is laid beside it when it is sent."""
+        """A message with an order; `content` makes its other records when it is sent."""
 
         def write() -> RecordDict:
             return RecordDict({**content(), "order": to_record(order)})
@@ -135,6 +134,6 @@ class Run:
 
     @property
     def tests_every_visit(self) -> bool:
-        """Whether the model of every visit of this round is going to be tested."""
+        """Whether the model is tested after each visit of this round."""
         chosen = self.strategy.tests_every_visit and self.settings.evaluate.cross is True
         return chosen and self.evaluates

@@ -1,6 +1,6 @@
-"""The shelf: the parcels of a run, on the server's disk, each by a name that says what is in it.
+"""The shelf: the parcels of a run, on the server's disk.
 
-A file never changes: its name has the hashes of its content. The parcels handled last stay in
+A file never changes: its name has a hash of its content. The parcels that were used last stay in
 memory too, up to `IN_MEMORY` bytes.
 """
 
@@ -31,7 +31,7 @@ IN_MEMORY = 256 * 1024**2  # bytes of arrays
 
 @dataclass(frozen=True)
 class _Note:
-    """What is known of a parcel without reading it again."""
+    """Facts about a parcel, so that it need not be read again."""
 
     label: Manifest
     layout: Layout
@@ -44,10 +44,10 @@ class _Note:
 
 
 class Shelf:
-    """Parcels in one folder.
+    """The parcels in one folder.
 
     Args:
-        folder: Where they are; made if it is not there.
+        folder: The folder; made if it does not exist.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -58,7 +58,7 @@ class Shelf:
         self._notes: dict[str, _Note] = {}
 
     def put(self, parcel: RecordDict) -> str:
-        """Keep a parcel that has been admitted, on the disk when this returns; its name here."""
+        """Write an admitted parcel to the disk, and wait for the disk; the parcel's name."""
         label = Manifest.read(parcel)
         # Records that the label lists may be missing: those present are part of the name.
         content = json.dumps([dict(parcel["manifest"]), sorted(parcel)]).encode()
@@ -80,23 +80,23 @@ class Shelf:
         return parcel
 
     def label(self, name: str) -> Manifest:
-        """Its label; this and what follows is known without a look at the disk."""
+        """The label of a parcel, without a look at the disk."""
         return self._notes[name].label
 
     def layout(self, name: str) -> Layout:
-        """The layout of its model."""
+        """The layout of a parcel's model, without a look at the disk."""
         return self._notes[name].layout
 
     def model_bytes(self, name: str) -> int:
-        """The bytes of its model."""
+        """The bytes of a parcel's model, without a look at the disk."""
         return self._notes[name].model_bytes
 
     def check(self, names: Iterable[str]) -> None:
-        """Make sure that parcels are there and whole, as after a kill.
+        """Check that parcels exist and are whole, for instance after a kill.
 
         Raises:
-            ParcelError: One is not what its label says.
-            ArchiveError: A file holds something else.
+            ParcelError: A parcel does not fit its label.
+            ArchiveError: A file is no parcel.
             OSError: A file is missing.
         """
         for name in names:
@@ -106,7 +106,7 @@ class Shelf:
             self._notes[name] = _Note.describe(parcel, label)
 
     def keep_only(self, names: Iterable[str]) -> None:
-        """Delete all parcels but these, and what a kill has left of others."""
+        """Delete all parcels but these, and the drafts that a kill has left."""
         kept = set(names)
         for path in self.folder.glob("*.npz"):
             if path.stem not in kept:
@@ -130,7 +130,7 @@ class Shelf:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the list of a folder's files, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

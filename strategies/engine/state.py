@@ -1,6 +1,6 @@
-"""The state of a run: all that changes while it goes on. A checkpoint is this, written down.
+"""The state of a run: everything that changes during the run. A checkpoint is the written state.
 
-Random numbers are no part of it: they follow from the seed, the round, the hop and the hospital.
+The state has no random numbers: they follow from the seed, the round, the hop and the hospital.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from strategies.engine.visit import Visit
 from strategies.protocol.parcel import drop_encoder
 from strategies.protocol.shapes import SHAPE, ShapeError, shaped
 
-AWAY = 0  # no node's id: of hospitals that have not come back since the run was resumed
+AWAY = 0  # no node's id: a hospital has not come back since the run was resumed
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class Model:
         lineage: Its identity, named after its first hospital.
         place: The hospital that it is at, or `GLOBAL`.
         parcel: The name of its parcel on the shelf.
-        previous: Where it was before; empty before the first visit.
-        good: The parcel of the last good copy: the newest that another hospital than its maker has
-            trained on, or the first. The lineage goes on there if the newest is of no use. Empty
-            before the first visit.
-        round: Of the last good visit; 0 = none yet.
+        previous: Its place before; empty before the first visit.
+        good: The parcel of the last good copy: the newest that a hospital other than its maker has
+            trained on, or the first copy. The lineage goes on from it if the newest copy is
+            useless. Empty before the first visit.
+        round: Round of the last good visit; 0 = none yet.
         num_examples: Training images at the last good visit.
-        turns: Visits that it was meant for, good or not, if it does not move in rounds.
+        turns: Number of its visits, good or failed, if it does not move in rounds.
     """
 
     lineage: str
@@ -46,45 +46,47 @@ class Model:
 
 @dataclass
 class State:
-    """Where a run stands.
+    """The state of a run.
 
     Attributes:
-        shelf: Where its parcels are; the other attributes name them.
-        run: Identity of the run, for as long as it goes on.
-        round: The round that goes on, from 1.
-        hop: The hop of this round that was begun last, from 1; 0 = the round is still to begin.
+        shelf: The shelf of its parcels. Other attributes name parcels by their names there.
+        run: Identity of the run; a resumed run keeps it.
+        round: The present round, from 1.
+        hop: The newest hop of this round, from 1; 0 = none has begun.
         classes: Names of the federation's classes; fixed at the start.
-        outputs: What the networks' outputs stand for: the classes, or what tasks make of them.
+        outputs: Names of the networks' outputs: the classes, or those that tasks leave or share.
         shape: Channels, height and width of the images; fixed at the start.
         nodes: Flower's node id of each hospital that ever took part; it may change.
-        withheld: The same of hospitals whose buffer may not leave; they are not asked for it again.
+        withheld: Flower's node id of each hospital whose buffer may not leave; the server does not
+            ask for the buffer again.
         keys: The public half of each hospital's keys.
-        models: All models that travel, by a name of their own: the lineage, or for FedAvg's copies
-            of one lineage the hospital.
-        after_visits: Parcels of the model as it was after each visit of the round, by a name that
-            says after which; empty unless the strategy `tests_every_visit`.
-        buffers: The parcel that holds each hospital's buffer.
-        encoder: The parcel with the arrays of all models that no visit changes; empty = none.
-        embeddings: The parcels with what hospitals have sent to rehearse, by task and hospital.
+        models: All travelling models, by name: the lineage, or the hospital for FedAvg's copies of
+            one lineage.
+        after_visits: Parcels of the model after each visit of the round, by names with hop and
+            epoch; empty unless the strategy `tests_every_visit`.
+        buffers: The parcel with each hospital's buffer.
+        encoder: The parcel with the frozen arrays of all models; empty = none.
+        embeddings: The parcels with the embeddings of hospitals, by task and hospital.
         prototypes: The parcels with the class means that hospitals have sent in this round.
-        delivered: Which hospital holds which buffer or encoder, by its hash.
-        under_way: The visits that are going on. A checkpoint has none: they are ordered once more.
-        queues: Of a method that does not wait: the models that each hospital is to train, first one
-            first. Every model is in exactly one.
-        ordered: Of each visit that is under way, by its key: the round in which it was ordered
-            first, and when it ends in virtual time.
-        sent: The round of the newest version of each model that each hospital was sent to train,
-            by the key of the visit.
+        delivered: Pairs of a hospital and the hash of a buffer, encoder or list of members that it
+            holds.
+        under_way: The visits that are under way. A checkpoint has none: they are ordered again.
+        queues: For a method that does not wait: the models that each hospital will train, first one
+            first. Every model is in exactly one queue.
+        ordered: For each visit that is under way, by its key: the round of its first order, and its
+            end in virtual time.
+        sent: The round of the newest copy of each model that each hospital was sent to train, by
+            the key of the visit.
         failed: The hospitals whose last visit failed.
-        resting: Those that failed twice in a row, and get no model until they are back.
-        finished: How many visits of this round have succeeded.
+        resting: The hospitals that failed twice in a row; they get no model until they are back.
+        finished: Number of successful visits in this round.
         tested: The parcels of the models that are being tested, by name.
-        tested_round: The round that they are of; 0 = none.
-        sampled: Which of them each hospital tests, if a sample is drawn (`evaluate.cross`).
-        found: Of each parcel that was tested, by hospital: whether it was found of no use.
-        owing: How many answers each hospital still owes about them; 0 = it is still to be asked.
+        tested_round: The round of these models; 0 = none.
+        sampled: The models that each hospital tests, if a sample is drawn (`evaluate.cross`).
+        found: For each tested parcel, by hospital: whether the hospital found it useless.
+        owing: Number of answers about tests that each hospital owes; 0 = it is not asked yet.
         clock: Seconds of virtual time since the run began.
-        replayed: How many turns of the run that is replayed are over.
+        replayed: Number of turns of the replayed run that are over.
     """
 
     shelf: Shelf = field(metadata={SHAPE: object})
@@ -126,12 +128,12 @@ class State:
 
     @property
     def ready(self) -> int:
-        """How many hospitals have enrolled since the run was begun or resumed."""
+        """The number of hospitals that have enrolled since the run began or was resumed."""
         return len(self.nodes) - list(self.nodes.values()).count(AWAY)
 
     @property
     def models_at(self) -> Mapping[str, str]:
-        """The model that is at each place; the first one if several are."""
+        """The model at each place; the first one if there are several."""
         return {model.place: name for name, model in reversed(self.models.items())}
 
     def buffer_hash(self, hospital: str) -> str:
@@ -150,18 +152,18 @@ class State:
         return parcel.array_records.get("model", {})
 
     def strip_encoder(self, parcel: str) -> RecordDict:
-        """A parcel of the shelf as it travels."""
+        """A parcel of the shelf as it travels: without the encoder."""
         whole = self.shelf.get(parcel)
         return drop_encoder(whole, self.encoder_arrays) if self.encoder else whole
 
     def undelivered_encoder(self, hospital: str) -> dict[str, ArrayRecord]:
-        """The record `encoder` if a hospital does not hold it yet, else nothing."""
+        """The record `encoder` if a hospital does not hold it yet; else nothing."""
         if not self.encoder or (hospital, self.encoder_hash) in self.delivered:
             return {}
         return {"encoder": ArrayRecord({**self.encoder_arrays})}
 
     def note_delivered(self, hospital: str, hashes: Iterable[str], *, arrived: bool) -> None:
-        """Note that a hospital holds what it was sent; if it failed, it may have lost it."""
+        """Note that a hospital holds records; after a failure, that it may have lost them."""
         held = {(hospital, hash_) for hash_ in hashes if hash_}
         if arrived:
             self.delivered |= held
@@ -184,17 +186,17 @@ class State:
             yield self.encoder
 
     def to_json(self) -> dict[str, Any]:
-        """The state as JSON has it."""
+        """The state in types that JSON has."""
         facts = {name: value for name, value in vars(self).items() if name not in _NOT_KEPT}
         models = {name: asdict(model) for name, model in self.models.items()}
         return facts | {"models": models, "delivered": sorted(self.delivered)}
 
     @classmethod
     def from_json(cls, facts: Any, shelf: Shelf) -> "State":
-        """The state that `to_json` gave; its hospitals have to enrol once more.
+        """The state that `to_json` wrote; its hospitals must enrol again.
 
         Raises:
-            ShapeError: It was another version's, or is damaged.
+            ShapeError: The state is damaged, or of another version.
             ParcelError, ArchiveError, OSError: A parcel on the shelf is damaged or missing.
         """
         kept = shaped(facts, dict[str, object], "state")

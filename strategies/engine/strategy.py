@@ -1,4 +1,4 @@
-"""What a method is: a few functions of the state of a run. The engine does the rest."""
+"""The methods' base class: a few functions of a run's state. The engine does the rest."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,28 +21,29 @@ class RunError(RuntimeError):
 
 
 class Strategy(ABC):
-    """A method plans visits, and overrides what differs from these defaults.
+    """A method: it plans visits, and may override these defaults.
 
-    Unlike Flower's strategies it neither sends messages nor sees answers: `Engine` runs the loop.
+    Unlike Flower's strategies it sends no messages and sees no answers: `Engine` runs the loop.
 
     Args:
         settings: The settings of the run; a method reads its own table (`Settings.section`).
 
     Attributes:
         learner: The local objective of its visits (learning.learners.LEARNERS).
-        images: Which images its visits train on.
-        reads_models: The server opens the models, so that they cannot be sealed.
-        own_start: Each hospital's first model has initial weights of its own, instead of one start
-            for all.
-        tests_every_visit: The one model is tested as it was after each visit of the round.
-        waits: A hop ends when all its visits have. Without, the method plans again after each
-            delivery, and says itself when a round is `is_over`.
+        images: The images that its visits train on.
+        reads_models: Whether the server opens the models; then they cannot be sealed.
+        own_start: Whether each hospital's first model has initial weights of its own; else all
+            start from the same weights.
+        tests_every_visit: Whether the one model is tested after each visit of the round.
+        waits: Whether a hop ends when all its visits have ended. Else the method plans again after
+            each delivery, and `is_over` ends a round.
         buffer_size: Synthetic images that each hospital renders before the first hop.
-        has_encoder: A frozen encoder travels to each hospital once, apart from the models.
-        needs_own_buffer: A hospital takes no part if its buffer may not leave; else it does so
-            without one.
-        enrols_by_plan: Hospitals may join and leave as the setting `enrolment` plans it.
-        needs_rounds: Why its models have to move in rounds (`HandsOn` is for others).
+        has_encoder: Whether a frozen encoder travels to each hospital once, apart from the models.
+        needs_own_buffer: Whether a hospital is excluded if its buffer may not leave; else it takes
+            part without one.
+        enrols_by_plan: Whether hospitals may join and leave by the plan `enrolment`.
+        needs_rounds: The reason why its models must move in rounds, for an error. Methods without
+            such a reason are `HandsOn`.
     """
 
     learner = "plain"
@@ -71,17 +72,17 @@ class Strategy(ABC):
         require(fits, "enrolment", settings.enrolment, allowed)
 
     def check(self, *, sealed: bool) -> None:
-        """Refuse, before anything starts, a run that this method cannot do.
+        """Refuse a run that this method cannot do, before the run starts.
 
         Args:
             sealed: Whether parcels would travel sealed.
 
         Raises:
-            SettingsError: The server must read the models, and they are sealed or rounded; or the
+            SettingsError: The server must read the models, but they are sealed or rounded; or the
                 file `enrolment` cannot be used.
         """
         settings = self.settings
-        planned(settings, [])  # here: the file is the server's, and a hospital opens none of its
+        planned(settings, [])  # here, since hospitals must not open the server's file
         if sealed and self.reads_models:
             raise SettingsError(
                 f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
@@ -102,7 +103,7 @@ class Strategy(ABC):
         state.models.update(newcomers)
 
     def is_over(self, state: State) -> bool:
-        """Whether the round is over while visits go on: of a method that does not wait."""
+        """Whether the round is over while visits go on, for a method that does not wait."""
         return False
 
     def tests_now(self, state: State, hospital: str) -> bool:
@@ -110,50 +111,50 @@ class Strategy(ABC):
         return True
 
     def returned(self, state: State, hospital: str) -> None:  # noqa: B027 - for those that wait
-        """A hospital that failed is back, while visits go on; a method that waits plans on."""
+        """Take back a hospital that failed, while visits go on; methods that wait do nothing."""
 
     def present(self, state: State) -> list[str]:
-        """The hospitals that take part in the round, as far as that is planned."""
+        """The hospitals that take part in the round, by plan."""
         table = planned(self.settings, state.hospitals)
         task = max(self.task_at(state.round), 1)
         return [hospital for hospital, here in table.items() if here[task - 1] == ACTIVE]
 
     @abstractmethod
     def plan(self, state: State) -> Sequence[Visit]:
-        """The visits of the next hop; none: the round is over. A pure function of the state."""
+        """The visits of the next hop; none if the round is over. A pure function of the state."""
 
     def kinds(self) -> list[Visit]:
-        """The kinds of visits that `plan` may return, with the most epochs of each.
+        """The kinds of visits that `plan` may return, each with its largest number of epochs.
 
-        A hospital refuses what is not among them: another learner, verb, leg or choice of images,
-        more epochs, and embeddings or tests that none of that kind has (engine/orders.py).
+        A hospital refuses every other learner, verb, leg and choice of images, more epochs, and
+        embeddings or tests that no such kind has (engine/orders.py).
         """
         return [self.visit("", "")]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """A visit has ended; None: it failed, and the model counts as being there, untrained."""
+        """Move the model of an ended visit to its hospital; None = the visit failed."""
         before = state.models[visit.model]
         after = replace(trained or before, place=visit.hospital, previous=before.place)
         state.models[visit.model] = after
 
     def finish_round(self, state: State) -> None:  # noqa: B027 - most need nothing here
-        """What the server does after the last hop of a round; for most methods nothing."""
+        """Do the server's part after the last hop of a round; most methods have none."""
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:  # noqa: B027 - as above
-        """Refuse (ParcelError) what came beside a model, if the server reads it; here nothing."""
+        """Refuse (ParcelError) a model's memory that the server cannot read; here none."""
 
     def holders(self, state: State) -> Mapping[str, str]:
-        """Which hospital uses which model once the round is over: the one that it receives next."""
+        """The model that each hospital uses after the round: the one that it receives next."""
         coming = replace(state, round=state.round + 1, hop=0)
         return {visit.hospital: visit.model for visit in self.plan(coming)}
 
     def visit(self, hospital: str, model: str, **changes: Any) -> Visit:
-        """A visit with what is the same for all visits of the method."""
+        """A visit with the method's usual values, and changes."""
         plain = Visit(hospital, model, self.learner, self.settings.train.epochs, images=self.images)
         return replace(plain, **changes)
 
     def follow(self, route: Route, state: State) -> list[Visit]:
-        """Every model goes from its place to the one that a route hands it to."""
+        """The visits of a route: each receiver trains the model of its source."""
         models = state.models_at
         return [self.visit(hospital, models[source]) for hospital, source in route.items()]
 
@@ -162,7 +163,7 @@ class HandsOn(Strategy):
     """A method whose models can also move one by one (strategies/asynchronous.py).
 
     Attributes:
-        stays: Models stay where they are, and what is handed on is something else.
+        stays: Whether models stay at their hospitals, which hand on other records.
     """
 
     stays = False
@@ -172,8 +173,8 @@ class HandsOn(Strategy):
         """The visit by which a hospital trains a model.
 
         Args:
-            state: Of the run.
+            state: State of the run.
             hospital: The hospital.
             model: The model's name in the state.
-            source: The hospital that hands on: the one that had the model, unless models stay.
+            source: The hospital that hands on: the model's last place, unless models stay.
         """

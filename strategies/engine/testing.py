@@ -1,4 +1,4 @@
-"""Testing: which hospital tests which models after a round, and what it tells of them."""
+"""Testing: the models that each hospital tests after a round, and its figures of them."""
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from strategies.protocol.order import Order
 from strategies.protocol.parcel import Manifest, bundle
 from strategies.protocol.settings import rng_for
 
-# Models are tested several at a time, but a message stays well below what Flower can carry.
+# A message has several models to test, but stays well below Flower's limit.
 TEST_BYTES = 256 * 1024**2
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What one message asks of a hospital: to test these parcels, each under a name.
+    """The models that one message asks a hospital to test, each under a name.
 
     Attributes:
-        hospital: Who tests.
-        round: The round whose models they are.
-        parcels: Their names on the shelf.
-        labels: Their labels.
-        sizes: The bytes of their models.
+        hospital: The hospital that tests.
+        round: The round of the models.
+        parcels: The names of their parcels on the shelf.
+        labels: The labels of their parcels.
+        sizes: The bytes of each model.
     """
 
     hospital: str
@@ -36,12 +36,11 @@ class Batch:
 
 
 def begin_tests(run: Run, again: Collection[str] = ()) -> None:
-    """Note which models are to be tested, as they are now, and who uses which from now on.
+    """Note the models to test, as they are now, and record the hand-off to each hospital.
 
     Args:
         run: The run.
-        again: The models that are tested once more, since older copies are in their place; empty =
-            all are tested.
+        again: The models to test again, since older copies have replaced them; empty = all.
     """
     state = run.state
     everything = {name: model.parcel for name, model in state.models.items()}
@@ -62,8 +61,8 @@ def begin_tests(run: Run, again: Collection[str] = ()) -> None:
 def _sampled(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
     """With `evaluate.cross = "sample:k"` the models that each hospital tests.
 
-    That is the model that it holds; and each model is tested at k hospitals that do not hold it,
-    all sets of k being as likely.
+    A hospital tests the model that it holds. Each model is also tested at k hospitals that do not
+    hold it; all sets of k are equally likely.
     """
     state, settings = run.state, run.settings
     if not (size := settings.evaluate.sample):
@@ -78,7 +77,7 @@ def _sampled(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def assign_tests(run: Run, hospitals: Collection[str]) -> dict[str, Collection[str]]:
-    """The names of the models that each of some hospitals is asked to test."""
+    """The names of the models that each hospital is asked to test."""
     state, cross = run.state, run.settings.evaluate.cross
     if cross is True:
         return dict.fromkeys(hospitals, state.tested)
@@ -93,7 +92,7 @@ def assign_tests(run: Run, hospitals: Collection[str]) -> dict[str, Collection[s
 
 
 def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Batch]]:
-    """The messages that ask a hospital to test models of some names."""
+    """The messages that ask a hospital to test some models."""
     state, settings = run.state, run.settings.evaluate
     last = state.tested_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
@@ -111,9 +110,9 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
 
 
 def _tested_at(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
-    """The parcels of those models that a hospital tests, by name.
+    """The parcels that a hospital tests, by name of the model.
 
-    Not those that it has had in a newer version since: it would refuse them.
+    If the hospital was sent a newer copy of a model, this copy is left out: it would be refused.
     """
     state = run.state
     return {
@@ -125,7 +124,7 @@ def _tested_at(run: Run, hospital: str, models: Collection[str]) -> dict[str, st
 
 
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:
-    """Cut models into batches that are not much larger than `TEST_BYTES`."""
+    """Divide models into batches that are not much larger than `TEST_BYTES`."""
     shelf, batch = run.state.shelf, dict[str, str]()
     once = sum(len(array.data) for array in run.state.encoder_arrays.values())
     sizes = {name: shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
@@ -147,7 +146,7 @@ def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
 
 
 def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
-    """Record what a hospital tells of each model; its seconds and bytes are shared out evenly."""
+    """Record a hospital's figures of each model; those of the whole message are divided evenly."""
     hop, batch = run.state.hop, delivery.letter.about
     delivery, told = admit(delivery, admit_tested, batch.parcels)
     state = run.state
@@ -178,7 +177,7 @@ def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
 
 
 def _judged(event: Event) -> Event:
-    """A test that the hospital could not make, as a failure; others as they are."""
+    """The event; a failure if the hospital could not do the test."""
     metrics = dict(event.metrics)
     refused = metrics.pop("refused", None)
     if refused is None:

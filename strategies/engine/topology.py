@@ -1,8 +1,8 @@
-"""Who receives whose parcel: pure functions on hospital names.
+"""Routes of parcels: pure functions on hospital names.
 
-A `Route` maps each receiving hospital to the place whose parcel it receives: another hospital, or
-`GLOBAL` where a server keeps one model for all. Randomness comes in as a generator, so that the
-same seed gives the same route.
+A `Route` maps each receiver to the source of its parcel: a hospital, or `GLOBAL` where a server
+keeps one model for all. Random numbers come from a generator, so the same seed gives the same
+route.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ GLOBAL = "global"
 
 
 def stay(hospitals: Sequence[str]) -> Route:
-    """Everybody keeps its own parcel."""
+    """Each hospital keeps its own parcel."""
     return {hospital: hospital for hospital in hospitals}
 
 
@@ -30,13 +30,13 @@ def random_ring(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
 
 
 def derangement(hospitals: Sequence[str], rng: np.random.Generator) -> Route:
-    """A uniformly random permutation in which nobody keeps its own parcel.
+    """A uniformly random permutation in which no hospital keeps its own parcel.
 
-    It may fall into several cycles, unlike `random_ring`. A single hospital keeps its own.
+    It may have several cycles, unlike `random_ring`. A single hospital keeps its own parcel.
     """
     if len(hospitals) < 2:
         return stay(hospitals)
-    while True:  # about e = 2.7 draws, however many hospitals there are
+    while True:  # about e = 2.7 draws, for any number of hospitals
         order = rng.permutation(len(hospitals))
         if not np.any(order == np.arange(len(hospitals))):
             return {hospital: hospitals[i] for hospital, i in zip(hospitals, order, strict=True)}

@@ -1,9 +1,9 @@
-"""Undoing: who receives a model of no use refuses it, and its lineage goes on from a good copy.
+"""Undoing: a hospital refuses a useless model, and the lineage goes on from its last good copy.
 
-The last good copy of a lineage is the newest that another hospital than the one that made it has
-trained on without refusing it. So no hospital can put its own garbage in the place of that copy. A
-hospital that refuses a good model takes one visit back; of the copy before it is believed no more.
-A model that is tested is undone if half or more refuse it of those who did not train it last.
+The last good copy is the newest that a hospital other than its maker has trained on without
+refusing it. So no hospital can replace it with garbage of its own. A hospital that refuses a good
+model undoes one visit; its refusal of the copy before has no effect. A tested model is undone if
+half or more of the hospitals refuse it, its maker not counted.
 """
 
 from collections.abc import Collection
@@ -15,7 +15,7 @@ from strategies.engine.topology import GLOBAL
 from strategies.protocol.may_leave import Failure
 from strategies.protocol.names import join_names
 
-SERVER = "server"  # in the place of a hospital, of what it has averaged
+SERVER = "server"  # the maker of an average
 
 
 def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> bool:
@@ -23,10 +23,10 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
 
     Args:
         run: The run.
-        name: Of the model in the state.
-        parcel: The copy that was refused, on the shelf.
+        name: Name of the model in the state.
+        parcel: The refused copy, by its name on the shelf.
         by: The hospitals that refused it.
-        why: In words, with a full stop.
+        why: The reason, as a sentence with a full stop.
 
     Returns:
         Whether there is another copy to go on from.
@@ -37,13 +37,13 @@ def undo(run: Run, name: str, parcel: str, by: Collection[str], why: str) -> boo
         good = state.shelf.label(model.good)
         state.models[name] = replace(model, parcel=model.good, round=good.round)
         run.journal.record(
-            failure(run, parcel, by, f"{why} Its lineage goes on from a copy before.")
+            failure(run, parcel, by, f"{why} The lineage goes on from the copy before.")
         )
     return state.models[name].parcel != parcel
 
 
 def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
-    """That of the hospital that made a copy which others refuse."""
+    """The failure of the hospital that made a copy, which others refuse."""
     label, maker = run.state.shelf.label(parcel), maker_of(run, parcel)
     return Event(
         "average" if maker == SERVER else "train",
@@ -53,20 +53,20 @@ def failure(run: Run, parcel: str, by: Collection[str], why: str) -> Event:
         label.lineage,
         Failure.USELESS.name.lower(),
         f"{join_names(sorted(by))} received the model that '{maker}' made in round {label.round} "
-        f"and refused it: {why} Lower train.learning-rate at '{maker}', or ask who runs it: "
+        f"and refused it: {why} Lower train.learning-rate at '{maker}', or ask its operator: "
         "its own software has not refused the model.",
     )
 
 
 def maker_of(run: Run, parcel: str) -> str:
-    """Who made a copy of a model: the hospital that trained it last, or begun it."""
+    """The maker of a copy: the hospital that trained it last or began the lineage, or `SERVER`."""
     label = run.state.shelf.label(parcel)
     whose = SERVER if label.lineage == GLOBAL else label.lineage
     return label.visited[-1] if label.visited else whose
 
 
 def undo_tested(run: Run) -> list[str]:
-    """Undo the models that were tested and are of no use; their names."""
+    """Undo the tested models that are useless; their names."""
     state, undone = run.state, []
     for name, model in [*state.models.items()]:
         found = state.found.get(model.parcel, {})

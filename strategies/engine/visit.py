@@ -9,22 +9,22 @@ Images = Literal["own", "everyone", "public", "none"]
 
 @dataclass(frozen=True)
 class Visit:
-    """What is to happen.
+    """A planned visit.
 
     Attributes:
-        hospital: Where.
+        hospital: The hospital that trains.
         model: The name of the model in `State.models`.
         learner: The local objective (learning.learners.LEARNERS).
         epochs: Passes over the hospital's training images.
         verb: The message type.
-        leg: Which of several trainings of the model in one round this is, from 1.
+        leg: Number of this training among those of the model in one round, from 1.
         replay: The hospitals whose buffers are trained on beside the images.
-        images: Which images are trained on: the hospital's own, everyone's (in a simulation), those
-            of a public archive, none.
+        images: The images to train on: the hospital's own, those of all hospitals (in a
+            simulation), those of a public archive, or none.
         embeddings: The kind of embeddings of its images that the hospital sends; empty = none.
         test: Whether the hospital tests the model right after training it, in evaluated rounds.
-        number: Which visit of its lineage this is, from 1, if the method does not wait: it then
-            stands in the place of a hop. 0 = the hop that goes on.
+        number: Number of this visit in its lineage, from 1, if the method does not wait; it then
+            replaces the hop. 0 = the present hop.
     """
 
     hospital: str
@@ -41,5 +41,5 @@ class Visit:
 
     @property
     def key(self) -> str:
-        """Tells it from all others that are under way."""
+        """The hospital and the model: no two visits under way have the same."""
         return f"{self.hospital} {self.model}"

@@ -40,7 +40,7 @@ def test_scenarios_with_other_numbers_of_hospitals():
     assert [len(each) for each in active(plan("S2", ten))] == [10, 8, 5, 2]
     assert [len(each) for each in active(plan("S3", ten))] == [2, 5, 8, 10]
     assert sorted(name for names in active(plan("S4", ten)) for name in names) == ten
-    with pytest.raises(SettingsError, match="nobody is active in task 2"):
+    with pytest.raises(SettingsError, match="no hospital is active in task 2"):
         plan("S4", NAMES[:2], tasks=4)
     assert active(plan("S2", NAMES, tasks=1), 1) == [NAMES]
 
@@ -62,7 +62,7 @@ def test_a_table_in_a_file(tmp_path):
         ("graz,active,active\nlinz,active\n", "'linz' needs one of"),
         ("graz,active,active\nlinz,active,away\n", "'linz' needs one of"),
         ("graz,active,active\nlinz,left,active\n", "'linz' comes back"),
-        ("graz,active,left\nlinz,active,left\n", "nobody is active in task 2"),
+        ("graz,active,left\nlinz,active,left\n", "no hospital is active in task 2"),
     ],
 )
 def test_a_wrong_table_is_refused(tmp_path, text, reason):
