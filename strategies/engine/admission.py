@@ -100,7 +100,7 @@ def admit_trained(
     found = {**unbundle(content), "visit": parcel_in(content)}
     parcels = {name: completed(parcel, encoder) for name, parcel in found.items()}
     if parcels.keys() != {*copies, "visit"}:
-        raise ParcelError(f"Expected the copies {list(copies)}, there are {list(parcels)[:-1]}.")
+        raise ParcelError(f"Expected the copies {list(copies)}; found {list(parcels)[:-1]}.")
     check_sealed(parcels.values(), order.sealed)
     for name, parcel in parcels.items():
         label = check_parcel(parcel)

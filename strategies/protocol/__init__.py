@@ -1,1 +1,1 @@
-"""What travels between hospitals and server, and what both must agree on."""
+"""The records that travel between hospitals and server, and the rules that both share."""

@@ -1,9 +1,9 @@
 """The one codec of arrays: a ZIP archive of NumPy .npy files, which `numpy.load` reads too.
 
 An `Array` of Flower holds its values in the .npy format already, so they are copied unopened.
-Archives come from other hospitals, so `read` accepts only what `write` writes. Nothing is
-compressed, and no size exceeds the bytes that are there. A header is compared with NumPy's own and
-never evaluated.
+Archives come from other hospitals, so `read` accepts only archives as `write` makes them: without
+compression, and without a size above the bytes that are there. A header is compared with NumPy's
+own, and never evaluated.
 """
 
 import errno
@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from strategies.protocol.files import opened
 
 MAX_TEXT = 2**20  # bytes of a text
-# Limits of an archive of NumPy's: bytes of its file, bytes in memory for each byte of the file, and
-# bytes in memory on top. Images take 2 to 10 for each.
+# Limits of an archive that NumPy wrote: bytes of its file, bytes in memory for each byte of the
+# file, and extra bytes in memory. Images take 2 to 10 bytes for each byte of the file.
 MOST, UNPACKED, ROOM = 2**40, 20, 64 * 2**20
 _TYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]
 _NAMES = {np.dtype(name).str.encode(): name for name in _TYPES}
-# What `numpy.save` writes before the values, in version 1.0 of the format.
+# The header that `numpy.save` writes, in version 1.0 of the format.
 _SIDE = rb"(?:0|[1-9][0-9]{0,17})"
 _HEADER = re.compile(
     rb"\x93NUMPY\x01\x00(..)(\{'descr': '([^']{3})', 'fortran_order': (?:False|True), "
@@ -56,7 +56,7 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
     """The arrays and the texts of an archive, each by its name.
 
     Raises:
-        ArchiveError: It is no such archive.
+        ArchiveError: The file is no such archive.
         OSError: The file cannot be read.
     """
     arrays: dict[str, Array] = {}
@@ -104,7 +104,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an archive that NumPy wrote, of any plain type, compressed or not.
 
     Raises:
-        ArchiveError: It is no such archive, or would take far more memory than its file.
+        ArchiveError: The file is no such archive, or would take far more memory than its size.
         OSError: The file cannot be read.
     """
     arrays: dict[str, NDArray[Any]] = {}
@@ -126,7 +126,7 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _check_header(file: IO[bytes], size: int) -> None:
-    """Refuse an array whose header announces another size than its bytes have.
+    """Refuse an array whose header and bytes have different sizes.
 
     NumPy would allocate the announced size before it reads a value.
     """
@@ -146,7 +146,7 @@ def array_of(content: bytes) -> Array:
     """The array of a .npy file. Only its header is read.
 
     Raises:
-        ArchiveError: It is not what `numpy.save` writes for an array of numbers.
+        ArchiveError: The content is no array of numbers as `numpy.save` writes it.
     """
     dtype, shape = form_of(content)
     return Array(dtype, shape, "numpy.ndarray", content)
@@ -156,7 +156,7 @@ def form_of(content: bytes) -> tuple[str, tuple[int, ...]]:
     """The type and the shape of the array of a .npy file.
 
     Raises:
-        ArchiveError: It is not what `numpy.save` writes for an array of numbers.
+        ArchiveError: The content is no array of numbers as `numpy.save` writes it.
     """
     header = _HEADER.match(content)
     if not header or int.from_bytes(header[1], "little") != len(header[2]):
@@ -175,8 +175,8 @@ def form_of(content: bytes) -> tuple[str, tuple[int, ...]]:
 def values_of(array: Array) -> NDArray[Any]:
     """The values of an array whose header `array_of` has accepted.
 
-    `Array.numpy` reads the header as Python's source, which takes ten times as long as to copy the
-    values of a small network.
+    `Array.numpy` parses the header as Python source. That takes ten times as long as the copy of a
+    small network's values.
     """
     start = 10 + int.from_bytes(array.data[8:10], "little")
     order: Literal["C", "F"] = "F" if b"'fortran_order': True" in array.data[10:start] else "C"

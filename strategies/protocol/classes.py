@@ -11,7 +11,7 @@ from strategies.protocol.settings import BY_CLASSES, Settings, require
 
 
 def ordered(classes: Iterable[str]) -> list[str]:
-    """Names of classes in the order of their texts, or of their numbers if all are numbers."""
+    """Names of classes, sorted as texts, or as numbers if all are numbers."""
     names = set(classes)
     with suppress(ValueError):
         numbers = {name: float(name) for name in names}
@@ -21,13 +21,13 @@ def ordered(classes: Iterable[str]) -> list[str]:
 
 
 def alike(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[list[str]]:
-    """Names that differ in nothing but their spelling, together.
+    """Groups of names that differ only in their spelling.
 
-    That is case, blanks, dashes and underscores, the form in Unicode, or that of a number.
+    Spelling is case, blanks, dashes and underscores, the Unicode form, or the form of a number.
 
     Args:
-        names: Of classes.
-        apart: Lists that tell classes apart: names that one of these has are different classes.
+        names: Names of classes.
+        apart: Lists of different classes: two names in one list are never one class.
     """
     groups = defaultdict(set)
     for name in names:
@@ -37,7 +37,7 @@ def alike(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[l
 
 
 def quoted(name: str, longest: int = 40) -> str:
-    """A name for a sentence, in which what cannot be seen can be read."""
+    """A name in quotes, for a sentence; characters that cannot be seen are escaped."""
     seen = name.isprintable() and unicodedata.is_normalized("NFC", name)
     text = repr(name[:longest]) if seen else ascii(name[:longest])
     return text if len(name) <= longest else f"{text} (and {len(name) - longest} characters more)"
@@ -49,22 +49,22 @@ _UNSEEN = r"[\u00ad\u200b-\u200f\u2060\ufeff]"
 
 
 def _unspelt(name: str) -> str:
-    """What is the same for all spellings of a name."""
+    """The common form of all spellings of a name."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     text = re.sub(_DASHES, "-", re.sub(_UNSEEN, "", text)).replace("\u2019", "'").strip(" \t_'\"")
     with suppress(ValueError):
         if math.isfinite(number := float(text.replace(",", "."))):
             return repr(number + 0)  # 0.0 is -0.0
-    # Between words and numbers it says nothing: "grade-1". "1-2" is not "12", "HER2-" not "HER2".
+    # Between a word and a number a dash has no meaning: "grade-1". But "1-2" is not "12".
     text = re.sub(rf"(?<=[^\W_]){_BETWEEN}(?=[^\W_])", "-", text)
     return re.sub(r"(?<=[^\W\d_])-(?=[^\W_])|(?<=\d)-(?=[^\W\d_])", "", text)
 
 
 def outputs(classes: Sequence[str], settings: Settings) -> list[str]:
-    """What a network's outputs stand for: all classes, unless tasks leave some out or share them.
+    """The names of a network's outputs: all classes, unless tasks leave some out or share them.
 
     Raises:
-        SettingsError: The classes cannot be cut in tasks like that.
+        SettingsError: The classes cannot be divided into these tasks.
     """
     if settings.tasks == 1 or settings.task_cut not in BY_CLASSES:
         return list(classes)
@@ -76,10 +76,10 @@ def outputs(classes: Sequence[str], settings: Settings) -> list[str]:
 
 
 def classes_of_a_task(count: int, settings: Settings) -> int:
-    """How many of `count` classes each task has.
+    """The number of classes in each task, out of `count` classes.
 
     Raises:
-        SettingsError: There are too few, or they are to be cut evenly and cannot be.
+        SettingsError: There are too few classes, or they cannot be divided evenly as they must be.
     """
     tasks, wanted = settings.tasks, settings.task_classes
     most, fewest = count // tasks, 1 + (settings.task_cut == "shared-classes")

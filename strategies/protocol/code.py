@@ -1,10 +1,10 @@
-"""Which code server and hospitals run."""
+"""The hash of the code that server and hospitals run."""
 
 import hashlib
 from functools import cache
 from pathlib import Path
 
-# The same at server and hospitals.
+# Packages that are the same at server and hospitals.
 PACKAGES = ("audit", "client_app", "gan", "learning", "pages", "strategies", "warm")
 ENDS = (".py", ".toml", ".md")
 
@@ -20,13 +20,13 @@ def hash_of(root: Path) -> str:
     digest = hashlib.sha256()
     for path in files_of(root):
         content = path.read_bytes()
-        # With its length: else code could move from one file to another under the same hash.
+        # The length is hashed too: else code could move between files under the same hash.
         digest.update(f"{path.relative_to(root).as_posix()}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
 
 
 def files_of(root: Path) -> list[Path]:
-    """All files of code below a folder, that of a checkout for instance; templates of pages too."""
+    """All files of code below a folder, such as a checkout; with templates of pages."""
     files = (root / package for package in PACKAGES)
     return [
         path

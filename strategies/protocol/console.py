@@ -1,8 +1,8 @@
-"""What people read of a run while it goes: plain lines, no wider than a terminal.
+"""The lines about a run on a terminal: plain, and no wider than the terminal.
 
     14:20:31  round   1/100  balanced accuracy 0.242  held 0.038  2 min left
 
-Flower's lines come through the same logger. Some are empty, and all have colours, in files too.
+Flower's lines come through the same logger. Some are empty. All have colours, in files too.
 """
 
 import logging
@@ -20,20 +20,20 @@ from strategies.protocol.text import printable
 WIDTH = 80  # columns
 CLOCK = "%H:%M:%S  "
 PAUSE = 10.0  # seconds between two lines about one piece of work
-# What Flower says when a simulation ends as it should.
+# Flower's message at the normal end of a simulation.
 _FAREWELL = "Manually terminating ClientAppActor"
 
 
 class Console(logging.Handler):
-    """Prints log records as plain lines, and none for a record that says nothing.
+    """Prints log records as plain lines, and skips empty ones.
 
     Args:
-        clock: What a line begins with (`time.strftime`).
-        width: Columns of a line; longer texts go on in the next one.
+        clock: Format of the time at the start of a line (`time.strftime`).
+        width: Columns of a line; longer texts are wrapped.
 
     Attributes:
-        last: What is to be read last: repeated if Flower says something as its process ends.
-        told: An error that people have read about and can mend; Flower's record of it is left out.
+        last: The text that must stand last; repeated if Flower logs more as its process ends.
+        told: An error that the console has already reported; Flower's record of it is skipped.
     """
 
     def __init__(self, clock: str = CLOCK, width: int = WIDTH) -> None:
@@ -44,9 +44,9 @@ class Console(logging.Handler):
 
     @classmethod
     def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
-        """Have it print what Flower's own handler would; the one of this process."""
+        """Let a console replace Flower's own handler; the console of this process."""
         logger, console = logging.getLogger("flwr"), cls(clock, width)
-        if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all that Flower says
+        if os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG":  # all of Flower's lines
             return console
         for handler in [*logger.handlers]:
             if isinstance(handler, cls):
@@ -82,9 +82,9 @@ class Console(logging.Handler):
         return "\n".join(lines)
 
     def laid_out(self, text: str) -> str:
-        """A text under the time of day; no word, and so no path, is broken.
+        """The lines of a text, behind the time of day; no word or path is broken.
 
-        In a file each text is one line, for programs that search it.
+        In a file each text is one line, so that programs can search it.
         """
         clock = strftime(self.clock, localtime())
         width = sys.maxsize if _is_file(sys.stdout) else self.width - len(clock)
@@ -106,32 +106,32 @@ class Console(logging.Handler):
 def _is_file(stream: TextIO) -> bool:
     try:
         return S_ISREG(os.fstat(stream.fileno()).st_mode)
-    except (AttributeError, OSError):  # none, or none of the operating system's
+    except (AttributeError, OSError):  # no stream, or none of the operating system's
         return False
 
 
 class Pace:
-    """Says now and then how far a long piece of work is, at what rate, and how long it will take.
+    """Logs now and then the progress of a long piece of work, its rate and the time left.
 
     Args:
         what: The work, such as "graz trains".
-        unit: What is counted, such as "images"; empty if that is plain.
-        bound: What stands before the time left, such as "at most".
+        unit: The noun of the counted things, such as "images"; may be empty.
+        bound: Words before the time left, such as "at most".
     """
 
     def __init__(self, what: str, unit: str = "", bound: str = "") -> None:
         self.what = what
         self.unit, self.bound = unit and f" {unit}", bound and f"{bound} "
         self.began = self.said = monotonic()
-        self.first = self.done = -1  # -1 = unknown; a process that was ended may have begun it
+        self.first = self.done = -1  # -1 = unknown; an earlier process may have begun
 
     def __call__(self, done: int, total: int, more: str = "") -> None:
         """Log a line, unless the last one was a moment ago.
 
         Args:
-            done: How many are done.
-            total: How many there are, at the most.
-            more: What else there is to say.
+            done: Number of things that are done.
+            total: Number of all things, at most.
+            more: Text for the end of the line.
         """
         now = monotonic()
         if self.first < 0 or done < self.done:

@@ -1,8 +1,8 @@
-"""Declared tables: frozen dataclasses whose annotations say what each value may be.
+"""Declared tables: frozen dataclasses with annotations of the allowed values.
 
 The settings of a run, the rules of a policy and the keys of a node-config are such tables. pydantic
-judges them: it converts no type, but a whole number serves as a fraction. One error names all wrong
-keys of a table, each with its value and with what is allowed.
+checks them. It converts no types, except a whole number to a fraction. One error names all wrong
+keys of a table, each with its value and the allowed values.
 """
 
 import re
@@ -20,9 +20,9 @@ from strategies.protocol.redaction import redacted
 TableT = TypeVar("TableT")
 
 SHOWN = 300  # characters of a value in an error
-MOST = 10**9  # more of anything is a slip
-LARGEST = 2**63 - 1  # of the whole numbers that Flower's messages hold
-# Tables are built when they are read for the first time: a run reads few of them.
+MOST = 10**9  # a larger number is a mistake
+LARGEST = 2**63 - 1  # the largest whole number in Flower's messages
+# A table is built at its first use, since a run reads few tables.
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False, hide_input_in_errors=True, defer_build=True)
 _WORDS = {
     "bool_type": "true or false",
@@ -41,7 +41,7 @@ def declare(table: type[TableT]) -> type[TableT]:
 
 
 def condition(fits: Callable[[Any], object], allowed: str) -> AfterValidator:
-    """An annotation of values that a function lets through; in words they are `allowed`."""
+    """An annotation of values that pass a function; `allowed` describes them in errors."""
 
     def check(value: Any) -> Any:
         if not fits(value):
@@ -52,12 +52,12 @@ def condition(fits: Callable[[Any], object], allowed: str) -> AfterValidator:
 
 
 def pattern(expression: str, allowed: str) -> AfterValidator:
-    """An annotation of texts that are like a regular expression; in words they are `allowed`."""
+    """An annotation of texts that match a regular expression; `allowed` describes them."""
     return condition(re.compile(expression, re.DOTALL).fullmatch, allowed)
 
 
 def choice(names: Iterable[str]) -> AfterValidator:
-    """An annotation of names of which a table lists some."""
+    """An annotation of names out of a list."""
     known = list(names)
 
     def check(name: str) -> str:
@@ -90,8 +90,9 @@ def read(
     """Build a declared table, and the tables in it, from the values whose keys start with `prefix`.
 
     Returns:
-        The table, or None; and for each key whose value is missing or wrong a sentence that names
-        it, its value and what is allowed. A sentence about several keys stands under "".
+        The table, or None if a value is wrong; and a sentence for each key with a missing or wrong
+        value, which names the key, the value and the allowed values. A sentence about several keys
+        has the key "".
     """
     problems: dict[str, str] = {}
     return _read(values, table, prefix, problems), problems
@@ -108,7 +109,7 @@ def keys_of(table: type[Any], prefix: str = "") -> Iterator[str]:
 
 
 def near_miss(name: str, known: Iterable[str], otherwise: str = "") -> str:
-    """The end of a sentence about an unknown name: which was meant, or which there are."""
+    """The end of a sentence about an unknown name: the nearest known name, or all known names."""
     names = list(known)
     if near := get_close_matches(name, names, n=1):
         return f"; did you mean '{near[0]}'?"
@@ -121,10 +122,10 @@ def refusal(key: str, value: Any, allowed: str) -> str:
 
 
 def excerpt(value: Any) -> str:
-    """A value as Python writes it, without a password or token; the beginning of a long one."""
+    """A value as Python writes it, without a password or token; a long one is cut."""
     try:
         text = redacted(repr(value))
-    except ValueError:  # Python writes some thousand digits
+    except ValueError:  # Python refuses to write more than some thousand digits
         return "a number without end"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -132,7 +133,7 @@ def excerpt(value: Any) -> str:
 def _read(
     values: Mapping[str, Any], table: type[Any], prefix: str, problems: dict[str, str]
 ) -> Any:
-    """The table; None if a value is wrong, of which `problems` then have a sentence."""
+    """The table; None if a value is wrong, with a sentence in `problems`."""
     keys = {field.name: prefix + field.name.replace("_", "-") for field in fields(table)}
     tables = {
         field.name: _read(values, field.type, f"{keys[field.name]}.", problems)
@@ -152,18 +153,18 @@ def _read(
             if each["type"] == "missing":
                 text = f"The setting '{key}' is missing: give it a value in pyproject.toml."
                 problems.setdefault(key, text)
-            elif name not in tables:  # these have problems of their own
+            elif name not in tables:  # these report problems of their own
                 allowed = _allowed(each, table.__pydantic_fields__[name])
                 problems.setdefault(key, refusal(key, given[name], allowed))
     return None
 
 
 def _allowed(error: Mapping[str, Any], field: FieldInfo) -> str:
-    """What is allowed in the place of a value that has an error.
+    """The allowed values of a field, in words.
 
     Args:
-        error: Of pydantic.
-        field: As it is declared.
+        error: The error of pydantic about the present value.
+        field: The declared field.
     """
     match error["type"]:
         case "value_error":

@@ -15,15 +15,15 @@ MOST = 200_000  # in one record
 
 
 def check_embeddings(record: ArrayRecord, kind: str, classes: int) -> None:
-    """Refuse a record that holds anything else than embeddings of a kind.
+    """Refuse a record that is not embeddings of a kind.
 
     Args:
-        record: Has passed `check_arrays`.
+        record: A record that has passed `check_arrays`.
         kind: A key of `PARTS`.
         classes: The number of classes.
 
     Raises:
-        ParcelError: It does.
+        ParcelError: The record is something else.
     """
     if set(record) != {"values", "labels"}:
         raise ParcelError(

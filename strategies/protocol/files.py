@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all, wherever the process is killed; and those of people."""
+"""Files that are written whole or not at all, and files of others that are read with care."""
 
 import codecs
 import csv
@@ -15,15 +15,15 @@ from typing import BinaryIO
 from strategies.protocol.shapes import ShapeError, ShapeT, from_json
 
 MOST = 64 * 2**20  # bytes of a file of texts or numbers
-# Where hospitals have their stores unless they say otherwise.
+# The default folder of hospitals' stores.
 STORES = Path(os.environ.get("XDG_DATA_HOME", "~/.local/share")).expanduser() / "fedhandoff"
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A draft beside `path` that takes its place, whole, once the block has ended without an error.
+    """A draft beside `path`, which replaces `path` if the block ends without an error.
 
-    After an error the draft is removed. An error of the draft names `path`.
+    After an error the draft is removed. An error about the draft names `path`.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -43,10 +43,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for keys, and those above it that are missing, for this user alone.
+    """Make a folder for keys, and its missing parents, for this user alone.
 
-    The topmost one that is made tells git to leave it alone: ~/fedhandoff, where the documentation
-    has servers and hospitals, is where somebody may have cloned this repository to.
+    The topmost new folder gets a .gitignore. The documentation has servers and hospitals in
+    ~/fedhandoff, which may also be a clone of this repository.
     """
     new = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(new):
@@ -56,18 +56,18 @@ def make_private(folder: Path) -> None:
 
 
 class FileError(ValueError):
-    """A file is not what it must be: the text names the file and the place, and what to do."""
+    """A file has wrong content. The text names the file, the place and the cure."""
 
 
 @contextmanager
 def opened(path: Path, most: int = MOST) -> Iterator[BinaryIO]:
-    """A file of others to read, once it is known that it is one, and how large it is.
+    """Open a file of others for reading, and check its kind and size.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         FileError: It is a pipe or a device, or has more than `most` bytes.
     """
-    # A pipe would keep whoever opens it waiting for a writer.
+    # O_NONBLOCK: the open of a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         facts = os.fstat(descriptor)
@@ -83,7 +83,7 @@ def read_text(path: Path, most: int = MOST) -> str:
     """The text of a file that a program wrote.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
         FileError: It is no text in UTF-8, or is too large.
     """
     with opened(path, most) as file:
@@ -97,8 +97,8 @@ def read_json(path: Path, shape: type[ShapeT], *, any_version: bool = False) -> 
     """The value of a JSON file that a program wrote, in the shape of a type (shapes.py).
 
     Raises:
-        OSError: It cannot be read.
-        FileError: It holds something else, or is too large.
+        OSError: The file cannot be read.
+        FileError: It has another shape, or is too large.
     """
     text = read_text(path)
     try:
@@ -111,12 +111,12 @@ def read_by_hand(path: Path) -> str:
     """The text of a file that people write: UTF-8, with or without a byte order mark.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is in another encoding, or too large; says what to do.
+        OSError: The file cannot be read.
+        ValueError: It is in another encoding, or too large; names the cure.
     """
     try:
         with opened(path) as file:
-            return file.read(MOST).decode("utf-8-sig")  # editors on Windows begin with such a mark
+            return file.read(MOST).decode("utf-8-sig")  # editors on Windows write such a mark
     except UnicodeDecodeError as error:
         wide = error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         name = "in UTF-16 ('Unicode')" if wide else "not in UTF-8"
@@ -124,13 +124,13 @@ def read_by_hand(path: Path) -> str:
 
 
 def read_table(path: Path) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV file that are not empty, with the numbers of their last lines, from 1.
+    """The rows of a CSV file that are not empty, each with the number of its last line, from 1.
 
-    As spreadsheets write them in any country: its columns are separated by `,`, `;`, `|` or tabs.
+    Columns are separated by `,`, `;`, `|` or tabs, as spreadsheets of all countries write them.
 
     Raises:
-        OSError: It cannot be read.
-        ValueError: It is no such file in UTF-8; names the line, and quotes nothing of it.
+        OSError: The file cannot be read.
+        ValueError: It is no CSV file in UTF-8; names the line, without its content.
     """
     text = read_by_hand(path)
     first = next(filter(str.strip, text.splitlines()), "")

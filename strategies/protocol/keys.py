@@ -1,7 +1,7 @@
 """The public half of a hospital's keys, as text: one that signs, then one that others seal for.
 
-What they are used for is client_app/authority/sealing.py. The server opens nothing with them; it
-must know a usable key from another one, because it hands every hospital the keys of all.
+client_app/authority/sealing.py uses them. The server opens nothing with them. It must recognise
+unusable keys, because it gives every hospital the keys of all.
 """
 
 import base64
@@ -24,12 +24,12 @@ def read_key(text: str) -> tuple[Ed25519PublicKey, X25519PublicKey]:
     signing = Ed25519PublicKey.from_public_bytes(raw[:32])
     writing = X25519PublicKey.from_public_bytes(raw[32:])
     _check_point(raw[:32])
-    X25519PrivateKey.generate().exchange(writing)  # a ValueError if of low order
+    X25519PrivateKey.generate().exchange(writing)  # a ValueError for a key of low order
     return signing, writing
 
 
 def is_key(text: object) -> bool:
-    """Whether a text is two public keys that can be used."""
+    """Whether a value is a text of two usable public keys."""
     try:
         return isinstance(text, str) and bool(read_key(text))
     except ValueError:
@@ -37,13 +37,13 @@ def is_key(text: object) -> bool:
 
 
 def _check_point(raw: bytes) -> None:
-    """Refuse 32 bytes that are not a point of Ed25519's curve, or one of small order.
+    """Refuse 32 bytes that are not a point of Ed25519's curve, or are a point of small order.
 
-    Under a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or doubling
-    it gives y = 0, which with the curve's equation is D y⁴ + 2 y² - 1 = 0.
+    For a point of small order anybody can sign. Its order divides 8: y is 0, 1 or -1, or the
+    doubled point has y = 0. By the curve's equation the latter is D y⁴ + 2 y² - 1 = 0.
 
     Raises:
-        ValueError: They are no such point.
+        ValueError: The bytes are refused.
     """
     y = int.from_bytes(raw, "little") % 2**255  # without the sign of x
     small = y * (y**2 - 1) * (D * y**4 + 2 * y**2 - 1) % P == 0

@@ -1,4 +1,4 @@
-"""Programs of this machine talk to one another past any proxy."""
+"""Requests between programs of this machine use no proxy."""
 
 import os
 from collections.abc import Mapping
@@ -7,9 +7,9 @@ HERE = "127.0.0.1,localhost,::1"
 
 
 def past_proxy(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """An environment in which requests to this machine go through no proxy.
+    """An environment in which requests to this machine use no proxy.
 
-    Requests to other machines take the proxies that the environment names, as before.
+    Requests to other machines still use the proxies that the environment names.
     """
     exempt = environment.get("no_proxy") or environment.get("NO_PROXY")
     value = f"{exempt},{HERE}" if exempt else HERE

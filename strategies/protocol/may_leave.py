@@ -1,11 +1,10 @@
-"""What may leave a hospital: the complete list.
+"""The records that may leave a hospital: the complete list.
 
-An answer to the server holds the records that `ANSWERS` lists for its verb, with no card field but
-those in `CARD` and no metric but those in `METRICS`, or it is one failure out of `Failure`. A # in
-a name stands for a number. Anything else is refused, at the hospital before it leaves and at the
-server when it arrives (`check_answer`). Values are checked as well as names: a text of the wrong
-kind, or a number out of its range, does not leave. What the records of a parcel hold is in
-parcel.py. Nothing that travels is ever pickled.
+An answer to the server has the records that `ANSWERS` lists for its verb, only card fields from
+`CARD`, and only metrics from `METRICS`; or it is one failure from `Failure`. A # in a name stands
+for a number. Everything else is refused (`check_answer`): at the hospital before it leaves, and at
+the server when it arrives. Values are checked, too: a text of the wrong kind, or a number outside
+its range, does not leave. parcel.py describes the records of a parcel. No message is ever pickled.
 """
 
 import math
@@ -75,7 +74,7 @@ def _is_shape(value: object) -> bool:
     return len(sides) == 3 and all(type(side) is int and 0 < side < 2**16 for side in sides)
 
 
-KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # what images are
+KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # kinds of data sets
 _OF_DICOM = " of DICOM files"
 
 
@@ -103,11 +102,11 @@ CARD: dict[str, Callable[[object], bool]] = {
     "shape": _is_shape,  # of its images: channels, height, width
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
-    "dossier": _is_sha256,  # of the dossier of its buffer, which stays
-    "data": _is_kind,  # what its images are: no name, no path
-    "train-images": _is_hash,  # of the training images, keyed with a secret of the hospital
+    "dossier": _is_sha256,  # hash of its buffer's dossier; the dossier stays
+    "data": _is_kind,  # the kind of its data set, without name or path
+    "train-images": _is_hash,  # hash of the training images, keyed with a secret of the hospital
     "test-images": _is_hash,
-    "own-settings": _are_settings,  # those that its node-config replaces; of files not which
+    "own-settings": _are_settings,  # settings that its node-config replaces, without names of files
 }
 
 
@@ -119,13 +118,13 @@ class Range:
     high: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        anything = (self.low, self.high) == (-math.inf, math.inf)  # also what is no number
+        anything = (self.low, self.high) == (-math.inf, math.inf)  # NaN too
         return anything or self.low <= value <= self.high
 
 
 COUNT, SECONDS, SHARE, FIGURE = Range(0, 1e12), Range(0, 1e9), Range(0, 1), Range()
-# Perceptual distances carry the name of what measured them: LPIPS, or an untrained network of the
-# same shape where there are no trained weights.
+# A perceptual distance has the name of its measure: LPIPS, or an untrained network of the same
+# shape if there are no trained weights.
 DISTANCES = [
     f"{weights}-{net}" for weights in ("lpips", "untrained") for net in ("alex", "squeeze", "vgg")
 ]
@@ -133,7 +132,7 @@ METRICS: Mapping[str, Range] = {
     "num-train": COUNT,  # images the hospital trains on
     "num-test": COUNT,  # images it tests on
     "num-quarantined": COUNT,  # images it has and cannot use
-    "num-train-patients": COUNT,  # whose these images are, if that is known
+    "num-train-patients": COUNT,  # patients of these images, if known
     "num-test-patients": COUNT,
     "train-images-of-class-#": COUNT,
     "test-images-of-class-#": COUNT,
@@ -142,26 +141,26 @@ METRICS: Mapping[str, Range] = {
     "accuracy": SHARE,
     "accuracy-after-visit": SHARE,  # on the hospital's own test images
     "accuracy-of-task-#": SHARE,  # where images arrive in tasks: on the test images of task #
-    "accuracy-in-task-#": SHARE,  # the same, if only the task's own classes can be the answer
+    "accuracy-in-task-#": SHARE,  # the same, with the task's classes as the only answers
     "balanced-accuracy": SHARE,
     "auroc": SHARE,
-    # Unless they are exact, the standard deviation of the noise in these three.
+    # The standard deviation of the noise in these three, unless they are exact.
     "accuracy-noise": SHARE,
     "balanced-accuracy-noise": SHARE,
     "auroc-noise": SHARE,
-    # With `evaluate.per-class`: test images of a class, and how many of them the model gets.
+    # With `evaluate.per-class`: test images of a class, and the number with a right answer.
     "images-of-class-#": COUNT,
     "right-of-class-#": COUNT,
-    # After the last round (client_app.release.details), also with -low and -high, the ends of a
-    # 95 % interval, behind these names and the three above. Of class # against the others at its
-    # operating point, a probability chosen on training images: sensitivity, specificity.
+    # After the last round (client_app.release.details). These names and the three above may end in
+    # -low or -high, the ends of a 95 % interval. Sensitivity and specificity are of class # against
+    # the others at its operating point, a probability chosen on training images.
     "calibration-error": SHARE,  # expected calibration error
     "gain-noise": SHARE,
-    "gain": Range(-1, 1),  # of balanced accuracy over the model that the hospital trained alone
+    "gain": Range(-1, 1),  # in balanced accuracy, over the model that the hospital trained alone
     "recall-of-class-#": SHARE,
     "sensitivity-of-class-#": SHARE,
     "specificity-of-class-#": SHARE,
-    "right-in-bin-#": SHARE,  # of the answers that are given with a confidence of # to # + 1 tenths
+    "right-in-bin-#": SHARE,  # among the answers with a confidence of # to # + 1 tenths
     **{
         f"{figure}-{end}": Range(-1, 1) if figure == "gain" else SHARE
         for figure in (
@@ -172,10 +171,10 @@ METRICS: Mapping[str, Range] = {
         for end in ("low", "high")
     },
     "threshold-of-class-#": SHARE,  # its operating point
-    "answers-#-of-class-#": COUNT,  # images of class # (the second) to which the model answers #
+    "answers-#-of-class-#": COUNT,  # images of the second class # for which the answer is the first
     "images-in-bin-#": COUNT,
-    "confidence-in-bin-#": SHARE,  # their mean
-    "num-patients": COUNT,  # behind the metrics of this answer, if images are known to be of one
+    "confidence-in-bin-#": SHARE,  # mean of these answers
+    "num-patients": COUNT,  # patients behind the metrics of this answer, if known
     "patients-of-class-#": COUNT,
     "refused": Range(4200, 4299),  # the hospital could not test a model: a number of `Failure`
     "seconds-prepare": SECONDS,
@@ -183,21 +182,21 @@ METRICS: Mapping[str, Range] = {
     "seconds-evaluate": SECONDS,
     "seconds-serialise": SECONDS,
     # The hospital's GAN: iterations of both phases, Fréchet distance of its images to the real
-    # ones (`fid`, or in the features of another network), probability of ADA, and
-    # whether (1 or 0) the privacy loss has had a part in it.
+    # ones (`fid`, or in the features of another network), probability of ADA, and 1 if the
+    # privacy loss has had a part in it, else 0.
     "gan-iterations": COUNT,
     "gan-private": SHARE,
-    # Of a generator with a guarantee instead: its ε and δ.
+    # ε and δ of a generator with a guarantee.
     "gan-epsilon": FIGURE,
     "gan-delta": SHARE,
-    # With `train.dp`: ε of all that the hospital has released with noise, this visit included.
+    # With `train.dp`: ε of all the hospital's releases with noise, this visit included.
     "epsilon-spent": FIGURE,
     "fid": FIGURE,
     "frechet-classifier": FIGURE,
     "frechet-untrained": FIGURE,
     "ada-p": SHARE,
-    # The check of the buffer (audit/copies.py): shares of images; the probability that a generator
-    # which has memorised nothing gives a buffer so near to the training images.
+    # The check of the buffer (audit/copies.py): shares of images; `release-nearer-p`, the
+    # probability that a generator which memorised nothing gives a buffer so near to these.
     "release-passed": SHARE,
     "release-discarded": SHARE,
     "release-refused": SHARE,
@@ -205,9 +204,9 @@ METRICS: Mapping[str, Range] = {
     "held-out-refused": SHARE,
     "release-nearer-to-training": SHARE,
     "release-nearer-p": SHARE,
-    # The check of embeddings (audit/embeddings.py): shares that attackers link to
-    # their image, and restore of it; bits that one tells of its image; distances to its own and to
-    # the nearest other image's mean, as shares of the spread of all.
+    # The check of embeddings (audit/embeddings.py): share that an attacker links to their image,
+    # and share of an image that is restored; bits that an embedding reveals of its image; distances
+    # to the means of its own and the nearest other image, as shares of the spread of all.
     "embedding-linked": SHARE,
     "embedding-inverted": SHARE,
     "embedding-bits-median": COUNT,
@@ -223,29 +222,30 @@ METRICS: Mapping[str, Range] = {
 
 
 class Failure(IntEnum):
-    """Why a hospital did not do its part; the number is the code of the Flower Error."""
+    """The kinds of failure; the number is the code of Flower's Error."""
 
     SETTINGS = 4201  # the settings of the run cannot be used
     DATA = 4202  # the hospital's data cannot be used
     PARCEL = 4203  # the parcel that arrived was refused
-    DIVERGED = 4204  # training blew up: the model is of no use, and stayed
+    DIVERGED = 4204  # training diverged: the model is useless, and did not leave
     TIMEOUT = 4205  # no answer within the time allowed
     CRASHED = 4206  # an unforeseen error; its details stay in the hospital's own log
     UNDECLARED = 4207  # the answer held something that may not leave a hospital
     GONE = 4208  # the hospital is not connected
     RELEASE = 4209  # the hospital's synthetic images may not leave it
     POLICY = 4210  # the hospital's policy does not allow it
-    LEDGER = 4211  # the hospital cannot write down what would leave it
-    USELESS = 4212  # the model that arrived is of no use: whoever trained it last has failed
+    LEDGER = 4211  # the hospital cannot write its ledger, so nothing leaves
+    USELESS = 4212  # the model that arrived is useless: its last hospital has failed
 
 
 class Failed(Error):
-    """A failure; Flower sends its code and reason alone.
+    """A failure; Flower sends only its code and reason.
 
     Args:
         code: A `Failure`.
-        reason: In words, for the server.
-        rule: What the policy does not allow, for the hospital's ledger; empty for other failures.
+        reason: The reason in words, for the server.
+        rule: The rule of the policy that is broken, for the hospital's ledger; empty for other
+            failures.
     """
 
     def __init__(self, code: int, reason: str, rule: str = "") -> None:
@@ -261,13 +261,13 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
     """Refuse an answer that holds anything which may not leave a hospital.
 
     Args:
-        verb: What the hospital was asked.
-        content: Its answer.
-        sent: The message that it answers, where that is at hand: nothing is told of a model or an
-            epoch that the message does not ask about.
+        verb: The message type.
+        content: The hospital's answer.
+        sent: The message that it answers, if at hand: then the answer may have no model, epoch or
+            figures that the message does not ask for.
 
     Raises:
-        UndeclaredError: Names the record, array, card field or metric.
+        UndeclaredError: A record, array, card field or metric may not leave; names it.
     """
     declared = ANSWERS.get(verb.replace("train.rewind", "train"), {})
     metrics = content.metric_records.get("metrics", MetricRecord())
@@ -284,17 +284,21 @@ def check_answer(verb: str, content: RecordDict, sent: RecordDict | None = None)
             raise UndeclaredError(f"An array called '{_quote(bad[0])}' may not leave a hospital.")
     for field, value in content.config_records.get("card", {}).items():
         if field not in CARD or not CARD[field](value):
-            raise UndeclaredError(f"The card field '{_quote(field)}' may not leave a hospital so.")
+            raise UndeclaredError(
+                f"The card field '{_quote(field)}' or its value may not leave a hospital."
+            )
     for key, figure in metrics.items():
         about, slash, metric = key.rpartition("/")
         named = not slash or (verb == "evaluate" and is_name(about) and about in asked)
         allowed = METRICS.get(_pattern_of(metric))
         if not named or allowed is None or isinstance(figure, list) or figure not in allowed:
-            raise UndeclaredError(f"The metric '{_quote(key)}' may not leave a hospital so.")
+            raise UndeclaredError(
+                f"The metric '{_quote(key)}' or its value may not leave a hospital."
+            )
 
 
 def _is_asked(about: str, order: ConfigRecord, sent: RecordDict) -> bool:
-    """Whether a message asks for a model after that epoch, or for figures of that model."""
+    """Whether a message asks for the model after this epoch, or for figures of this model."""
     if about == "standalone":
         return bool(order.get("final"))
     if epoch := re.fullmatch("epoch-([0-9]{1,6})", about):
@@ -303,15 +307,15 @@ def _is_asked(about: str, order: ConfigRecord, sent: RecordDict) -> bool:
 
 
 def metric_of(key: str) -> str:
-    """The name in `METRICS` of a metric, which may stand behind the name of a model."""
+    """The name in `METRICS` of a metric, without a model's name before it."""
     return _pattern_of(key.rpartition("/")[2])
 
 
 def _pattern_of(name: str) -> str:
-    """The name with # for each number; a name that has a # of its own is none that is declared."""
+    """The name with # for each number; empty for a name with a # of its own."""
     return "" if "#" in name else re.sub("(?<![0-9])(0|[1-9][0-9]{0,5})(?![0-9])", "#", name)
 
 
 def _quote(name: str) -> str:
-    """A name that nobody has checked yet, for an error."""
+    """The text of an unchecked name, for an error."""
     return ascii(name[:80])[1:-1]

@@ -5,7 +5,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import PurePath
 
-# Lineages that belong to no hospital, and folders of a hospital's store that are not its own.
+# Lineages that belong to no hospital, and folders with other uses in a store.
 RESERVED = ("global", "ensemble", "standalone", "images", "resident")
 
 
@@ -15,10 +15,10 @@ def is_name(text: str) -> bool:
 
 
 def check_name(name: str) -> str:
-    """The name, if it can be used for a hospital.
+    """The name, if a hospital may have it.
 
     Raises:
-        ValueError: Says what a name must be.
+        ValueError: It may not; the text has the rule.
     """
     if not is_name(name) or name.lower() in RESERVED:
         raise ValueError(
@@ -30,11 +30,11 @@ def check_name(name: str) -> str:
 
 
 def names_of_folders(places: Sequence[str]) -> list[str]:
-    """Names for simulated hospitals: the end of each one's folder or manifest.
+    """Names for simulated hospitals, from the ends of the paths of their folders or manifests.
 
-    It is as much of the end as tells them apart: graz-skin and linz-skin, of /graz/skin and
-    /linz/skin. What no name may have becomes a dash. Where nothing tells them apart, as of the
-    folders of one place twice, they have numbers.
+    The ends are as long as they must be to differ: graz-skin and linz-skin, for /graz/skin and
+    /linz/skin. A dash replaces characters that no name may have. If the ends never differ, for
+    instance for one folder given twice, hospitals have numbers.
     """
     paths = [PurePath(place.strip().removesuffix("/manifest.csv")) for place in places]
     for depth in range(1, max(len(path.parts) for path in paths)):
@@ -56,7 +56,7 @@ def _strip(text: str) -> str:
 
 
 def join_names(names: Sequence[str], most: int = 8) -> str:
-    """The first names and how many more there are, for a sentence."""
+    """The first names and the number of the others, for a sentence."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 

@@ -1,4 +1,4 @@
-"""The order: what the server asks of a hospital, beside the parcels of a message."""
+"""The order: the server's request to a hospital, beside the parcels of a message."""
 
 import hashlib
 import json
@@ -11,46 +11,47 @@ from strategies.protocol.embeddings import PARTS
 from strategies.protocol.names import check_name
 from strategies.protocol.records import ParcelError, from_record
 
-MOST_TASKS = 100_000  # a list of those so far is made
+MOST_TASKS = 100_000  # `so_far` lists them
 
 
 @dataclass(frozen=True)
 class Order:
-    """What a hospital is asked to do; travels as the record `order` beside the parcels.
+    """A request to a hospital; travels as the record `order` beside the parcels.
 
     Attributes:
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 before the first.
         hospital: Name of the hospital; empty in the first message if the server knows none.
-        classes: Names of the federation's classes, in one order; empty in the first message, by
-            which a hospital is asked for its own.
+        classes: Names of the federation's classes, in one order; empty in the first message, which
+            asks a hospital for its own classes.
         learner: Name of the local objective (learning.learners.LEARNERS).
-        run: Identity of the run, under which a hospital keeps what is for this run alone. Flower's
-            own changes when a run is resumed.
+        run: Identity of the run, under which a hospital keeps the files of this run. Flower's own
+            identity changes when a run is resumed.
         epochs: Passes over the training images.
-        leg: Which of a visit's trainings of one model this is, from 1 (strategies/fedrewind.py).
-        task: The task whose images are there, from 1; 0 = all are, or it is the first message.
-        arrived: The tasks whose test images are there, where each hospital has its own order or
+        leg: Number of this training of one model in a visit, from 1 (strategies/fedrewind.py).
+        task: The task whose images are there, from 1; 0 = all images are there, or this is the
+            first message.
+        arrived: The tasks whose test images are there, if hospitals have different orders or
             durations of tasks; empty = all up to `task`.
-        images: What is trained on beside buffers: the hospital's own images, those of everyone (in
-            a simulation), those of a public archive (`filver.pretrain`), or none.
+        images: The images to train on beside buffers: the hospital's own, those of all hospitals
+            (in a simulation), those of a public archive (`filver.pretrain`), or none.
         test: Whether to test the model after training it.
-        snapshots: Whether to answer also with the model after each epoch, for others to test.
+        snapshots: Whether the answer has the model after each epoch too, for tests at others.
         own_start: Whether the hospital's first model has initial weights of its own.
-        buffer_size: Images of a buffer; above 0 the hospital's first parcel holds its own.
-        replay: The buffers to train on, as "<hospital>=<hash>"; those that the hospital does not
+        buffer_size: Images of a buffer; above 0 the hospital's first parcel has its buffer.
+        replay: The buffers to train on, as "<hospital>=<hash>". Buffers that the hospital does not
             hold yet travel beside the parcel, as "<hash>/buffer".
         ensemble: Whether to test also the mean of all models that came.
-        encoder: Hash of the arrays that models lack here, because they travel once: to a hospital
-            that does not hold them yet as the record `encoder`; empty = models are whole.
+        encoder: Hash of the encoder, whose arrays the models lack; empty = models are whole. A
+            hospital that does not hold the encoder yet gets it as the record `encoder`.
         embeddings: The kind of embeddings of its images that the server asks for
             (strategies/protocol/embeddings.py); empty = none.
         final: Whether models are tested for the last time, and the hospital may keep them.
         sealed: Whether parcels travel sealed.
         members: The hospitals of the run and the public halves of their keys, as "name key"; empty
             if the hospital holds the list already, or parcels are not sealed.
-        members_hash: Of that list; empty if there is none.
-        code: `code_hash` of the server; empty in later messages than the first.
+        members_hash: Hash of that list; empty if there is none.
+        code: `code_hash` of the server; empty after the first message.
     """
 
     round: int
@@ -83,7 +84,7 @@ class Order:
         """The order of a message.
 
         Raises:
-            ParcelError: There is none, or one with a value that cannot be.
+            ParcelError: There is no order, or it has an impossible value.
         """
         if "order" not in content.config_records:
             raise ParcelError("The message has no order.")
@@ -101,17 +102,17 @@ class Order:
             "embeddings": order.embeddings in ("", *PARTS),
         }
         if wrong := [name for name, holds in right.items() if not holds]:
-            raise ParcelError(f"'{wrong[0]}' of the order is not what it must be.")
+            raise ParcelError(f"'{wrong[0]}' of the order has an impossible value.")
         return order
 
     @property
     def so_far(self) -> list[int]:
-        """The tasks whose test images are there; none if all are."""
+        """The tasks whose test images are there; empty if all images are."""
         return self.arrived or [*range(1, self.task + 1)]
 
     @property
     def hash_of(self) -> dict[str, str]:
-        """The hash of each buffer to train on, by the hospital that has made it.
+        """The hash of each buffer to train on, by the hospital that made it.
 
         Raises:
             ParcelError: An entry is not a hospital and a hash.
@@ -138,7 +139,7 @@ def hash_members(members: list[str]) -> str:
 
 
 def _pairs(entries: list[str], sign: str) -> dict[str, str]:
-    """What follows each hospital's name and a sign, by name."""
+    """The value of each entry "<hospital><sign><value>", by hospital."""
     pairs = {}
     for entry in entries:
         name, found, value = entry.partition(sign)

@@ -1,19 +1,19 @@
-"""The parcel: a model on its way, with what belongs to it and a label.
+"""The parcel: a travelling model, with its label and other records.
 
 A parcel is a Flower RecordDict of
 
     model      ArrayRecord    the state dict, names and dtypes kept
     buffer     ArrayRecord    synthetic images, as one PNG picture, and their labels
-    memory     ArrayRecord    what a method carries beside the model
-    embeddings ArrayRecord    of images of the last visit, for the server (embeddings.py)
+    memory     ArrayRecord    arrays that a method carries beside the model
+    embeddings ArrayRecord    embeddings of the last visit's images, for the server (embeddings.py)
     manifest   ConfigRecord   the label: `Manifest`
 
 The server relays parcels bit for bit. It checks the manifest, the hashes and the shapes, and the
 numbers of models that are not sealed (soundness.py).
 
-Arrays of the model that no visit changes, its encoder, travel to a hospital once. Other messages
-leave them out (`drop_encoder`), and whoever gets one puts them back (`completed`) before it looks
-at the hashes.
+The encoder is those arrays of a model that no visit changes. It travels to each hospital once.
+Other messages leave it out (`drop_encoder`), and the recipient puts it back (`completed`) before
+it checks the hashes.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ from strategies.protocol.records import ParcelError, from_record, to_record
 
 FORMAT = 1
 MAX_ARCHITECTURE = 10_000  # characters
-HEAD = 2**20  # bytes: more than the heads of two sealed models differ by
+HEAD = 2**20  # bytes: the heads of two sealed models differ by less
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a parcel is and where it has been.
+    """The label of a parcel: its model and the visits of the model.
 
     Attributes:
         lineage: Identity of the travelling model, named after its first hospital.
@@ -49,15 +49,15 @@ class Manifest:
         classes: Names of the classes, in the order of the network's outputs.
         round: Round of the last visit, from 1; 0 before the first.
         hop: Hop of the last visit, from 1; 0 before the first.
-        epochs: Passes over the images that it has had at the last visit.
+        epochs: Passes over the images in the last visit.
         visited: Hospitals that trained the model, first one first.
         parent: Hash of the model that the last visit started from; empty before the first.
-        hashes: Hash of each array record, as "name=hash". A record that is listed but absent is
-            one that the receiver holds already.
-        replayed: Whose synthetic images were trained on beside, as "<place in visited>=<hospital>";
-            places count from 1.
-        not_own: At which visits it was trained on others than the hospital's own images, as
-            "<place in visited>=<`Order.images`>".
+        hashes: Hash of each array record, as "name=hash". If a listed record is absent, the
+            recipient holds it already.
+        replayed: The hospitals whose synthetic images were trained on too, as "<place in
+            visited>=<hospital>"; places count from 1.
+        not_own: The visits that trained on other images than the hospital's own, as "<place in
+            visited>=<`Order.images`>".
         format: Version of this format.
     """
 
@@ -79,7 +79,7 @@ class Manifest:
         """The label of a parcel, without a look at its arrays.
 
         Raises:
-            ParcelError: It has none, or one of another format, or with a value that cannot be.
+            ParcelError: There is no label, or it has another format or an impossible value.
         """
         if not isinstance(record := parcel.get("manifest"), ConfigRecord):
             raise ParcelError("The parcel has no manifest.")
@@ -90,11 +90,11 @@ class Manifest:
                 "run the same version of fedhandoff everywhere."
             )
         if wrong := manifest._wrong():
-            raise ParcelError(f"'{wrong}' of the manifest is not what it must be.")
+            raise ParcelError(f"'{wrong}' of the manifest has an impossible value.")
         return manifest
 
     def _wrong(self) -> str:
-        """The field with a value that cannot be; empty if there is none."""
+        """The first field with an impossible value; empty if there is none."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
         entry = re.compile("(model|buffer|memory|embeddings)=[0-9a-f]{64}")
         hashed = {each.partition("=")[0] for each in self.hashes}
@@ -160,7 +160,7 @@ def pack(arrays: Mapping[str, ArrayRecord], manifest: Manifest) -> RecordDict:
 
 
 def parcel_in(content: RecordDict) -> RecordDict:
-    """The parcel of a message or an answer, without what travels beside it."""
+    """The parcel of a message or an answer, without the records beside it."""
     return RecordDict({name: content[name] for name in PARCEL_RECORDS if name in content})
 
 
@@ -172,7 +172,7 @@ def drop_encoder(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
 
 
 def completed(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
-    """A parcel whose model has the arrays of the encoder, whatever came in their place."""
+    """A parcel whose model has the arrays of the encoder, in the place of any that came."""
     if "model" not in parcel.array_records or not encoder:
         return parcel
     model = {**parcel.array_records["model"], **encoder}
@@ -180,10 +180,10 @@ def completed(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
 
 
 def check_parcel(parcel: RecordDict) -> Manifest:
-    """Return the manifest of a parcel whose label is complete and whose hashes are right.
+    """The label of a parcel, once the label and the hashes are checked.
 
     Raises:
-        ParcelError: Says what is wrong.
+        ParcelError: The label is incomplete, or a hash, an array or a record is wrong.
     """
     manifest = Manifest.read(parcel)
     if "model" not in parcel.array_records or "model" not in manifest.hash_of:
@@ -198,10 +198,11 @@ def check_parcel(parcel: RecordDict) -> Manifest:
 
 
 def check_arrays(record: ArrayRecord) -> None:
-    """Refuse arrays that could not be written down and read again, from their headers alone.
+    """Refuse arrays that could not be written and read again; only their headers are read.
 
     Raises:
-        ParcelError: An array has no proper name, is not what its label says, or not of numbers.
+        ParcelError: An array has no proper name, differs from its announced type or shape, or is
+            not of numbers.
     """
     for name, array in record.items():
         if not is_array_name(name):
@@ -215,7 +216,7 @@ def check_arrays(record: ArrayRecord) -> None:
 
 
 def check_hashes(parcel: RecordDict, manifest: Manifest) -> None:
-    """Refuse a parcel whose arrays are not those that its label names."""
+    """Refuse a parcel whose arrays do not have the hashes of its label."""
     for name, record in parcel.array_records.items():
         if manifest.hash_of.get(name) != hash_arrays(record):
             raise ParcelError(
@@ -229,7 +230,7 @@ def is_sealed(record: ArrayRecord) -> bool:
 
 
 def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
-    """Refuse parcels that are sealed though the others are not, or the other way round."""
+    """Refuse parcels that are sealed if the run is not sealed, or open if it is sealed."""
     for parcel in parcels:
         for name, record in parcel.array_records.items():
             if is_sealed(record) != sealed:
@@ -241,7 +242,7 @@ def check_sealed(parcels: Iterable[RecordDict], sealed: bool) -> None:
 
 
 def layout_of(parcel: RecordDict) -> Layout:
-    """The dtype and shape of each array of a model; of a sealed one that is its length."""
+    """The dtype and shape of each array of a model; a sealed model is one array of bytes."""
     model = parcel.array_records.get("model", ArrayRecord())
     return {name: (array.dtype, tuple(array.shape)) for name, array in model.items()}
 
@@ -249,8 +250,8 @@ def layout_of(parcel: RecordDict) -> Layout:
 def check_same_layout(layout: Layout, other: Layout) -> None:
     """Refuse a model whose arrays differ from another's in name, dtype or shape.
 
-    Of sealed models only a hospital can tell. The server bounds their size, for the sake of its
-    disk: the same model has the same size, but for the head with the members' keys.
+    Only hospitals can compare sealed models. The server limits their size, to protect its disk: one
+    model always has the same size, except for the head with the members' keys.
     """
     if layout.keys() == other.keys() == {"sealed"}:
         size, sent = (math.prod(each["sealed"][1]) for each in (layout, other))
@@ -266,7 +267,7 @@ def check_same_layout(layout: Layout, other: Layout) -> None:
 
 
 def bundle(parcels: Mapping[str, RecordDict], records: Iterable[str]) -> RecordDict:
-    """Put several parcels into one message, as "<lineage>/<record>"; only the `records` named."""
+    """Put the given records of several parcels into one message, as "<lineage>/<record>"."""
     return RecordDict(
         {f"{lineage}/{name}": parcels[lineage][name] for lineage in parcels for name in records}
     )
@@ -283,7 +284,7 @@ def unbundle(content: RecordDict) -> dict[str, RecordDict]:
 
 
 def count_bytes(content: RecordDict) -> int:
-    """Bytes of the arrays of a message, which is nearly all of it."""
+    """Bytes of the arrays of a message, nearly its whole size."""
     return sum(
         len(array.data) for record in content.array_records.values() for array in record.values()
     )
@@ -304,7 +305,7 @@ def load(path: Path) -> RecordDict:
     """Read a parcel that `save` wrote.
 
     Raises:
-        ArchiveError: The file holds something else.
+        ArchiveError: The file is no parcel.
         OSError: The file cannot be read.
     """
     arrays, texts = archive.read(path)

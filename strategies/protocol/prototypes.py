@@ -1,7 +1,7 @@
 """Prototypes: class means of features, as the `memory` of a parcel (strategies/fedspace.py).
 
-Its arrays are `means` [K, d], `counts` [K], the images behind each (0 = there is no prototype), and
-`radius`, a scalar: the spread of features around the means of their classes. All are float32.
+Its arrays are float32: `means` [K, d]; `counts` [K], the number of images behind each mean (0 = no
+prototype); `radius`, a scalar, the spread of features around the means of their classes.
 """
 
 import numpy as np
@@ -13,15 +13,15 @@ MOST = 1e9  # images of a class
 
 
 def check_prototypes(record: ArrayRecord, classes: int, width: int) -> None:
-    """Refuse a record that holds anything else than prototypes.
+    """Refuse a record that is not prototypes.
 
     Args:
-        record: Has passed `check_arrays`.
-        classes: K.
-        width: d.
+        record: A record that has passed `check_arrays`.
+        classes: The number of classes, K.
+        width: The number of features, d.
 
     Raises:
-        ParcelError: It does.
+        ParcelError: The record is something else.
     """
     wanted = {"means": (classes, width), "counts": (classes,), "radius": ()}
     found = {name: tuple(array.shape) for name, array in record.items()}

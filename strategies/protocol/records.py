@@ -1,4 +1,4 @@
-"""Frozen dataclasses as Flower records, and back, strictly."""
+"""Frozen dataclasses as Flower records, and back, with strict checks."""
 
 from dataclasses import fields
 from functools import lru_cache
@@ -10,11 +10,11 @@ RecordT = TypeVar("RecordT")
 
 
 class ParcelError(ValueError):
-    """A parcel, or what travels beside it, is not what it must be."""
+    """A parcel, or a record beside it, is not valid."""
 
 
 class UselessError(ParcelError):
-    """A parcel is in order, and the model in it is of no use (soundness.py)."""
+    """A parcel is valid, but its model is useless (soundness.py)."""
 
 
 def to_record(value: Any) -> ConfigRecord:
@@ -47,6 +47,6 @@ def from_record(kind: type[RecordT], record: ConfigRecord) -> RecordT:
 
 @lru_cache(maxsize=16)
 def _types_of(kind: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type of each field of a dataclass, and the types of what is in a list."""
+    """The type of each field of a dataclass, and the types of the items of a list."""
     types = {each.name: each.type for each in fields(kind)}
     return {name: (get_origin(each) or each, get_args(each)) for name, each in types.items()}

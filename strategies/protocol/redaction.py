@@ -1,12 +1,13 @@
-"""Passwords and tokens in texts: the user of a URL, and what its query calls a token or the like.
+"""Removes passwords and tokens from texts: the user in a URL, and values like tokens in its query.
 
-A setting that holds one is refused (`settings.Settings.parse`), so that no file of a run has it.
-Texts of libraries, such as the error of a server that an environment variable names, may quote one.
+A setting with a password or token is refused (`settings.Settings.parse`), so no file of a run has
+one. Texts of libraries may quote one, for instance from a URL in an environment variable.
 """
 
 import re
 
-# A slash comes first in a file's URL, whose path may hold an @. A password may hold any character.
+# In the URL of a file a slash comes first, and its path may have an @. A password may have any
+# character.
 _USER = re.compile(r"(://)[^\s/]\S*@")
 _QUERY = re.compile(
     r"([?&;#][\w.-]*(?:token|secret|pass|pwd|key|sig|auth|credential|jwt)[\w.-]*=)[^\s&;#'\"]+",

@@ -12,8 +12,8 @@ from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import shaped
 
 MOST = 2**20  # bytes of a file of settings
-Value = bool | int | float | str  # as Flower has it
-# As Flower finds the settings in a text.
+Value = bool | int | float | str  # of a setting, as in Flower
+# Finds the settings in a text, as Flower does.
 _PAIR = re.compile(r"(\S+?)=(\'[^\']*\'|\"[^\"]*\"|\S+)")
 
 
@@ -22,10 +22,10 @@ def changes_of(texts: Sequence[str], option: str = "--run-config") -> dict[str, 
 
     Args:
         texts: Settings such as "strategy='cwt' train.epochs=5"; or one TOML file alone.
-        option: Its name, for errors.
+        option: Name of the option, for errors.
 
     Raises:
-        SettingsError: They cannot be read. Flower passes over what is not written key=value.
+        SettingsError: The texts cannot be read. Flower itself skips texts that are not key=value.
     """
     files = [text for text in texts if text.endswith(".toml")]
     if files and len(texts) > 1:
@@ -45,8 +45,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """The settings in a file that a run wrote, such as its config.toml, by key.
 
     Raises:
-        OSError: It cannot be read.
-        FileError: It holds something else.
+        OSError: The file cannot be read.
+        FileError: The file has no settings.
     """
     from flwr.common.config import flatten_dict  # imports an HTTP client
 
@@ -70,7 +70,7 @@ def _read(file: Path) -> str:
 
 
 def _toml(text: str) -> str:
-    """Settings between spaces as lines of TOML."""
+    """Settings that spaces separate, as lines of TOML."""
     for key, value in _PAIR.findall(text):
         try:
             tomllib.loads(f"{key} = {value}")

@@ -1,11 +1,11 @@
 """The settings of a run: [tool.flwr.app.config] in pyproject.toml, checked once and frozen.
 
-Defaults live in pyproject.toml alone. Flower flattens its tables (`[...config.train] epochs` is
-`train.epochs`) and refuses unknown keys, but checks neither types nor ranges; `Settings.parse`
-does, and every error names the key, the value and what is allowed. What one method or one learner
-reads alone stands beside it, in a frozen dataclass for `Settings.section`.
+All defaults are in pyproject.toml. Flower flattens its tables (`[...config.train] epochs` is
+`train.epochs`) and refuses unknown keys. `Settings.parse` checks types and ranges; each error names
+the key, the value and the allowed values. Settings of a single method or learner are declared in
+its file, in a frozen dataclass for `Settings.section`.
 
-A seed is a setting too, so the one source of randomness, `rng_for`, stands here.
+The seed is a setting, so the one source of random numbers, `rng_for`, is here.
 """
 
 import hashlib
@@ -44,8 +44,8 @@ from strategies.protocol.declared import (
 )
 from strategies.protocol.redaction import redacted
 
-BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut` by which a task is some classes
-PUBLIC = "public:"  # how a setting begins that names a file of public images
+BY_CLASSES = ("classes", "shared-classes")  # values of `task-cut`: a task is a set of classes
+PUBLIC = "public:"  # prefix of a setting that names a file of public images
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # Settings that may change when a run is resumed.
 MAY_CHANGE = {
@@ -63,10 +63,10 @@ class SettingsError(ValueError):
 
 
 def require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    """Refuse a setting that is not as `condition` says.
+    """Refuse a setting if `condition` is false.
 
     Raises:
-        SettingsError: Names the key, the value and what is allowed.
+        SettingsError: The condition is false; names the key, the value and the allowed values.
     """
     if not condition:
         raise SettingsError(refusal(key, value, allowed))
@@ -139,29 +139,29 @@ class TrainSettings:
     dp: DPSettings
 
     def __post_init__(self) -> None:
-        # A class's weights follow from all images.
+        # The weight of a class depends on all images.
         apart = not self.dp.noise_multiplier or self.class_balance == "none"
         allowed = "none with a train.dp.noise-multiplier above 0"
         require(apart, "train.class-balance", self.class_balance, allowed)
 
     def check_learner(self, learner: str) -> None:
-        """Refuse DP-SGD with a learner that does more with images than cross-entropy.
+        """Refuse DP-SGD with a learner whose loss is more than the cross-entropy of images.
 
         Raises:
-            SettingsError: It does.
+            SettingsError: The learner is not `plain`.
         """
         allowed = f"0 with the learner '{learner}': DP-SGD is for 'plain' alone"
         noise = self.dp.noise_multiplier
         require(not noise or learner == "plain", "train.dp.noise-multiplier", noise, allowed)
 
     def round_settings(self, server_round: int) -> "TrainSettings":
-        """Those of a round, whose learning rate may have been halved."""
+        """The settings of a round, with the learning rate halved every `halve-every` rounds."""
         halved = server_round // self.halve_every if self.halve_every else 0
         rate = math.ldexp(self.learning_rate, -halved)  # 0 after a thousand times
         return replace(self, learning_rate=rate or sys.float_info.min)
 
     def hospital_settings(self, hospital: int) -> "TrainSettings":
-        """Those of a simulated hospital, from 0: `batch-sizes` are dealt out in turn."""
+        """The settings of a simulated hospital, from 0; hospitals take `batch-sizes` in turn."""
         size = turn_value(self.batch_sizes, hospital)
         return replace(self, batch_size=int(size)) if size else self
 
@@ -178,7 +178,7 @@ class EvaluateSettings:
 
     @property
     def sample(self) -> int:
-        """At how many hospitals that do not hold it a model is tested; 0 = no sample is drawn."""
+        """The number of hospitals that test a model without holding it; 0 = no sample is drawn."""
         return int(self.cross.removeprefix("sample:")) if isinstance(self.cross, str) else 0
 
 
@@ -203,13 +203,13 @@ class GANSettings:
 
     @property
     def least_averaged(self) -> int | None:
-        """The fewest training images behind a code; None if none is made of theirs."""
+        """The smallest number of training images behind a code; None without such codes."""
         if self.sampler.startswith("k-salsa"):
             return self.k
         return 2 if self.sampler.startswith("lci") else None
 
     def hospital_settings(self, hospital: int) -> "GANSettings":
-        """Those of a simulated hospital, from 0: `clusters` are dealt out in turn."""
+        """The settings of a simulated hospital, from 0; hospitals take `clusters` in turn."""
         return replace(self, clusters=turn_value(self.clusters, hospital))
 
 
@@ -240,7 +240,7 @@ class MLPSettings:
 
 @declare
 class AsyncSettings:
-    """How models move that do not move in rounds, and in what time: the keys `async.*`."""
+    """The movement of models without rounds, and virtual time: the keys `async.*`."""
 
     choose: Literal["shortest", "uniform"]
     tests: Literal["next", "idle"]
@@ -249,7 +249,7 @@ class AsyncSettings:
 
     @property
     def visit_seconds(self) -> list[float]:
-        """Seconds of virtual time that a visit takes at simulated hospitals, in turn."""
+        """Seconds of virtual time for a visit; simulated hospitals take them in turn."""
         return [float(each) for each in self.seconds.split(",")] if self.seconds else []
 
 
@@ -302,7 +302,7 @@ class Settings:
     gan: GANSettings
     release: ReleaseSettings
     mlp: MLPSettings
-    tables: tuple[tuple[str, Any], ...]  # what methods and learners read themselves: `section`
+    tables: tuple[tuple[str, Any], ...]  # read by methods and learners with `section`
 
     def __post_init__(self) -> None:
         names = self.class_names
@@ -323,17 +323,17 @@ class Settings:
 
     @property
     def class_names(self) -> list[str]:
-        """The classes of the federation; empty if the hospitals are to name them."""
+        """The classes of the federation; empty if the hospitals name them."""
         return [name.strip() for name in self.classes.split(",") if name.strip()]
 
     @property
     def own_streams(self) -> bool:
-        """Whether tasks arrive at each hospital in an order, or for durations, of its own."""
+        """Whether each hospital has an order, or durations, of tasks of its own."""
         return self.tasks > 1 and (self.task_order == "shuffled" or self.task_spread > 0)
 
     @property
     def asynchrony(self) -> AsyncSettings:
-        """The table `async`, whose name no attribute can have.
+        """The table `async`, a word that Python reserves.
 
         Raises:
             SettingsError: A value has the wrong type or range.
@@ -367,7 +367,7 @@ class Settings:
 
     @property
     def run_config(self) -> dict[str, Any]:
-        """The run config that `parse` would read these settings from."""
+        """The run config from which `parse` would read these settings."""
         values = {
             key: reduce(getattr, key.replace("-", "_").split("."), self)
             for key in keys_of(Settings)
@@ -380,7 +380,7 @@ def defaults() -> dict[str, Any]:
     """The default of every setting, by its key.
 
     Raises:
-        SettingsError: This is not a checkout of the app: pyproject.toml is not there.
+        SettingsError: There is no pyproject.toml: this is not a checkout of the app.
     """
     from flwr.common.config import flatten_dict  # imports an HTTP client, which no message needs
 
@@ -398,7 +398,7 @@ def complete(changes: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of all settings with some changes.
 
     Raises:
-        SettingsError: There is no setting of a name.
+        SettingsError: A name is no setting.
     """
     known = defaults()
     strange = [
@@ -417,21 +417,21 @@ def rng_for(
 ) -> np.random.Generator:
     """The random numbers of one purpose, at one place and time of a run.
 
-    They depend on the arguments alone: not on what was drawn before, nor on the process or the
-    order in which hospitals answer.
+    They depend on the arguments alone: not on earlier draws, the process, or the order in which
+    hospitals answer.
     """
     place = f"{seed}/{purpose}/{server_round}/{hop}/{hospital}".encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(place).digest(), "big"))
 
 
 def turn_value(text: str, hospital: int) -> str:
-    """What a simulated hospital, from 0, gets of values that are separated by commas."""
+    """The value for a simulated hospital, from 0; hospitals take values between commas in turn."""
     values = [value.strip() for value in text.split(",")]
     return values[hospital % len(values)]
 
 
 def _read_table(values: Mapping[str, Any], table: type[TableT], prefix: str = "") -> TableT:
-    """Build a declared table, or refuse all that is wrong with it (SettingsError)."""
+    """Build a declared table, or raise SettingsError with all its wrong values."""
     built, problems = read(values, table, prefix)
     if built is None:
         raise SettingsError(" ".join(problems.values()))

@@ -1,8 +1,8 @@
-"""JSON in the shape that a type declares, and nothing else: files and texts of others.
+"""Checks of JSON against declared types, for files and texts of others.
 
-A type is a dataclass, a `TypedDict`, or what `list`, `dict` and the like make of them. Types are
-never converted into one another, but lists become tuples and sets. JSON has no NaN: null is NaN
-where a number must be, and in a value of the type `Any`; one of the type `object` stays as it is.
+A type is a dataclass, a `TypedDict`, or a `list`, `dict` and the like of them. No type is converted
+to another, except lists to tuples and sets. JSON has no NaN: null becomes NaN where the type is
+`float` or `Any`, and stays None where it is `object`.
 """
 
 import json
@@ -15,8 +15,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints, is_typedd
 
 ShapeT = TypeVar("ShapeT")
 
-MOST_VALUES = 4_000_000  # of a text: they take some hundred bytes of memory each
-SHAPE = "shape"  # in the metadata of a field: its type in JSON, if it has a wider one in Python
+MOST_VALUES = 4_000_000  # in a text; each takes some hundred bytes of memory
+SHAPE = "shape"  # in the metadata of a field: its type in JSON, if Python has a wider one
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
 _EMPTY: dict[Any, Any] = {str: "", bool: False, int: 0, float: nan, list: [], dict: {}}
 
@@ -26,16 +26,16 @@ class ShapeError(ValueError):
 
 
 def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> ShapeT:
-    """The value that a text stands for.
+    """The value of a JSON text.
 
     Args:
-        text: JSON.
-        shape: Its type.
-        any_version: Whether a dataclass may have other fields: then those that are not known are
-            passed over, and those that are missing are empty.
+        text: The text.
+        shape: Type of the value.
+        any_version: Whether a dataclass may have other fields. Then unknown fields are skipped, and
+            missing ones are empty.
 
     Raises:
-        ShapeError: It is no JSON, or stands for something else, or for too much.
+        ShapeError: The text is no JSON, has another type, or has too many values.
     """
     if sum(map(text.count, ",[{")) > MOST_VALUES:
         raise ShapeError(f"it has more than {MOST_VALUES} values")
@@ -48,10 +48,10 @@ def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> S
 
 
 def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False) -> Any:
-    """A value out of JSON, or of Python's that is like it, as a type has it.
+    """A value from JSON, or a like value of Python, checked and brought to a type.
 
     Raises:
-        ShapeError: It is of another type.
+        ShapeError: The value has another type.
     """
     kind, inner = get_origin(shape) or shape, get_args(shape)
     if kind is Any or kind is object:
@@ -99,7 +99,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
         return nan
     fits = type(value) is kind or (kind is float and type(value) is int)
     if type(value) is int:
-        fits = fits and -(2**63) <= value < 2**64  # a node of Flower has 64 bits
+        fits = fits and -(2**63) <= value < 2**64  # the id of a Flower node has 64 bits
     if type(value) is str:
         fits = fits and _is_whole(value)
     _require(fits, value, place, _WORDS.get(kind, "something else"))
@@ -107,7 +107,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
 
 
 def restore_nan(value: Any) -> Any:
-    """The same with NaN for None."""
+    """The same value with NaN for None."""
     if isinstance(value, dict):
         return {key: restore_nan(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -116,7 +116,7 @@ def restore_nan(value: Any) -> Any:
 
 
 def _is_whole(text: str) -> bool:
-    """Whether it can be written: JSON has halves of characters, which fail much later."""
+    """Whether a text can be written: JSON may have halves of characters, which fail later."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:

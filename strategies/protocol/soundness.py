@@ -1,7 +1,8 @@
-"""When a model is of no use: the part of the rule that looks at its numbers (docs/methods/run.md).
+"""The rule for useless models: the part that looks at their numbers (docs/methods/run.md).
 
-Who has trained a model judges it before it leaves, and who receives it judges it again: a hospital
-(learning/judgement.py has the part that runs the network), and the server if it can open it.
+The hospital that trained a model judges it before it leaves. Each recipient judges it again: a
+hospital, and the server if it can open the model. learning/judgement.py has the part of the rule
+that runs the network.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,25 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-LARGEST = 1e6  # no weight, running statistic or number of a memory is larger
-MOVED = 100.0  # no visit moves the weights further, in lengths of the weights that came
-STATISTICS = ("running_mean", "running_var")  # of BatchNorm: they move as far as the images are
+LARGEST = 1e6  # the limit of a weight, a running statistic or a number of a memory
+MOVED = 100.0  # the limit of a visit's change of the weights, in lengths of the received weights
+STATISTICS = ("running_mean", "running_var")  # of BatchNorm: their change depends on the images
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 def flaw_of(arrays: Arrays, before: Arrays | None = None) -> str:
-    """What is wrong with the numbers of a model or a memory, in words; empty if nothing is.
+    """The flaw in the numbers of a model or a memory, in words; empty if there is none.
 
     Args:
-        arrays: By name.
-        before: The model that a visit made these of; None if nobody can tell.
+        arrays: The arrays, by name.
+        before: The model before the visit; None if it is not known.
     """
     for name, array in arrays.items():
         if not np.issubdtype(array.dtype, np.floating):
             continue
         least, most = float(array.min(initial=0)), float(array.max(initial=0))
-        if not -LARGEST <= least <= most <= LARGEST:  # what is no number is in no order
+        if not -LARGEST <= least <= most <= LARGEST:  # false for NaN
             return f"'{name}' is not finite, or beyond {LARGEST:,.0f}"
         if name.endswith("running_var") and least < 0:
             return f"'{name}' is a variance below 0"
@@ -38,7 +39,7 @@ def flaw_of(arrays: Arrays, before: Arrays | None = None) -> str:
 
 
 def moved(arrays: Arrays, before: Arrays) -> float:
-    """How far weights moved, as a share of how long they were; 0 if they had no length."""
+    """The length of the weights' change, as a share of their length before; 0 if this is 0."""
     weights = [
         (array, before[name])
         for name, array in arrays.items()

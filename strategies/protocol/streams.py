@@ -1,9 +1,10 @@
-"""Whose images are at a hospital in which round, where images arrive in tasks.
+"""The task whose images are at a hospital in a round, if images arrive in tasks.
 
-By default all hospitals have the same task at a time, and each task lasts as long. With the setting
-`task-order` = "shuffled" each hospital has an order of its own, drawn from the seed. With a
-`task-spread` s its T tasks last for the shares 1 − s to 1 + s of the mean, in even steps and in an
-order of its own, as in AFCL (thesis, section 4.2.4; the code of FedSpace, arXiv:2304.03626).
+By default all hospitals have the same task at a time, and all tasks are equally long. With the
+setting `task-order` = "shuffled" each hospital has its own order of tasks, drawn from the seed.
+With a `task-spread` s the T tasks of a hospital last 1 − s to 1 + s times the mean, in even steps.
+Each hospital has its own order of these durations, as in AFCL (thesis, section 4.2.4; the code of
+FedSpace, arXiv:2304.03626).
 """
 
 from collections.abc import Iterable
@@ -18,9 +19,10 @@ def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
     """The task whose images are at a hospital in a round, from 1; 0 if there are no tasks.
 
     Args:
-        settings: Of the run.
-        server_round: From 1; 0 is as 1.
-        hospital: Its name; empty = the task of most hospitals, if all have the same order.
+        settings: Settings of the run.
+        server_round: The round, from 1; 0 counts as 1.
+        hospital: Name of the hospital; empty = the task of most hospitals, if all have the same
+            order.
     """
     if settings.tasks == 1:
         return 0
@@ -32,7 +34,7 @@ def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
 
 
 def arrived(settings: Settings, server_round: int, hospitals: Iterable[str]) -> list[int]:
-    """`Order.arrived`: the tasks that any hospital has had until a round, where streams differ."""
+    """The tasks that any hospital has had until a round (`Order.arrived`), if streams differ."""
     if not settings.own_streams:
         return []
     rounds = range(1, server_round + 1)
@@ -41,7 +43,7 @@ def arrived(settings: Settings, server_round: int, hospitals: Iterable[str]) -> 
 
 @cache
 def _stream(settings: Settings, hospital: str) -> tuple[list[int], list[float]]:
-    """A hospital's tasks in their order, and after how many rounds each of them ends."""
+    """A hospital's tasks in their order, and the number of rounds after which each ends."""
     tasks, spread = settings.tasks, settings.task_spread
     rng = rng_for(settings.seed, "stream", hospital=hospital)
     order = 1 + (rng.permutation(tasks) if settings.task_order == "shuffled" else np.arange(tasks))

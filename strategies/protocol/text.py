@@ -1,6 +1,6 @@
-r"""Texts of others, as they reach people: on a screen, on a page, in a cell of a table.
+r"""Texts of others, made safe for a screen, a page or a cell of a table.
 
-Whoever names a class, a file or a run chooses its characters. Those that control a terminal, and
+The name of a class, a file or a run may have any characters. Those that control a terminal, and
 those that turn or hide the letters beside them, are shown as Python writes them: \x1b, \u202e.
 """
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 
 def printable(value: object, kept: str = "") -> str:
-    """A value as text that controls nothing and hides nothing; the characters of `kept` stay."""
+    """A value as text, with control and hidden characters escaped, except those in `kept`."""
     text = str(value)
     if text.isprintable():
         return text
@@ -32,20 +32,20 @@ def counted(number: float, noun: str) -> str:
 
 
 def inert(value: object) -> object:
-    """A value of a CSV file that no spreadsheet takes for a formula; numbers stay numbers."""
+    """A value for a CSV file that no spreadsheet reads as a formula; numbers stay numbers."""
     if not isinstance(value, str):
         return value
     text = printable(value)
-    # Spreadsheets pass over blanks, and some read the wide = of Japanese keyboards.
+    # Spreadsheets skip blanks, and some read the wide = of Japanese keyboards.
     first = unicodedata.normalize("NFKC", text.lstrip())[:1]
     return f"'{text}" if first in {*"=+-@"} and not _NUMBER.fullmatch(text) else text
 
 
 class Screen:
-    """What a command prints to; people read of it `printable` characters, and no password.
+    """The output of a command, with `printable` characters only and without passwords.
 
     Args:
-        stream: Where it goes, such as `sys.stdout`.
+        stream: The stream that gets the output, such as `sys.stdout`.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -53,11 +53,11 @@ class Screen:
 
     @classmethod
     def install(cls) -> None:
-        """Have all that this process prints, its errors too, go through one."""
+        """Send the output and the errors of this process through screens."""
         sys.stdout, sys.stderr = cls(sys.stdout), cls(sys.stderr)
 
     def write(self, text: str) -> int:
-        """Print a text. A carriage return alone is a command's own, in a line about progress."""
+        """Print a text. A carriage return alone stays: a command's line of progress needs it."""
         return self.stream.write(text if text == "\r" else printable(redacted(text), "\n"))
 
     def __getattr__(self, name: str) -> Any:

@@ -442,7 +442,7 @@ def test_an_order_to_test_on_no_such_tasks_is_refused(arrived, tmp_path):
 
 def test_a_task_below_0_is_no_task(tmp_path):
     answer = Asked(tmp_path, [10] * 4)("query.prepare", task=-1)
-    assert answer.error.reason.endswith("'task' of the order is not what it must be.")
+    assert answer.error.reason.endswith("'task' of the order has an impossible value.")
 
 
 def test_preparing_tells_of_all_tasks_and_visits_of_one(tmp_path):

@@ -208,7 +208,7 @@ class SendsNoCopies(CountingHospital):
     [
         (AddsArray, "other arrays than it left with: extra"),
         (SaysMoreEpochs, "not that of the visit that was ordered"),
-        (SendsNoCopies, r"Expected the copies \['epoch-1'\], there are \[\]"),
+        (SendsNoCopies, r"Expected the copies \['epoch-1'\]; found \[\]"),
     ],
 )
 def test_wrong_copies_are_refused(kind, words):
