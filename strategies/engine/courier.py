@@ -153,7 +153,7 @@ class _Outstanding(Generic[AboutT]):
     bytes_sent: int
 
     def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
-        """Check an answer; its delivery."""
+        """Check an answer, and make its delivery."""
         if reply.has_error():
             return self.failed(*_failure_of(reply.error, simulates), seconds)
         try:
@@ -360,7 +360,7 @@ class Exchange(Generic[AboutT]):
                 yield sent.failed(Failure.TIMEOUT, reason, seconds)
 
     def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
-        """Remove a message from those under way; None if it is not known."""
+        """Remove a message from those under way, and return it; None if it is unknown."""
         if (sent := self._outstanding.pop(message_id, None)) is not None:
             self.courier.at_work.discard(sent.letter.node)
             self._busy.discard(sent.letter.node)

@@ -134,9 +134,9 @@ def _reached(run: Run) -> list[int]:
         if waited > run.settings.hop_timeout:
             connected = ", ".join(sorted(run.courier.connected().values())) or "none"
             raise RunError(
-                f"{len(reachable)} of {wanted} hospitals (min-hospitals) have said within "
-                f"{waited:.0f} seconds (hop-timeout) that they take messages; connected: "
-                f"{connected}. Start more, or lower min-hospitals."
+                f"{len(reachable)} of {wanted} hospitals (min-hospitals) have answered within "
+                f"{waited:.0f} seconds (hop-timeout); connected: {connected}. Start more, or lower "
+                "min-hospitals."
             )
         if len(reachable) != said:
             said, names = len(reachable), run.courier.connected()

@@ -235,7 +235,7 @@ class Failure(IntEnum):
     RELEASE = 4209  # the hospital's synthetic images may not leave it
     POLICY = 4210  # the hospital's policy does not allow it
     LEDGER = 4211  # the hospital cannot write its ledger, so nothing leaves
-    USELESS = 4212  # the model that arrived is useless: its last hospital has failed
+    USELESS = 4212  # the model that arrived is useless: its last trainer has failed
 
 
 class Failed(Error):

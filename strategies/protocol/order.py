@@ -36,7 +36,8 @@ class Order:
         images: The images to train on beside buffers: the hospital's own, those of all hospitals
             (in a simulation), those of a public archive (`filver.pretrain`), or none.
         test: Whether to test the model after training it.
-        snapshots: Whether the answer has the model after each epoch too, for tests at others.
+        snapshots: Whether the answer has the model after each epoch too, for tests at other
+            hospitals.
         own_start: Whether the hospital's first model has initial weights of its own.
         buffer_size: Images of a buffer; above 0 the hospital's first parcel has its buffer.
         replay: The buffers to train on, as "<hospital>=<hash>". Buffers that the hospital does not

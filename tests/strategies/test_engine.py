@@ -348,7 +348,7 @@ def test_of_two_hospitals_of_one_name_neither_takes_part():
 
 def test_too_few_hospitals_end_the_run(monkeypatch):
     monkeypatch.setattr(enrolment, "PAUSE", 0.01)
-    with pytest.raises(RunError, match=r"1 of 2 .*\(min-hospitals\) have said within"):
+    with pytest.raises(RunError, match=r"1 of 2 .*\(min-hospitals\) have answered within"):
         run(federation(1), min_hospitals=2, hop_timeout=0.001)
 
 
