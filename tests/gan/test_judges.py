@@ -11,7 +11,7 @@ def test_classes_are_learnt(source):
     """Dark images are of class 0, bright ones of class 1."""
     place = source()
     images = place.labels.float().view(-1, 1, 1, 1).expand(-1, 1, 8, 8) - 0.5
-    place = replace(place, images=images, search=replace(place.search, network_steps=60))
+    place = replace(place, images=images, effort=replace(place.effort, network_steps=60))
     assert torch.equal(class_judge(place)(images).argmax(dim=1), place.labels)
 
 
