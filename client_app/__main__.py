@@ -23,63 +23,63 @@ from strategies.protocol.text import Screen
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run one command."""
     Screen.install()
     parser = argparse.ArgumentParser(prog="python -m client_app", description=__doc__)
     commands = parser.add_subparsers(required=True)
     hospital = argparse.ArgumentParser(add_help=False)
     hospital.add_argument("--site", default="hospital", type=_name, help="the hospital's name")
-    hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="its own folder")
+    hospital.add_argument("--store-dir", type=Path, default=DEFAULT, help="the hospital's store")
     for command, about in (
-        (preflight, "check a hospital's images"),
-        (identity, "show its key"),
-        (ledger, "check and show what it was asked and what left it"),
+        (preflight, "check the hospital's images"),
+        (identity, "show the hospital's key"),
+        (ledger, "check and show the ledger: requests and answers"),
     ):
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
         add.set_defaults(command=command)
         if command is preflight:
             add.add_argument(
-                "--data-dir", required=True, help="its folder of images, or its manifest"
+                "--data-dir", required=True, help="the hospital's folder of images, or its manifest"
             )
             add.add_argument(
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
             add.add_argument("--run-config", help='settings of the run: "image-size=64 seed=1"')
-            add.add_argument("--policy", type=Path, help="its policy, to judge these settings by")
+            add.add_argument("--policy", type=Path, help="the policy that judges these settings")
         if command is ledger:
-            add.add_argument("--html", type=Path, help="write it as a page, too")
+            add.add_argument("--html", type=Path, help="also write the ledger as this HTML page")
     add = commands.add_parser(
-        "members", help="list or change whom the hospital trusts", parents=[hospital]
+        "members", help="list or change the members", parents=[hospital]
     )
     add.set_defaults(command=members)
-    add.add_argument("--members", type=Path, help="the file; default: that of 'first-use'")
+    add.add_argument("--members", type=Path, help="the file; default: the file of 'first-use'")
     add.add_argument(
         "change", nargs="*", metavar="list | add NAME KEY | remove NAME", help="default: list"
     )
     add = commands.add_parser(
-        "policy", help="write the file of what the hospital allows, or explain a run against it"
+        "policy", help="write a policy with the defaults, or judge a run by a policy"
     )
     add.set_defaults(command=policy)
-    add.add_argument("file", type=Path, help="the policy; written with the defaults if it is new")
-    add.add_argument("--run-config", help="a run to explain: \"strategy='cwc' train.epochs=5\"")
+    add.add_argument("file", type=Path, help="the policy; a new file gets the defaults")
+    add.add_argument("--run-config", help="a run to judge: \"strategy='cwc' train.epochs=5\"")
     add_commands(commands, hospital, _run_config)
     arguments = parser.parse_args()
-    os.umask(0o077)  # what a hospital writes, no other user of its machine reads
+    os.umask(0o077)  # no other user of the machine may read the hospital's files
     try:
         sys.exit(arguments.command(arguments))
-    except (ValueError, OSError) as error:  # what a user can mend
+    except (ValueError, OSError) as error:  # a user can mend these
         parser.error(error.explain() if isinstance(error, OwnError) else str(error))
 
 
 def identity(arguments: argparse.Namespace) -> int:
-    """Print the hospital's line for the list of members; make its keys if it has none."""
+    """Print the hospital's line for the file of members; make its keys if it has none."""
     name, store = arguments.site, arguments.store_dir.expanduser()
     print(member_line(name, Identity.of(name, store / name / "identity").member), end="")
     return 0
 
 
 def members(arguments: argparse.Namespace) -> int:
-    """Print the lines of a hospital's file of members, after a change if there is one."""
+    """Change a hospital's file of members, if the arguments name a change, and print its lines."""
     store = arguments.store_dir.expanduser() / arguments.site
     path = (arguments.members or store / "members").expanduser()
     match arguments.change:
@@ -121,7 +121,7 @@ def ledger(arguments: argparse.Namespace) -> int:
 
 
 def policy(arguments: argparse.Namespace) -> int:
-    """Write a hospital's policy, or say for each rule whether it allows a run."""
+    """Write a policy if the file is new; print the rulings on a run if one is given."""
     path = arguments.file.expanduser()
     if not path.exists():
         write_policy(path)
@@ -138,7 +138,7 @@ def policy(arguments: argparse.Namespace) -> int:
 
 
 def preflight(arguments: argparse.Namespace) -> int:
-    """Check a hospital's images, print the result, and write it into the hospital's store.
+    """Check a hospital's images; print the result and write it into the hospital's store.
 
     Raises:
         SettingsError: Settings or the policy cannot be used, or the store would be too large.
@@ -189,10 +189,10 @@ def _name(text: str) -> str:
 
 
 def _run_config(text: str | None) -> dict[str, object]:
-    """The default settings with the changes that `--run-config` names.
+    """The default settings with the changes of `--run-config`.
 
     Raises:
-        SettingsError: They cannot be read, or there is no setting of a name.
+        SettingsError: The changes cannot be read, or name an unknown setting.
     """
     return complete(changes_of([text] if text else []))
 

@@ -1,7 +1,7 @@
-"""A hospital: the complete list of what it can be asked to do.
+"""A hospital's app: the complete list of the messages that a hospital answers.
 
-Flower loads this file in processes that never do any of it, and importing torch takes seconds. So
-the handlers are in another file, which is imported when a message needs one.
+Flower also loads this file in processes that answer no message, and importing torch takes seconds.
+So the handlers are in another file, which is imported when a message needs it.
 """
 
 from flwr.app import Context, Message, RecordDict
@@ -12,10 +12,10 @@ from client_app.release.guard import guard
 from client_app.resident import resident
 from strategies.protocol.console import Console
 
-__all__ = ["app", "simulate"]  # Flower and a warm process (warm/process.py) know this file alone
+__all__ = ["app", "simulate"]  # Flower and a warm process (warm/process.py) use only this file
 
-# Ray begins each line of a simulated hospital with 27 columns about its process, a SuperNode's
-# supervisor with the time.
+# The prefix of a line takes up to 27 columns: Ray's is about the process of a simulated hospital,
+# and the prefix of a SuperNode's supervisor is the time.
 Console.install(clock="", width=73)
 
 app = ClientApp(mods=[guard, resident])
@@ -23,13 +23,13 @@ app = ClientApp(mods=[guard, resident])
 
 @app.query("live")
 def live(message: Message, context: Context) -> Message:
-    """Say that the hospital can be reached."""
+    """Answer that the hospital can be reached."""
     return Message(RecordDict(), reply_to=message)
 
 
 @app.query("enrol")
 def enrol(message: Message, context: Context) -> Message:
-    """Say who the hospital is, or refuse a run that could not be finished here."""
+    """Introduce the hospital, or refuse a run that would fail here."""
     from client_app import handlers
 
     return handlers.enrol(message, context)
@@ -46,9 +46,9 @@ def prepare(message: Message, context: Context) -> Message:
 @app.train()
 @app.train("rewind")
 def visit(message: Message, context: Context) -> Message:
-    """Train the model that arrives on the hospital's own images.
+    """Train the model of the message on the hospital's own images.
 
-    On a `rewind` leg it is another hospital's, before it goes back (FedRewind).
+    On a `rewind` leg it is another hospital's model, which then returns there (FedRewind).
     """
     from client_app.visit import train_here
 
@@ -57,7 +57,7 @@ def visit(message: Message, context: Context) -> Message:
 
 @app.evaluate()
 def test(message: Message, context: Context) -> Message:
-    """Test the models that arrive on the hospital's own test images."""
+    """Test the models of the message on the hospital's own test images."""
     from client_app import handlers
 
     return handlers.test(message, context)

@@ -1,7 +1,7 @@
 """The only errors that leave a hospital with their text.
 
-The text of an error can hold what must not leave, such as the name of a patient's file. The texts
-of these errors are written for the server. Of any other error it learns the type alone; the
+The text of an error may contain private data, such as the name of a patient's file. The texts of
+these errors are written for the server. The server learns only the type of any other error; the
 hospital's own log has the rest.
 """
 
@@ -16,20 +16,20 @@ from strategies.protocol.settings import SettingsError
 class DataError(ValueError):
     """A hospital's data cannot be used.
 
-    Its text may name settings, counts and types, but no patient's data. Of an exception that came
-    from a file it may name only the type.
+    The text may name settings, counts and types, but no patient's data. It may name only the type
+    of an exception that came from a file.
     """
 
 
 class ReleaseError(ValueError):
     """A hospital's synthetic images may not leave it.
 
-    Its text may name settings, but no image and no distance.
+    The text may name settings, but no image and no distance.
     """
 
 
 class LedgerError(RuntimeError):
-    """What would leave a hospital cannot be written into its ledger, and stays."""
+    """An answer cannot be written into the hospital's ledger, and does not leave."""
 
 
 LEAVES: dict[type[Exception], Failure] = {
@@ -49,5 +49,5 @@ LEAVES: dict[type[Exception], Failure] = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """The kind of failure that an error of `LEAVES` is."""
+    """The kind of failure of an error in `LEAVES`."""
     return next(failure for kind, failure in LEAVES.items() if isinstance(error, kind))

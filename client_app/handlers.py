@@ -1,4 +1,4 @@
-"""What a hospital does with the messages that client_app/app.py lists; visits are in visit.py."""
+"""The handlers of the messages in client_app/app.py, without visits (client_app/visit.py)."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -26,17 +26,17 @@ from strategies.protocol.may_leave import Failure
 from strategies.protocol.parcel import Manifest, hash_arrays, unbundle
 from strategies.protocol.records import ParcelError
 
-# What a card says of a buffer that no attack could test.
+# The sentence on a card about a buffer that no attack has tested.
 UNTESTED = {
     "too small to tell": "The hospital is too small to tell by an attack whether they leak.",
     "not attacked": "No attack was tried on them.",
 }
-# What is wrong with a model that arrives to be tested.
+# The errors for which a model is not tested.
 REFUSED = (ParcelError, ModelError, PolicyError, DivergedError)
 
 
 def enrol(message: Message, context: Context) -> Message:
-    """Say who the hospital is, or refuse a run that would fail later."""
+    """Introduce the hospital, or refuse a run that would fail later."""
     clock = Clock(message.metadata.ttl)
     with clock.measure("prepare"):
         request = Request.open(message, context, clock)
@@ -63,7 +63,7 @@ def prepare(message: Message, context: Context) -> Message:
         request = Request.open(message, context, clock)
         order, hospital = request.order, request.hospital
         network = hospital.first_model(order.own_start)
-        # Numbers and hashes are about all images, whatever task the order is for.
+        # Numbers and hashes are about all images, for any task of the order.
         disclosure = open_disclosure(replace(request, hospital=hospital.at(0)))
         data = disclosure.data
         metrics = disclosure.counts()
@@ -80,7 +80,7 @@ def prepare(message: Message, context: Context) -> Message:
         beside = {}
         if order.buffer_size:
             from client_app.release.buffer import (
-                make_buffer,  # with it come imports that take seconds
+                make_buffer,  # its imports take seconds
             )
             from client_app.release.dossier import keep_dossier
 
@@ -107,7 +107,7 @@ def prepare(message: Message, context: Context) -> Message:
 
 
 def test(message: Message, context: Context) -> Message:
-    """Test the models that arrive on the hospital's own test images; those that can be tested.
+    """Test the models of the message on the hospital's own test images; refuse unusable models.
 
     Raises:
         DeadlineError: The deadline has passed.
@@ -118,13 +118,13 @@ def test(message: Message, context: Context) -> Message:
     per_class = hospital.settings.evaluate.per_class
     metrics: dict[str, float] = {}
     models: list[str] = []
-    images = hospital.data.test.images  # once: it may be a copy
+    images = hospital.data.test.images  # read once: the property may make a copy
     if request.order.task and not disclosure.num_test:
         raise DataError("The hospital has too few test images of the tasks so far.")
-    scores: dict[str, Tensor] = {}  # by lineage, of the models as they are now
+    scores: dict[str, Tensor] = {}  # of the newest models, by lineage
     total = torch.zeros((), device=hospital.device)
     seen = torch.zeros((), device=hospital.device)
-    # Operating points are chosen on training images, of which a task may have none here.
+    # Operating points need training images. A task may have none here.
     tells = request.order.final and len(hospital.data.train) > 0
     details = Details(disclosure) if tells else None
     if details:
@@ -169,7 +169,7 @@ def test(message: Message, context: Context) -> Message:
 
 
 def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, float]:
-    """What is told of the numbers of images (client_app.afterwards.home.counted)."""
+    """The numbers of images and patients, by metric (client_app.afterwards.home.counted)."""
     told = {
         f"{part}-images-of-class-{k}": counts[f"{part}/{name}"]
         for part in ("train", "test")
@@ -181,7 +181,7 @@ def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, f
 
 
 def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
-    """Which parcels hold their lineages as they are now: a visit, or an epoch, may have copies."""
+    """The names of the parcels with the newest model of each lineage."""
     newest: dict[str, tuple[tuple[int, ...], str]] = {}
     for name, parcel in parcels.items():
         with suppress(ParcelError):  # it is refused when it is tested
@@ -192,7 +192,7 @@ def _latest(parcels: Mapping[str, RecordDict]) -> set[str]:
 
 
 def _refused(name: str, error: Exception) -> Failure:
-    """The kind of failure of a test; the hospital's own log has the reason."""
+    """The kind of failure of a test; the hospital's own log gets the reason."""
     reason = error.explain() if isinstance(error, PolicyError) else error
     logging.getLogger("flwr").error("The model %a is not tested: %s", name, reason)
     return failure_of(error)

@@ -1,1 +1,1 @@
-"""What a hospital decides and remembers: policy, ledger, identity, members, seals, accounts."""
+"""The hospital's decisions and memory: policy, ledger, identity, members, seals, accounts."""

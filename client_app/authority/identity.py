@@ -1,7 +1,7 @@
 """A hospital's own keys.
 
-An identity is two key pairs: one signs (Ed25519), for the other one others encrypt (X25519). Its
-public half is one line of text, which hospitals give one another outside of any run:
+An identity has two key pairs. The hospital signs with one (Ed25519). Other hospitals encrypt for
+the other one (X25519). The public half is one line of text. Hospitals exchange it outside of runs:
 
     graz = "3q2+7w...=="
 """
@@ -33,10 +33,10 @@ class Member:
 
     @classmethod
     def parse(cls, text: str) -> "Member":
-        """Read the text that `str` gives.
+        """Read a member from the text that `str` returns.
 
         Raises:
-            ValueError: The text is not two public keys, or one of them keeps no secret.
+            ValueError: The text is not two public keys, or a key is insecure.
         """
         return cls(*read_key(text))
 
@@ -45,7 +45,7 @@ class Member:
         return base64.b64encode(raw).decode()
 
     def has_signed(self, text: bytes, signature: bytes) -> bool:
-        """Whether a signature under a text is this member's."""
+        """Whether this member has signed a text."""
         try:
             self.signing.verify(signature, text)
         except InvalidSignature:
@@ -60,7 +60,7 @@ class Identity:
     Attributes:
         name: The hospital's name.
         signing: The private key that signs.
-        reading: The private key that opens what others have encrypted for the hospital.
+        reading: The private key that decrypts messages for the hospital.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Identity:
 
     @classmethod
     def of(cls, name: str, path: Path) -> "Identity":
-        """The identity in a file, which is made if it does not exist.
+        """The identity in a file; a missing file is made.
 
         Raises:
             OwnError: The file is not an identity file, or others may read it.
@@ -78,7 +78,7 @@ class Identity:
             keys = (Ed25519PrivateKey.generate(), X25519PrivateKey.generate())
             with own_draft(path) as draft:
                 draft.write_bytes(b"".join(key.private_bytes_raw() for key in keys))
-                # A link fails if another process was faster, whose keys then hold.
+                # The link fails if another process was faster. Then that process's keys hold.
                 with suppress(FileExistsError):
                     os.link(draft, path)
         try:
@@ -106,16 +106,16 @@ class Identity:
 
 
 def secret_of(store: Store) -> bytes:
-    """The hospital's own, from which noise follows; it never leaves the store.
+    """The hospital's secret, which seeds the noise of its figures. It never leaves the store.
 
     Raises:
-        OwnError: Its file was damaged: noise from a secret that can be guessed hides nothing.
+        OwnError: The file was damaged. Noise hides nothing if its secret can be guessed.
     """
     path = store.folder / "figures-secret"
     if not os.path.lexists(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(".figures-secret.lock")):
-            if not os.path.lexists(path):  # nor has another process made it meanwhile
+            if not os.path.lexists(path):  # another process may have made it meanwhile
                 with replacing(path) as draft:
                     draft.touch(mode=0o600)
                     draft.write_bytes(secrets.token_bytes(32))
@@ -133,9 +133,9 @@ def secret_of(store: Store) -> bytes:
 
 
 def known_secret(store: Store) -> bytes:
-    """The same if the hospital has taken part between real ones; empty if it is simulated.
+    """The hospital's secret if it exists; empty otherwise, as in a simulation.
 
     Raises:
-        OwnError: Its file was damaged.
+        OwnError: The file was damaged.
     """
     return secret_of(store) if (store.folder / "figures-secret").exists() else b""

@@ -1,8 +1,9 @@
 """A hospital judges the models that arrive, and its own visits before they leave.
 
-The rule: strategies/protocol/soundness.py, learning/judgement.py and docs/methods/run.md. Where a
-patient's image must not decide it runs on random pixels: between hospitals, since that a model is
-refused is told without noise; and with `train.dp`, whose guarantee it would break.
+The rule: strategies/protocol/soundness.py, learning/judgement.py and docs/methods/run.md. In a
+deployment it runs on random pixels: the server learns of a refusal without noise, so no patient's
+image may decide it. With `train.dp` it does too: a decision by real images would break the
+guarantee.
 """
 
 from torch import nn
@@ -21,10 +22,10 @@ class Judge:
     """Judges a model at a hospital.
 
     Args:
-        request: That it came with.
-        network: The model, as it has arrived.
-        label: Of its parcel.
-        images: What it is to be trained on; None if it is tested.
+        request: The request with the model.
+        network: The model, as it arrived.
+        label: The label of its parcel.
+        images: The images to train on; None if the model is only tested.
 
     Raises:
         UselessError: The model is of no use.
@@ -43,12 +44,12 @@ class Judge:
             self.loss = relative_loss(network, self.images)
         if flaw := arrival_flaw(self.loss):
             raise UselessError(f"The model of lineage '{label.lineage}' is of no use: {flaw}.")
-        # Nothing is compared with a model that is tested.
+        # A model that is only tested does not change: no copy is needed.
         self.arrays = numpy_arrays(network.state_dict()) if images is not None else {}
         self.arrays = {name: array.copy() for name, array in self.arrays.items()}
 
     def check_visit(self) -> None:
-        """Refuse to hand on what training has made of the model.
+        """Refuse to hand on the model if training has spoilt it.
 
         Raises:
             DivergedError: Training has blown up.

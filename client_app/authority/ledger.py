@@ -1,14 +1,14 @@
-"""The ledger: what a hospital was asked, and what left it, in the order in which it happened.
+"""The ledger: the requests to a hospital and the records that left it, in order of time.
 
 In a deployment each message adds a line to `<store>/<site>/ledger.jsonl` before its answer leaves.
 If the line cannot be written, the answer stays. A line is a JSON object, and its field `previous`
-is the SHA-256 of the line before. So a line that is changed, moved, added or taken out breaks the
-chain after it. Another file (ledger_index.py) says where the chain ends, with a code that follows
-from the hospital's secret. Somebody who can read the secret can write a new chain. To notice that,
-keep the number of lines and the hash of the last one on another machine.
+is the SHA-256 of the line before. So a changed, moved, added or removed line breaks the chain after
+it. A second file (ledger_index.py) holds the end of the chain, authenticated with the hospital's
+secret. Anyone who can read the secret can write a new chain. To notice that, keep the number of
+lines and the hash of the last line on another machine.
 
-A server can ask at any moment whether the hospital is there (`query.live`), and learns nothing
-else. The first such message of a day has a line; further ones have none.
+A server can ask at any time whether the hospital can be reached (`query.live`). It learns nothing
+else. Only the first such message of a day gets a line.
 """
 
 import hashlib
@@ -45,8 +45,8 @@ ORDER = (
     *("buffer_size", "replay", "embeddings"),
 )
 TYPES: dict[str, Any] = {each.name: each.type for each in fields(Order) if each.name in ORDER}
-LONG = 2000  # characters of a setting that are written; a run's own are shorter
-MOST, LONG_KEY = 300, 100  # settings that are written, and characters of a key; a run has fewer
+LONG = 2000  # most characters of a setting in the ledger; valid settings are shorter
+MOST, LONG_KEY = 300, 100  # most settings, and most characters of a key; valid runs have fewer
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class Line:
     """A line of a ledger.
 
     Attributes:
-        number: From 1.
+        number: The line's number, from 1.
         hash: SHA-256 of the line.
-        entry: What it says.
+        entry: The line's content.
     """
 
     number: int
@@ -65,11 +65,11 @@ class Line:
 
 
 def check_ledger(message: Message, context: Context) -> None:
-    """Refuse a message if the hospital could not note it, or has lost notes.
+    """Refuse a message if the hospital cannot record it, or has lost earlier records.
 
     Raises:
         LedgerError: The ledger is broken.
-        OwnError: A file is gone in which the hospital notes what it has told.
+        OwnError: A file with the hospital's record of earlier answers is missing.
         PolicyError: The store is as large as the policy allows.
     """
     config = own_config(context)
@@ -85,10 +85,10 @@ def check_ledger(message: Message, context: Context) -> None:
 
 
 def note(message: Message, context: Context, answer: Message) -> None:
-    """Write down what a message asked for and what its answer holds.
+    """Add a line with a message's request and its answer.
 
     Raises:
-        LedgerError: It cannot be written.
+        LedgerError: The line cannot be written.
     """
     config = own_config(context)
     if path := _path_here(context, config):
@@ -98,7 +98,7 @@ def note(message: Message, context: Context, answer: Message) -> None:
 
 
 def _path_here(context: Context, config: Mapping[str, Any]) -> Path | None:
-    """The ledger of this process; None in a simulation, and where another process writes it."""
+    """The ledger of this process; None in a simulation, or if another process writes the ledger."""
     if is_simulated(config) or isinstance(context, Handed):
         return None
     store = Path(str(config.get("store-dir", DEFAULT)))
@@ -120,13 +120,13 @@ def append(
 
     Args:
         path: The ledger.
-        entry: What was asked and what left. Of a `query.live` only the first of a day is written.
+        entry: The request and the answer. Only the first `query.live` of a day is written.
         terms: Settings, code and policy. Each line has their hash. The first line of a run with
-            this hash has all of them in words.
-        brought: Bytes of the message. The store may hold a copy of it now.
+            this hash has them in full.
+        brought: Bytes of the message. The store may now hold a copy of the message.
 
     Raises:
-        LedgerError: It cannot be written, or is too long.
+        LedgerError: The entry cannot be written, or is too long.
     """
     with _written(path) as index:
         head = index.head()
@@ -162,10 +162,10 @@ def append(
 
 @contextmanager
 def _written(path: Path) -> Iterator[Index]:
-    """An open ledger. The details of an error go to the hospital's own log alone.
+    """Open a ledger to write; details of an error go only to the hospital's own log.
 
     Raises:
-        LedgerError: It cannot be written, or is broken.
+        LedgerError: The ledger cannot be written, or is broken.
     """
     try:
         with opened(path) as index:
@@ -183,10 +183,10 @@ def _text(content: object) -> str:
 
 
 def read(path: Path) -> Iterator[Line]:
-    """The lines of a ledger, in order. Each is confirmed by the next one, the last by the head.
+    """The lines of a ledger, in order. The next line confirms each line, the head the last one.
 
     Raises:
-        BrokenLedger: Names the first line that does not belong there.
+        BrokenLedger: A line does not belong there; the text names the first such line.
         OSError: The file cannot be read.
     """
     *lines, rest = path.read_bytes().split(b"\n")
@@ -226,7 +226,7 @@ def read(path: Path) -> Iterator[Line]:
 
 
 def _asked(message: Message) -> dict[str, Any]:
-    """When and what the server asked. A field of the wrong type is text, cut to its beginning."""
+    """The time and the content of a request. A field of a wrong type becomes a short text."""
     verb, now = message.metadata.message_type, datetime.now(UTC)
     time = str(now.date()) if verb == "query.live" else now.isoformat(timespec="seconds")
     order = message.content.config_records.get("order") if message.has_content() else None
@@ -246,13 +246,13 @@ def _fits(key: str, value: object) -> bool:
 
 
 def _brought(message: Message, context: Context) -> int:
-    """About how many bytes a message and the settings of its run have."""
+    """The approximate size of a message and the settings of its run, in bytes."""
     words = sum(len(str(dict(each))) for each in message.content.config_records.values())
     return count_bytes(message.content) + words + len(str(dict(context.run_config)))
 
 
 def _run(message: Message) -> str:
-    """The identity of the run; empty if it cannot be the name of a folder."""
+    """The identity of the run; empty if it cannot name a folder."""
     run = str(_asked(message).get("run", ""))
     return run if NAME.fullmatch(run) else ""
 
@@ -265,20 +265,20 @@ def _machine(config: Mapping[str, Any]) -> MachineRules:
     """The policy's rules about the machine; the defaults if the policy cannot be read."""
     try:
         return Policy.read(_policy_file(config)).machine
-    except OwnError:  # a failure that says so leaves instead
+    except OwnError:  # the answer will be a failure that reports it
         return Policy.read().machine
 
 
 def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, code and policy under which the hospital was asked.
+    """The settings, code and policy of a request.
 
-    A run that is refused may have any settings. So long texts are cut, and those beyond a number
-    are only counted.
+    A refused run may have any settings. So long texts are cut, and only the first `MOST` settings
+    are written; the others are counted.
     """
     path = _policy_file(config)
     try:
         rules = _hash(path.read_bytes()) if path.is_file() else ""
-    except OSError:  # a failure that says so leaves instead
+    except OSError:  # the answer will be a failure that reports it
         rules = ""
     given = sorted(context.run_config.items())
     settings = {
@@ -292,7 +292,7 @@ def _terms(context: Context, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _left(answer: Message) -> dict[str, Any]:
-    """What leaves: the records of an answer, or a failure."""
+    """The records of an answer, or its failure."""
     if answer.has_error():
         error = answer.error
         rule = {"rule": error.rule} if isinstance(error, Failed) and error.rule else {}
@@ -310,7 +310,7 @@ def _left(answer: Message) -> dict[str, Any]:
 
 
 def _label_of(name: str, content: RecordDict) -> dict[str, str]:
-    """The hashes on the label of a record's parcel: to hash 45 MB again takes 40 ms."""
+    """The hashes on the label of a record's parcel. To hash 45 MB again would take 40 ms."""
     prefix = name.removesuffix(name.rpartition("/")[2])
     label = content.config_records.get(f"{prefix}manifest")
     return from_record(Manifest, label).hash_of if label else {}

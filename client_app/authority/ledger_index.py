@@ -1,11 +1,11 @@
-"""What a hospital knows of its ledger without reading it, in two files beside it.
+"""The index of a ledger, in two files beside the ledger.
 
-    ledger.head      where it ends, and how much the store holds; with a code that follows from the
-                     hospital's secret
-    ledger.sqlite    said: hashes of what need not be written twice, such as the settings of a run
-                     kept: files by which the hospital remembers what it has told
+    ledger.head      the end of the ledger and the size of the store, with an authentication code
+                     made with the hospital's secret
+    ledger.sqlite    said: hashes of entries that are written once, such as the settings of a run
+                     kept: the files with the hospital's record of earlier answers
 
-To look these up takes the same time however long the ledger is.
+A look-up takes the same time for a short and a long ledger.
 """
 
 import fcntl
@@ -31,32 +31,32 @@ CREATE TABLE IF NOT EXISTS said (digest TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS kept (file TEXT PRIMARY KEY, size INT, time REAL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS lately ON kept (time);
 """
-# Beside those of runs: the noise of figures, the spent ε, the embeddings that have left, and whom
-# the hospital has trusted at first use, of whom it may remove some.
+# The files outside of runs: the secret for the noise of figures, the spent ε, the embeddings that
+# have left, and the members trusted at first use (this file may shrink: members can be removed).
 MEMBERS = "members"
 KEPT = ("figures-secret", "privacy.jsonl", "embeddings/left", MEMBERS)
-HOUR = 3600.0  # seconds after which the store is measured again, and files are
-LONGEST = 2**20  # bytes of a line; what would need more does not leave
-SECTOR = 512  # bytes that a disk writes whole or not at all
+HOUR = 3600.0  # seconds after which the store and the kept files are measured again
+LONGEST = 2**20  # bytes of a line; an answer with a longer line does not leave
+SECTOR = 512  # bytes; a disk writes a sector whole or not at all
 
 
 class BrokenLedger(ValueError):
-    """A line of a ledger is not the one that was written there."""
+    """A ledger, or its index, was changed."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The end of a ledger, and what the hospital's store holds.
+    """The end of a ledger, and the size of the hospital's store.
 
     Attributes:
-        lines: How many there are.
-        start: Where the last one begins, in bytes,
-        size: and where it ends.
-        hash: Its SHA-256.
-        kept: How many files are known by which the hospital remembers what it has told.
-        used: Bytes that the store holds, as far as is known,
-        counted: since it was measured, in seconds since 1970.
-        most: Bytes that it may hold; 0 = it was never measured.
+        lines: The number of lines.
+        start: The start of the last line, in bytes.
+        size: The end of the last line, in bytes.
+        hash: SHA-256 of the last line.
+        kept: The number of files in the table `kept`.
+        used: The estimated size of the store, in bytes.
+        counted: The time of the last measurement of the store, in seconds since 1970.
+        most: The largest allowed size of the store, in bytes; 0 = never measured.
     """
 
     lines: int = 0
@@ -70,11 +70,11 @@ class Head:
 
 
 class Index:
-    """The index of a ledger that is open.
+    """The index of an open ledger.
 
     Args:
-        path: The ledger.
-        file: The same, open.
+        path: The path of the ledger.
+        file: The open ledger.
         rows: The tables.
     """
 
@@ -87,7 +87,7 @@ class Index:
         """The end of the ledger.
 
         Raises:
-            BrokenLedger: The ledger does not end there, or somebody else has written this.
+            BrokenLedger: The ledger does not end there, or the head is not the hospital's.
         """
         size = self.file.seek(0, os.SEEK_END)
         if not self._head.exists():
@@ -133,17 +133,17 @@ class Index:
             os.close(file)
 
     def _code(self, head: Head) -> str:
-        """What only who knows the hospital's secret can write beside the head."""
+        """The authentication code of a head (HMAC-SHA256 with the hospital's secret)."""
         secret = secret_of(Store(self.path.parent))
         return hmac.digest(secret, repr(head).encode(), "sha256").hex()
 
     def is_new(self, digest: str) -> bool:
-        """Whether something was not said before; from now on it was."""
+        """Whether a hash is new in the table `said`; it is added."""
         said = self.rows.execute("INSERT OR IGNORE INTO said VALUES (?)", (digest,))
         return said.rowcount > 0
 
     def remember(self, run: str) -> None:
-        """Note the files by which the hospital remembers what it has told, once an hour."""
+        """Note the files with the hospital's record of earlier answers, once an hour."""
         now = time.time()
         for file in (*KEPT, *(f"runs/{run}/{name}" for name in REMEMBERED if run)):
             path = self.path.parent / file
@@ -153,9 +153,9 @@ class Index:
                 self.rows.execute("REPLACE INTO kept VALUES (?, ?, ?)", row)
 
     def forgotten(self, run: str) -> str:
-        """What is gone of the files that count now, and what to do; empty if all are there.
+        """The first noted file that is missing or shorter, with the cure; empty if none is.
 
-        Those of a run count in that run, and in all others for a day.
+        Files of a run count in that run, and for a day in all other runs.
         """
         lasts = DAY + HOUR
         found = self.rows.execute(
@@ -180,12 +180,12 @@ class Index:
         return ""
 
     def make_room(self, machine: MachineRules, more: int) -> PolicyError | None:
-        """What the policy refuses if a message of so many bytes would fill the store; else None.
+        """The policy's refusal if `more` bytes would overfill the store; None otherwise.
 
         The store is measured once an hour, and whenever it seems full.
 
         Raises:
-            BrokenLedger: Nothing tells how much it holds.
+            BrokenLedger: The ledger or its index was changed.
         """
         head, now, most = self.head(), time.time(), machine.max_disk_gb * GB
         used, fresh = head.used, now - HOUR < head.counted <= now
@@ -205,10 +205,10 @@ def index_of(path: Path) -> Path:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Index]:
-    """A ledger with its index, for one process at a time.
+    """Open a ledger with its index, for one process at a time.
 
     Raises:
-        OSError: One of them cannot be made or written.
+        OSError: A file cannot be made or written.
         sqlite3.Error: The index is damaged.
     """
     own_folder(path.parent)
@@ -218,7 +218,7 @@ def opened(path: Path) -> Iterator[Index]:
         with closing(sqlite3.connect(index_of(path), isolation_level=None)) as rows, rows:
             try:
                 rows.executescript(TABLES)
-            except UnicodeDecodeError as error:  # of a name of a table
+            except UnicodeDecodeError as error:  # a table has a damaged name
                 raise sqlite3.DatabaseError(str(error)) from error
             rows.execute("BEGIN IMMEDIATE")
             yield Index(path, file, rows)

@@ -1,4 +1,4 @@
-"""What a line of a ledger may say."""
+"""The allowed content of a line of a ledger."""
 
 from datetime import datetime
 from typing import NotRequired, TypedDict
@@ -23,12 +23,12 @@ class _Values(TypedDict):
     values: dict[str, Plain | list[Plain]]
 
 
-# What left in their place.
+# The failure that left instead.
 _Failure = TypedDict("_Failure", {"class": str, "reason": str, "rule": NotRequired[str]})
 
 
 class Entry(TypedDict, total=False):
-    """A line: when and what was asked, under which terms, and what left."""
+    """A line: the request, its terms (settings, code, policy), and the answer."""
 
     run: str
     round: int
@@ -59,11 +59,11 @@ class _Whole(Entry):
 
 
 def entry_of(line: str) -> _Whole:
-    """A line of a ledger, read.
+    """Parse a line of a ledger.
 
     Raises:
-        ShapeError: It is none.
-        ValueError: Its time is none.
+        ShapeError: The text is no line of a ledger.
+        ValueError: The line's time is not valid.
     """
     entry = from_json(line, _Whole)
     datetime.fromisoformat(entry["time"]).timestamp()

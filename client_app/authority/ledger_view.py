@@ -1,7 +1,7 @@
 """The ledger for people: as text for a terminal, and as an HTML page.
 
-A server chooses much of what it says, such as a run's settings. Nothing of it reaches a terminal
-but characters that can be printed, or the page but through `pages.page`, which escapes it.
+A server chooses part of its content, such as a run's settings. So the text for the terminal has
+only printable characters, and `pages.page` escapes the content of the page.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ FIELDS = {
 
 
 def text(lines: Sequence[Line], verdict: str) -> str:
-    """The ledger as text; of a run's settings those that are not the defaults."""
+    """The ledger as text, with the settings that differ from the defaults."""
     parts = []
     for run, of_run in _runs(lines):
         parts.append(f"{run}\n")
@@ -38,7 +38,7 @@ def text(lines: Sequence[Line], verdict: str) -> str:
 
 
 def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
-    """The ledger as a page that needs no other file."""
+    """The ledger as an HTML page that needs no other file."""
     runs = [
         {
             "title": title,
@@ -55,7 +55,7 @@ def page(site: str, lines: Sequence[Line], verdict: str, whole: bool) -> str:
 
 
 def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
-    """The lines of each run, in the order in which the runs began."""
+    """The lines of each run, in the order of the runs' first lines."""
     runs: dict[str, list[Line]] = {}
     for line in lines:
         run = line.entry.get("run")
@@ -65,7 +65,7 @@ def _runs(lines: Sequence[Line]) -> Iterator[tuple[str, list[Line]]]:
 
 
 def _row(line: Line, most: int = 10**9) -> tuple[str, ...]:
-    """Number, hash, time, what was asked and what left, each record with the first figures."""
+    """Number, hash, time, request, and answer with the first `most` figures of each record."""
     entry = line.entry
     asked = [f"{title} {entry[key]}" for key, title in FIELDS.items() if entry.get(key)]
     cells = (line.number, line.hash[:12], entry.get("time"), " ".join([entry["verb"], *asked]))
@@ -73,7 +73,7 @@ def _row(line: Line, most: int = 10**9) -> tuple[str, ...]:
 
 
 def _answer(entry: dict[str, Any], most: int) -> str:
-    """What left, in words."""
+    """The answer, in words."""
     if failure := entry.get("failure"):
         rule = f" {failure['rule']}" if "rule" in failure else ""
         return f"failed ({failure['class']}): {failure['reason']}{rule}"
@@ -90,7 +90,7 @@ def _record(record: dict[str, Any], most: int) -> str:
 
 
 def _settings(line: Line, *, changed: bool) -> list[str]:
-    """What the run was to be like, of a line before the first hop."""
+    """The code, policy and settings of a run, if the line has them."""
     entry = line.entry
     if "settings" not in entry:
         return []

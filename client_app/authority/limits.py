@@ -1,8 +1,8 @@
-"""What a run may cost a hospital's machine: the tables `models` and `machine` of its policy.
+"""Limits on memory and disk: the tables `models` and `machine` of a hospital's policy.
 
-Each check comes before the memory or the disk is taken. A simulation has no policy: what arrives
-there is bounded by the message alone. Memory is estimated: what torch and its libraries take
-themselves, and a GAN's training, is not in it.
+Each check comes before the memory or the disk is used. A simulation has no policy: only the size
+of a message limits its content. Memory is estimated. The estimate leaves out the memory of torch
+and its libraries, and of a GAN's training.
 """
 
 import os
@@ -26,19 +26,19 @@ COPIES = 4
 def check_model(
     policy: Policy | None, architecture: str, content: RecordDict, batch: int = 0
 ) -> None:
-    """Refuse a network that is too large, or computes too much at a time, before it is built.
+    """Refuse a network that needs too much memory, before it is built.
 
-    Batches are full ones: a refusal tells nobody how many images a hospital has.
+    The estimate is for full batches. So a refusal does not reveal the number of images.
 
     Args:
-        policy: The hospital's.
-        architecture: The network's, as JSON.
-        content: The message that it came with.
-        batch: How many images it is to be trained on at a time.
+        policy: The hospital's policy; None in a simulation.
+        architecture: The network's architecture, as JSON.
+        content: The content of the message that brought the network.
+        batch: The number of images in a training batch.
 
     Raises:
-        PolicyError: It is too large.
-        ModelError: There is no such network, or it cannot take images of the size that it names.
+        PolicyError: The network is too large.
+        ModelError: There is no such network, or it does not support its own image size.
     """
     if policy:
         size = sum(tensor.nbytes for tensor in layout(architecture).values())
@@ -48,28 +48,28 @@ def check_model(
 
 
 def _computed(architecture: str, batch: int) -> int:
-    """Bytes of what a network computes of a batch of images."""
+    """Bytes of the activations of a network for a batch of images."""
     network = Architecture.from_json(architecture)
     kept, largest = activations(network)
     at_a_time = batch_size(network.channels * network.height * network.width)
-    # In training twice: a replayed batch beside it, or the gradients; an image in all its turns.
-    # In testing a layer's input and output, and what goes around it.
+    # Training counts twice, for a replayed batch or the gradients; rotation networks take an image
+    # in all its turns. Testing counts a layer's input, its output, and a skip connection.
     views = 2 * (TURNS if network.name.startswith("rotation-") else 1)
     return max(views * batch * kept, 3 * at_a_time * largest)
 
 
 def check_disk(machine: MachineRules | None, store: Path, more: int) -> None:
-    """Refuse to write `more` bytes into the folder of a store if it would be too large then.
+    """Refuse to write `more` bytes into a store if they would make it too large.
 
     Raises:
-        PolicyError: It would.
+        PolicyError: The store would be too large.
     """
     if machine:
         machine.uphold("max-disk-gb", (disk_used(store) + more) / GB)
 
 
 def decoding_threads(machine: MachineRules | None, largest: int) -> int:
-    """How many images may be decoded at a time if one takes at most `largest` bytes."""
+    """The number of images to decode at a time if an image takes at most `largest` bytes."""
     cores = os.cpu_count() or 1
     return (
         max(1, min(cores, int(machine.max_memory_gb * GB / max(1, largest)))) if machine else cores

@@ -1,13 +1,13 @@
-"""The members: the hospitals whose parcels a hospital opens, and that it seals for.
+"""The members: the senders and recipients of a hospital's sealed parcels.
 
-They are in a file in TOML, with a line for each hospital, as `python -m client_app identity` prints
-it there, and comments:
+They are in a TOML file with a line for each hospital. `python -m client_app identity` prints the
+line of a hospital:
 
     graz = "3q2+7w...=="
 
-A consortium writes it by hand. With `members='first-use'` in its node-config a hospital writes it
-itself, once: when the server first announces the hospitals that have enrolled with it. Either way
-only the hospital's own word changes it afterwards (`python -m client_app members`).
+A consortium writes the file by hand. With `members='first-use'` in its node-config a hospital
+writes the file itself, once: when the server first announces the enrolled hospitals. Afterwards
+only the hospital can change the file (`python -m client_app members`).
 """
 
 import json
@@ -33,7 +33,7 @@ WHAT = "file of members"
 
 
 def member_line(name: str, member: Member) -> str:
-    """The line of a hospital."""
+    """The line of a hospital in a file of members."""
     key = json.dumps(name) if "." in name else name  # TOML reads a dot as a table's
     return f'{key} = "{member}"\n'
 
@@ -48,7 +48,7 @@ def read_members(path: Path) -> dict[str, Member]:
 
 
 def add_member(path: Path, name: str, key: str) -> None:
-    """Add a hospital to a file, which is made if it does not exist.
+    """Add a hospital to a file; a missing file is made.
 
     Raises:
         SettingsError: The file, the name or the key cannot be used, or the name has another key.
@@ -62,10 +62,10 @@ def add_member(path: Path, name: str, key: str) -> None:
 
 
 def remove_member(path: Path, name: str) -> None:
-    """Take a hospital out of a file.
+    """Remove a hospital from a file.
 
     Raises:
-        SettingsError: The file cannot be used, or it does not name the hospital.
+        SettingsError: The file cannot be used, or does not name the hospital.
     """
     before = _text(path)
     members = _parse(before, path)
@@ -78,20 +78,20 @@ def remove_member(path: Path, name: str) -> None:
 def members_of(
     trusted: str, pins: Path, own: Identity, keys: Mapping[str, str]
 ) -> dict[str, Member]:
-    """The members for whom a hospital seals in a run, itself included.
+    """The recipients of a hospital's sealed parcels in a run, the hospital included.
 
-    A hospital that is announced and is no member, or with another key, is named in the log; a run
-    goes on without it here.
+    The server may announce a hospital that is no member, or has another key. The log names it, and
+    it is not among the recipients.
 
     Args:
         trusted: The file of members, or "first-use".
-        pins: The file of members of a hospital with "first-use".
+        pins: The file that a hospital with "first-use" writes.
         own: The hospital's identity.
         keys: The keys that the server announces, by hospital.
 
     Raises:
-        SettingsError: The file cannot be used, or names another key for the hospital than its own.
-        ParcelError: The server announces another key for the hospital than its own.
+        SettingsError: The file cannot be used, or names a wrong key for the hospital itself.
+        ParcelError: The server announces a wrong key for the hospital itself.
     """
     announced = _usable(keys)
     if trusted != FIRST_USE:
@@ -121,14 +121,14 @@ def members_of(
 
 
 def announced(run: Store, order: Order) -> list[str]:
-    """The members that an order announces, which come once in a run, and again when they change.
+    """The members that an order announces. The list comes once in a run, and after each change.
 
     Args:
-        run: The run's folder, which keeps the list that came last.
-        order: Has the list, or its hash.
+        run: The run's folder; keeps the last list.
+        order: The order, with the list or its hash.
 
     Raises:
-        ParcelError: The list is not here.
+        ParcelError: The hospital does not have the list.
     """
     if order.members:
         text = "\n".join(order.members).encode()
@@ -142,7 +142,7 @@ def announced(run: Store, order: Order) -> list[str]:
 
 
 def _usable(keys: Mapping[str, str]) -> dict[str, Member]:
-    """The announced members; one bad key must not keep the others from one another."""
+    """The announced members with a usable key; the others are left out."""
     members = {}
     for name, key in keys.items():
         try:
@@ -186,7 +186,7 @@ def _parse(text: str, path: Path) -> dict[str, Member]:
 
 
 def _names(line: str, name: str) -> bool:
-    """Whether a line of a file is that of a hospital."""
+    """Whether a line of a file names a hospital."""
     try:
         return name in tomllib.loads(line)
     except tomllib.TOMLDecodeError:
@@ -194,7 +194,7 @@ def _names(line: str, name: str) -> bool:
 
 
 def _write(path: Path, text: str, members: Mapping[str, Member]) -> None:
-    """Put a text in the place of a file, if it says what it should."""
+    """Replace a file by a text, if the text has the expected members."""
     if {name: str(each) for name, each in _parse(text, path).items()} != {
         name: str(each) for name, each in members.items()
     }:

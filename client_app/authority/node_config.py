@@ -1,4 +1,4 @@
-"""The node-config: what a hospital says of itself, from where no one else can change it."""
+"""The node-config: the hospital's own settings, which no one else can change."""
 
 import json
 import os
@@ -21,8 +21,8 @@ from strategies.protocol.declared import (
 from strategies.protocol.may_leave import OWN_FILES, OWN_SETTINGS
 from strategies.protocol.settings import Settings, SettingsError
 
-# The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`):
-# what comes through Flower's own interface, any user of the machine can change.
+# The node-config, as JSON, in the environment of the hospital's processes (`deploy supernode`). Any
+# user of the machine can change a node-config that comes through Flower's own interface.
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"
 
 SIMULATED = ("partition-id", "num-partitions")  # Flower's engine sets them
@@ -30,13 +30,13 @@ _simulates = False
 
 
 class OwnError(SettingsError):
-    """What a hospital has written for itself cannot be used.
+    """A file or the node-config of a hospital cannot be used.
 
-    Its text goes to the server, and names no path, line or value.
+    The error's text goes to the server, and names no path, line or value.
 
     Args:
-        what: Such as "policy".
-        why: For the hospital: the file, the line, the value, and what to do.
+        what: The kind of file, such as "policy".
+        why: The text for the hospital: the file, the line, the value, and the cure.
     """
 
     def __init__(self, what: str, why: str) -> None:
@@ -44,7 +44,7 @@ class OwnError(SettingsError):
         self.what, self.why = what, why
 
     def explain(self) -> str:
-        """What the hospital's own people are told."""
+        """The text for the hospital's own staff."""
         return f"The hospital's {self.what} cannot be used: {self.why}"
 
 
@@ -59,8 +59,8 @@ class NodeConfig:
     """The keys of a node-config, beside the settings of a run that a hospital may set itself.
 
     Attributes:
-        keep: Which models the hospital takes home (client_app.afterwards.home).
-        resident: Whether a process lives between its messages (warm/resident.py).
+        keep: The models that the hospital keeps (client_app.afterwards.home).
+        resident: Whether a process stays between messages (warm/resident.py).
     """
 
     site: _Text = ""
@@ -78,15 +78,16 @@ class NodeConfig:
 
     @property
     def policy_file(self) -> Path | None:
-        """The hospital's policy; None if the defaults hold."""
+        """The file of the hospital's policy; None if the defaults hold."""
         return Path(self.policy).expanduser() if self.policy else None
 
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> "NodeConfig":
-        """Read a node-config, or refuse keys that nobody reads and values of the wrong kind.
+        """Read a node-config.
 
         Raises:
-            OwnError: Names each such key, its value and what is allowed.
+            OwnError: A key is unknown or a value is not valid; the text names each, and the
+                allowed values.
         """
         real = not is_simulated(config)
         known = [
@@ -108,11 +109,11 @@ class NodeConfig:
 
 
 def combined_settings(run_config: Mapping[str, Any], config: Mapping[str, Any]) -> Settings:
-    """The settings of a run, with those that the hospital sets itself; `model` is its own alone.
+    """The settings of a run, with the hospital's own values in place (except `model`).
 
     Raises:
-        SettingsError: One of the run's cannot be used.
-        OwnError: One of the hospital's cannot be used.
+        SettingsError: A setting of the run cannot be used.
+        OwnError: A setting of the hospital cannot be used.
     """
     own = {key: config[key] for key in OWN_SETTINGS if key in config and key != "model"}
     settings = Settings.parse(run_config)
@@ -123,7 +124,7 @@ def combined_settings(run_config: Mapping[str, Any], config: Mapping[str, Any]) 
 
 
 def own_config(context: Context) -> Mapping[str, Any]:
-    """The node-config: the hospital's own word if its processes have it, else Flower's."""
+    """The node-config: from the environment if it is there, else from Flower."""
     own = os.environ.get(NODE_CONFIG)
     return json.loads(own) if own else context.node_config
 
@@ -131,18 +132,19 @@ def own_config(context: Context) -> Mapping[str, Any]:
 def simulate() -> None:
     """Let this process answer for simulated hospitals.
 
-    Whoever starts such a process calls this. No setting, file or variable has the same effect.
+    The program that starts such a process calls this. No setting, file or variable has the same
+    effect.
     """
     global _simulates
     _simulates = True
 
 
 def is_simulated(config: Mapping[str, Any]) -> bool:
-    """Whether the hospital is one of several that share an owner: it has no policy, no ledger.
+    """Whether the hospital is simulated. A simulated hospital has no policy and no ledger.
 
-    That is decided by who started the process: `simulate`, or Flower's engine, whose hospitals are
-    actors of Ray. In a hospital's own SuperNode the keys of a simulation are refused.
+    The start of the process decides: it called `simulate`, or it is an actor of Ray in Flower's
+    engine. A hospital's own SuperNode refuses the keys of a simulation.
     """
-    ray = sys.modules.get("ray")  # an actor's process has imported it
+    ray = sys.modules.get("ray")  # an actor's process has imported ray
     actor = ray and ray.is_initialized() and ray.get_runtime_context().get_actor_id()
     return bool(_simulates or actor) and "partition-id" in config

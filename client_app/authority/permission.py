@@ -1,8 +1,8 @@
-"""Whether a run, or an order of it, may take place at a hospital, and why not.
+"""The permission for a run, or an order of a run, at a hospital.
 
-`Policy.judge` says what each rule says of a run's settings: the commands `policy`, `preflight` and
-`report` show it. `judge` adds what is known of images. Enrolment and every later order come through
-`admit`, and are refused by the first rule that is broken.
+`Policy.judge` applies the rules to a run's settings. The commands `policy`, `preflight` and
+`report` show its rulings. `judge` adds rulings about the images. Enrolment and every later order
+go through `admit`, which refuses them at the first broken rule.
 """
 
 from collections.abc import Iterator
@@ -23,10 +23,10 @@ from strategies.protocol.settings import Settings
 
 
 def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Ruling]:
-    """What each rule of a hospital says of a run, and of the images that it would train on.
+    """The rulings of a policy on a run, and on the images to train on.
 
     Raises:
-        SettingsError: The settings of its method cannot be used.
+        SettingsError: The settings of the run's method cannot be used.
     """
     yield from policy.judge(settings)
     yield policy.images.ruling("max-size", max(data.train.shape[1:]))
@@ -34,36 +34,36 @@ def judge(policy: Policy, settings: Settings, data: LocalData) -> Iterator[Rulin
 
 
 def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Hospital:
-    """The hospital as an order finds it: with the images of its task.
+    """The hospital with the images of an order's task, if the order is allowed.
 
     Args:
-        hospital: With all its images; its policy allows the settings of the run.
+        hospital: The hospital with all its images; its policy allows the settings of the run.
         strategy: The run's method, with the settings of the run.
         verb: The message type.
-        order: What is to take place.
+        order: The order.
 
     Raises:
         ParcelError: The method never gives such an order.
-        PolicyError: The hospital allows no such large network or images, or not that so few
-            patients are learnt from.
-        SettingsError: The settings, or the hospital's own, do not fit one another or its images; or
-            images of everyone are wanted outside of a simulation.
-        ModelError: There is no such network, or it cannot take the hospital's images.
+        PolicyError: The network or the images are larger than the hospital allows, or the hospital
+            has too few training patients.
+        SettingsError: The settings do not fit one another or the hospital's images; or images of
+            everyone are wanted outside of a simulation.
+        ModelError: There is no such network, or it does not support the hospital's images.
         PresetError: The GAN cannot make such large images.
-        DataError: A task has fewer than two images, or nothing says which images it has.
+        DataError: A task has fewer than two images, or its images are unknown.
     """
     policy, settings, shape = hospital.policy, hospital.settings, hospital.data.train.shape
     joins, prepares = verb == "query.enrol", verb == "query.prepare"
-    if policy:  # in a simulation a run of another method, the baseline, comes after
+    if policy:  # in a simulation a run of another method follows: the baseline
         check_order(strategy, verb, order, hospital.name, sealed=strategy.settings.sealed)
-        policy.images.uphold("max-size", max(shape[1:]))  # with an image-size of 0 they keep theirs
-    if not joins:  # before, the classes of the federation are not known
+        policy.images.uphold("max-size", max(shape[1:]))  # image-size 0 keeps the images' own size
+    if not joins:  # at enrolment the classes of the federation are unknown
         hospital = hospital.at(order.task, order.so_far)
     if joins and order.images == "everyone" and not hospital.partitions:
         hospital.everyone()  # refuses
     trains = verb.startswith("train") and order.images == "own"
     if joins or trains or (prepares and order.buffer_size):
-        # A server decides by fractions, folds and tasks on how many patients there are.
+        # By fractions, folds and tasks a server chooses the number of patients.
         if policy:
             uphold(_patients_ruling(policy, hospital.data))
         if len(hospital.data.train) < 2:
@@ -78,9 +78,9 @@ def admit(hospital: Hospital, strategy: Strategy, verb: str, order: Order) -> Ho
 
 
 def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
-    """Whether so many patients are learnt from as a policy wants: a model can tell few apart.
+    """The ruling on the number of training patients: a model can tell few patients apart.
 
-    They are those of classes that are in figures: what is refused depends on no small one.
+    Only patients of classes that appear in figures count. So no small class decides a refusal.
     """
     owners = data.train_patients
     large = large_class_rows(owners, data.train_strata, policy.figures.smallest_group)

@@ -1,6 +1,6 @@
-"""The policy: what a hospital allows, whatever a run asks for.
+"""The policy: the limits that a hospital sets for every run.
 
-It is a file of the hospital's own, which `python -m client_app policy` writes; its defaults are in
+It is the hospital's own file; `python -m client_app policy` writes one. The defaults are in
 policy.toml beside this file. A simulation has one owner and no policy.
 """
 
@@ -39,22 +39,21 @@ from strategies.protocol.settings import Settings
 from strategies.registry import STRATEGIES, strategy_of
 
 DEFAULTS = Path(__file__).with_name("policy.toml")
-# Learners that send more beside a model than its weights: means of features, sums of gradients.
-# None of them has noise.
+# Learners that also send means of features or sums of gradients, without noise.
 WITH_SUMS = frozenset({"cwc", "fedspace", "mah", "twf"})
-# Learners that replay images out of a reservoir.
+# Learners that replay images from a reservoir.
 WITH_RESERVOIR = frozenset({"derpp", "er-ace", "mah", "ser", "twf"})
 
 
 class PolicyError(ValueError):
-    """A run asks for what a hospital's policy does not allow.
+    """The hospital's policy does not allow a run.
 
-    Its text goes to the server, and names no more than the table of the rule.
+    The error's text goes to the server, and names only the table of the rule.
 
     Args:
         rule: The rule, as "table.name"; the hospital's own log names it.
-        asked: What the run asks for.
-        allowed: What the rule allows.
+        asked: The value that the run asks for.
+        allowed: The allowed values, in words.
     """
 
     def __init__(self, rule: str, asked: object, allowed: str) -> None:
@@ -67,8 +66,8 @@ class PolicyError(ValueError):
 
 
 LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))
-# Models are weighed by `num-examples` where they are averaged, `refused` is no figure, and what
-# says how sure a figure is goes with it.
+# The figures that may be withheld. Averaging needs `num-examples`, and `refused` is no figure. The
+# interval and the noise of a figure are withheld with it.
 FIGURES = tuple(
     name
     for name in METRICS
@@ -78,13 +77,13 @@ FIGURES = tuple(
 
 @dataclass(frozen=True)
 class Ruling:
-    """What one rule says of a run.
+    """The ruling of one rule on a run.
 
     Attributes:
-        rule: Its name, as "table.name".
-        allowed: What it allows, in words.
-        asked: What the run asks for.
-        holds: Whether the rule allows it.
+        rule: The rule, as "table.name".
+        allowed: The allowed values, in words.
+        asked: The value that the run asks for.
+        holds: Whether the rule allows that value.
     """
 
     rule: str
@@ -94,19 +93,19 @@ class Ruling:
 
 
 class Rules:
-    """A table of rules; those whose names begin with max- or min- are limits of a number."""
+    """A table of rules. Rules named max-... or min-... limit a number."""
 
     table: ClassVar[str]
 
     def ruling(self, name: str, asked: float) -> Ruling:
-        """What a limit says of a number."""
+        """The ruling of a limit on a number."""
         rule, limit = f"{self.table}.{name}", getattr(self, name.replace("-", "_"))
         if name.startswith("min-"):
             return Ruling(rule, f"{limit:g} or more", asked, asked >= limit)
         return Ruling(rule, f"{limit:g} or less", asked, asked <= limit)
 
     def uphold(self, name: str, asked: float) -> None:
-        """Refuse a number that is beyond a limit (PolicyError)."""
+        """Raise a `PolicyError` if a number is beyond a limit."""
         uphold(self.ruling(name, asked))
 
 
@@ -193,12 +192,12 @@ class EmbeddingRules(Rules):
     max_samples: Count
 
     def judge(self, kind: str, figures: Mapping[str, float]) -> Iterator[Ruling]:
-        """What each rule says of embeddings of a kind, and of the figures of their audit."""
+        """The rulings on embeddings of a kind, and on the figures of their audit."""
         yield Ruling("embeddings.kinds", ", ".join(self.kinds) or "none", kind, kind in self.kinds)
-        # What was not measured is NaN, which is not below a limit.
+        # A missing figure is NaN, which is not below a limit.
         yield self.ruling("max-linked", figures.get("embedding-linked", math.nan))
         yield self.ruling("max-inverted", figures.get("embedding-inverted", math.nan))
-        if kind == "sampled":  # only noise bounds what an embedding tells
+        if kind == "sampled":  # only noise bounds the information in an embedding
             yield self.ruling("max-bits", figures.get("embedding-bits-most", math.nan))
 
 
@@ -212,7 +211,7 @@ class PrivacyRules(Rules):
     max_delta: Share
 
     def judge(self, strategy: Strategy) -> Iterator[Ruling]:
-        """What each rule says of what a run asks for; what was spent before is in the account."""
+        """The rulings on a run; the account adds the ε spent before."""
         settings, gan = strategy.settings, strategy.settings.gan
         guaranteed = gan.method == "dp-mean-embedding"
         trained = settings.train.dp.noise_multiplier > 0
@@ -277,10 +276,10 @@ class Policy:
 
     @classmethod
     def read(cls, path: Path | None = None) -> "Policy":
-        """The policy in a file; rules that it leaves out, or all without a file, are the defaults.
+        """The policy in a file. Rules that are not in the file have their defaults.
 
         Raises:
-            OwnError: The file cannot be read, or has a table, rule or value that is unknown.
+            OwnError: The file cannot be read, or has an unknown table, rule or value.
         """
         rules, text, own = _default_rules(), "", {}
         if path is not None:
@@ -302,10 +301,10 @@ class Policy:
         return policy
 
     def judge(self, settings: Settings) -> Iterator[Ruling]:
-        """What each rule about a run as a whole says of its settings.
+        """The rulings on the settings of a run.
 
         Raises:
-            SettingsError: The settings of its method cannot be used.
+            SettingsError: The settings of the run's method cannot be used.
             PresetError: There is no such GAN.
         """
         runs, images, release = self.runs, self.images, self.release
@@ -330,7 +329,7 @@ class Policy:
         yield runs.ruling("max-rounds", settings.num_server_rounds)
         yield runs.ruling("max-epochs", epochs)
         yield runs.ruling("max-hours", max(settings.hop_timeout, settings.prepare_timeout) / 3600)
-        tests = -(-settings.num_server_rounds // settings.evaluate.every)  # of a model at least
+        tests = -(-settings.num_server_rounds // settings.evaluate.every)  # least number of models
         yield self.figures.ruling("max-models", tests)
         yield images.ruling("max-size", settings.image_size)
         yield images.ruling("max-quarantined", settings.max_quarantined)
@@ -338,11 +337,11 @@ class Policy:
         yield images.ruling("max-test-fraction", max(tested, settings.test_fraction))
         yield images.ruling("max-folds", settings.num_folds)
         yield images.ruling("min-batch", settings.train.batch_size)
-        if settings.learner in WITH_RESERVOIR:  # a step is about these, too
+        if settings.learner in WITH_RESERVOIR:  # a step also trains on these images
             kept = settings.section("reservoir", ReservoirSettings)
             yield images.ruling("min-batch", kept.batch_size)
             yield images.ruling("min-train-patients", kept.size)
-        # Either may leave fewer, by the size of the smallest class.
+        # With either setting the smallest class may decide on fewer test images.
         other = settings.test_per_class or settings.test_balanced
         yield Ruling(
             "images.min-test-fraction",
@@ -372,9 +371,9 @@ class Policy:
         yield release.ruling("max-gan-iterations", trained)
 
     def embeddings_sentence(self, settings: Settings) -> str:
-        """Whether embeddings that a run asks for may leave, as a sentence; empty if it does not.
+        """A sentence on whether the run's embeddings may leave; empty if the run asks for none.
 
-        A hospital takes part in such a run all the same, and keeps them.
+        If they may not, the hospital takes part in the run and keeps them.
         """
         asked = [each.embeddings for each in strategy_of(settings).kinds()]
         kind, kinds = max(asked), self.embeddings.kinds
@@ -385,17 +384,17 @@ class Policy:
         return f"Embeddings ({kind}) stay here: embeddings.kinds is {', '.join(kinds) or 'empty'}."
 
     def check(self, settings: Settings) -> None:
-        """Refuse a run whose settings are laxer than the hospital allows.
+        """Refuse a run with laxer settings than the hospital allows.
 
         Raises:
-            PolicyError: The first rule that is broken.
+            PolicyError: A rule is broken; the error names the first one.
         """
         for ruling in self.judge(settings):
             uphold(ruling)
 
 
 def explain(rulings: Sequence[Ruling]) -> str:
-    """A table of what the rules say of a run, and whether the hospital takes part."""
+    """The rulings on a run as a table, and whether the policy allows the run."""
     rows = [("rule", "allows", "the run asks for", "")]
     rows += [(r.rule, r.allowed, str(r.asked), "" if r.holds else "REFUSED") for r in rulings]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -411,14 +410,14 @@ def explain(rulings: Sequence[Ruling]) -> str:
 
 
 def write_policy(path: Path) -> None:
-    """Write a policy with the defaults and their comments to a new file, for its owner alone."""
+    """Write the default policy, with its comments, to a new file that only its owner can read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(DEFAULTS.read_bytes())
 
 
 def uphold(ruling: Ruling) -> None:
-    """Raise a `PolicyError` if the rule does not allow it."""
+    """Raise a `PolicyError` if the rule does not hold."""
     if not ruling.holds:
         raise PolicyError(ruling.rule, ruling.asked, ruling.allowed)
 
@@ -436,12 +435,12 @@ def _rules(text: str) -> dict[str, Any]:
         if isinstance(entries, dict) and (entries or table in known):
             rules |= {f"{table}.{name}": value for name, value in entries.items()}
         else:
-            rules[table] = entries  # outside of a table, or an empty one: no rule is called so
+            rules[table] = entries  # not a rule in a table, so no known rule has this name
     return rules
 
 
 def _line_of(text: str, rule: str) -> int:
-    """The line of a rule, from 1; 0 if it is not written as a line of its own."""
+    """The line of a rule, from 1; 0 if the rule has no line of its own."""
     table, named = "", re.compile(r"\s*[\"']?([\w.-]+?)[\"']?\s*=")
     for number, line in enumerate(text.splitlines(), 1):
         if found := re.match(r"\s*\[\s*([^\]]+?)\s*\]", line):

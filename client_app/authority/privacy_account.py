@@ -1,10 +1,10 @@
-"""The privacy account: every noised release of a hospital's images, and the ε that they sum up to.
+"""The privacy account: every noised release of a hospital's images, and their total ε.
 
-A line of the file is one release: a Gaussian mechanism, or the noised steps of a visit. It is
-written, to the disk, before noise is drawn: a process that is killed in between has spent all the
-same. All releases of a hospital count together, whatever the run or the images: two versions of a
-data set share most patients. ε of all of them is composed by Google's dp-accounting, for the
-neighbourhood of gan/noised_moments.py: one patient, or image, more or less.
+A line of the file is one release: a Gaussian mechanism, or the noised steps of a visit. It is on
+the disk before noise is drawn. So a release counts even if its process is killed. All releases of
+a hospital count together, in all runs and for all images: two versions of a data set share most
+patients. Google's dp-accounting composes their ε. Neighbouring data sets differ by one patient or
+image, added or removed (gan/noised_moments.py).
 """
 
 import json
@@ -29,10 +29,10 @@ class Spent:
     """Releases of one kind.
 
     Attributes:
-        what: In words, for the hospital.
+        what: A description for the hospital.
         noise: Standard deviation of the noise, in sensitivities.
-        rate: The chance of a unit to be in a step; 1 = all are.
-        steps: How many releases, each with noise of its own.
+        rate: Probability that a patient (or image) is in a step; 1 = always.
+        steps: Number of releases, each with its own noise.
     """
 
     what: str
@@ -52,34 +52,34 @@ class Account:
         self.path = path
 
     def spend(self, spent: Spent, delta: float, rules: PrivacyRules | None) -> float:
-        """Write a release down, before it is made.
+        """Add a release to the account, before it is made.
 
         Args:
             spent: The release.
-            delta: δ for which ε is asked.
-            rules: Of the policy; None in a simulation.
+            delta: δ of the reported ε.
+            rules: The policy's rules; None in a simulation.
 
         Returns:
-            ε of all releases so far and this one.
+            ε of all releases, this one included.
 
         Raises:
-            PolicyError: The policy allows no such ε or δ; nothing is written.
+            PolicyError: The policy does not allow this ε or δ; nothing is written.
         """
         own_folder(self.path.parent)
         with FileLock(self.path.with_suffix(".lock")):
             total = epsilon([*self.read(), spent], delta)
             if rules:
                 rules.uphold("max-delta", delta)
-                # The bound of dp-accounting is the last digits' worth above the exact value.
+                # The bound of dp-accounting exceeds the exact value in the last digits.
                 rules.uphold("max-epsilon", round(total, 3))
             with open(self.path, "a", encoding="utf-8", opener=_for_owner) as file:
-                file.write("\n" + json.dumps(asdict(spent)))  # not on a line that was cut off
+                file.write("\n" + json.dumps(asdict(spent)))  # the last line may be incomplete
                 file.flush()
                 os.fsync(file.fileno())
         return total
 
     def read(self) -> list[Spent]:
-        """All releases so far; a line that was cut off was of none that was made.
+        """All releases so far. An incomplete line is skipped: its release was never made.
 
         Raises:
             OwnError: The file cannot be read, or a line is no release.
@@ -101,11 +101,11 @@ def noise_for(epsilon: float, delta: float) -> float:
 
 
 def epsilon(releases: Sequence[Spent], delta: float) -> float:
-    """ε at this δ of all releases together.
+    """ε of all releases together, at this δ.
 
-    Those without sampling are one Gaussian release of noise (Σ steps / noise²)^(-1/2) (Dong, Roth
-    and Su, arXiv:1905.02383), whose ε is exact. With sampled ones privacy loss distributions are
-    composed (an upper bound).
+    Releases without sampling together equal one Gaussian release of noise
+    (Σ steps / noise²)^(-1/2) (Dong, Roth and Su, arXiv:1905.02383), with an exact ε. If there are
+    sampled releases, privacy loss distributions are composed, which gives an upper bound.
     """
     import dp_accounting  # takes a second
 

@@ -4,14 +4,13 @@ Each array record of a parcel becomes one array of bytes, `sealed`:
 
     length of the head, 4 bytes | head, JSON | signature, 64 bytes | ciphertext
 
-The arrays are encrypted with a key that is drawn for this record alone (ChaCha20-Poly1305). That
-key is wrapped for each member: X25519 with a key pair that is drawn for this record, HKDF-SHA256,
-and again ChaCha20-Poly1305. The head names the sender, the run, the record, the lineage and the
-label (round, hop, ..., as a hash), and holds the hash of the ciphertext. The sender signs the head
-(Ed25519). So a record that was changed on its way, comes from somebody else, or belongs elsewhere
-is refused.
+Each record has its own key, which encrypts the arrays (ChaCha20-Poly1305). That key is wrapped for
+each member: X25519 with the record's own key pair, HKDF-SHA256, and again ChaCha20-Poly1305. The
+head names the sender, the run, the record, the lineage and the label (round, hop, ..., as a hash),
+and holds the hash of the ciphertext. The sender signs the head (Ed25519). So a recipient refuses a
+record that was changed on its way, has another sender, or belongs elsewhere.
 
-The cryptography is that of the package `cryptography`; only the content of the head is our own.
+The package `cryptography` does the cryptography; only the content of the head is our own.
 """
 
 import hashlib
@@ -41,22 +40,22 @@ from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import from_json
 
 SIGNATURE = 64  # bytes
-NONCE = bytes(12)  # the same everywhere, since every key encrypts once
-LONGEST_HEAD = 2**20  # bytes: some 5,000 members
+NONCE = bytes(12)  # always the same: each key encrypts once
+LONGEST_HEAD = 2**20  # bytes; enough for some 5,000 members
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the sender of a record signs.
+    """The signed head of a sealed record.
 
     Attributes:
-        run: Where the record belongs: the run's identity,
-        record: its name in the parcel,
-        sender: the hospital that sealed it,
-        lineage: that of the parcel,
-        label: and the hash of the parcel's label.
-        hash: Of the ciphertext.
-        ephemeral: The public key that was drawn for the record.
+        run: The identity of the run.
+        record: The record's name in the parcel.
+        sender: The hospital that sealed the record.
+        lineage: The lineage of the parcel.
+        label: The hash of the parcel's label.
+        hash: The hash of the ciphertext.
+        ephemeral: The record's own public key.
         keys: The record's key, wrapped for each member, by name.
     """
 
@@ -71,10 +70,10 @@ class Head:
 
     @classmethod
     def parse(cls, text: bytes) -> "Head":
-        """Read the head of a sealed record, which anybody may have written.
+        """Read the head of a sealed record from an untrusted text.
 
         Raises:
-            ParcelError: It is not one.
+            ParcelError: The text is no head.
         """
         try:
             head = from_json(text.decode(), cls)
@@ -90,8 +89,8 @@ class Seal:
 
     Attributes:
         identity: The hospital's own keys.
-        members: The hospitals that it seals for and whose parcels it opens, by name.
-        run: Identity of the run.
+        members: The senders and recipients of sealed parcels, by name.
+        run: The identity of the run.
     """
 
     identity: Identity
@@ -108,10 +107,10 @@ class Seal:
         return pack(records, manifest)
 
     def open(self, parcel: RecordDict, manifest: Manifest) -> RecordDict:
-        """The parcel as it was before it was sealed.
+        """Open a sealed parcel.
 
         Raises:
-            ParcelError: A record is not sealed, not for this hospital, or not of this label.
+            ParcelError: A record is not sealed, not for this hospital, or not for this label.
         """
         sender = manifest.visited[-1] if manifest.visited else manifest.lineage
         records = {
@@ -121,16 +120,16 @@ class Seal:
         return RecordDict({**records, "manifest": parcel["manifest"]})
 
     def open_buffer(self, record: ArrayRecord, hospital: str) -> ArrayRecord:
-        """A buffer as it was before a hospital sealed it, for the lineage of its own, in this run.
+        """Open a hospital's sealed buffer of this run.
 
         Raises:
-            ParcelError: The record is not that hospital's buffer.
+            ParcelError: The record is not this hospital's buffer.
         """
         place = {"run": self.run, "record": "buffer", "sender": hospital, "lineage": hospital}
         return self._open(record, place)
 
     def _place(self, record: str, sender: str, manifest: Manifest) -> dict[str, str]:
-        """Where a record of a parcel belongs: fields of its head."""
+        """The place of a record of a parcel, as fields of its head."""
         label = json.dumps(dict(to_record(replace(manifest, hashes=[]))), sort_keys=True)
         digest = hashlib.sha256(label.encode()).hexdigest()
         where = {"run": self.run, "record": record, "sender": sender}
@@ -156,7 +155,7 @@ class Seal:
         return ArrayRecord({"sealed": Array(np.frombuffer(sealed, np.uint8))})
 
     def _open(self, record: ArrayRecord, place: Mapping[str, str]) -> ArrayRecord:
-        """The arrays of a sealed record, if it belongs there; else ParcelError."""
+        """The arrays of a sealed record, if it belongs in this place; else ParcelError."""
         sealed = _bytes(record)
         length = int.from_bytes(sealed[:4], "big")
         if length > LONGEST_HEAD:
@@ -202,13 +201,13 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
     """A hospital's keys for the parcels of a run; None if parcels are not sealed.
 
     Args:
-        hospital: Seals if it has `members`.
-        order: Names the run, says whether the server expects sealed parcels, and announces keys.
+        hospital: The hospital; it seals if it has `members`.
+        order: The order, with the run, the wish for sealed parcels, and the announced keys.
 
     Raises:
         SettingsError: Only one of server and hospital wants sealed parcels, or a file of keys
             cannot be used.
-        ParcelError: What the server announces cannot be a list of keys.
+        ParcelError: The announced keys are no list of keys.
     """
     if bool(hospital.members) != order.sealed:
         raise SettingsError(
@@ -226,7 +225,7 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
 
 
 def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Manifest]:
-    """Check a parcel and, if parcels travel sealed, open it.
+    """Check a parcel and, with a seal, open it.
 
     Raises:
         ParcelError: The parcel is damaged, or not for this hospital.
@@ -237,7 +236,11 @@ def open_parcel(parcel: RecordDict, seal: Seal | None) -> tuple[RecordDict, Mani
 
 
 def _bytes(record: ArrayRecord) -> bytes:
-    """What is in a sealed record: one array of bytes, just as NumPy writes it; else ParcelError."""
+    """The one array of bytes in a sealed record, if it is just as NumPy writes it.
+
+    Raises:
+        ParcelError: The record is not sealed, or is damaged.
+    """
     if not is_sealed(record):
         raise ParcelError("A record is not sealed, and this hospital opens sealed records only.")
     array = record["sealed"]

@@ -1,4 +1,4 @@
-"""What a hospital's people have written, read when the hospital starts and before it connects."""
+"""The check of a hospital's own files, when the hospital starts and before it connects."""
 
 import hashlib
 import os
@@ -25,13 +25,14 @@ POLICY = "policy.toml"
 
 
 def check_own(config: Mapping[str, Any]) -> list[str]:
-    """Refuse a hospital whose own files, or whose node-config, it could not use in a run.
+    """Check a hospital's own files and its node-config.
 
     Returns:
-        What is in force, in sentences: each file with its SHA-256.
+        Sentences on the files in force, each with its SHA-256.
 
     Raises:
-        OwnError: Names the file and line, or the key, the value and what is allowed.
+        OwnError: A file or the node-config cannot be used. The text names the file and line, or
+            the key, its value and the allowed values.
     """
     own = NodeConfig.read(config)
     combined_settings(defaults(), config)
@@ -70,10 +71,10 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
 
 
 def find_policy(folder: Path) -> Path | None:
-    """The policy in a hospital's folder; None if there is none, and nothing that looks like one.
+    """The policy in a hospital's folder; None if the folder has none.
 
     Raises:
-        OwnError: Something looks like a policy and is not called `policy.toml`.
+        OwnError: A file with another name than `policy.toml` looks like a policy.
     """
     names = os.listdir(folder)
     if POLICY in names:
@@ -97,7 +98,7 @@ def _check_ledger(path: Path) -> str:
     """The end of a hospital's ledger, in a sentence.
 
     Raises:
-        OwnError: The ledger is broken, or a file by which the hospital remembers is gone.
+        OwnError: The ledger is broken, or a file with the record of earlier answers is missing.
     """
     if not (os.path.lexists(path) or index_of(path).exists()):
         return "Ledger: none yet."
