@@ -48,9 +48,7 @@ def main() -> None:
             add.add_argument("--policy", type=Path, help="the policy that judges these settings")
         if command is ledger:
             add.add_argument("--html", type=Path, help="also write the ledger as this HTML page")
-    add = commands.add_parser(
-        "members", help="list or change the members", parents=[hospital]
-    )
+    add = commands.add_parser("members", help="list or change the members", parents=[hospital])
     add.set_defaults(command=members)
     add.add_argument("--members", type=Path, help="the file; default: the file of 'first-use'")
     add.add_argument(

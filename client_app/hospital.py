@@ -1,4 +1,4 @@
-"""One hospital: its name, its data on its device, its store, its policy."""
+"""A hospital: its name, data, device, store and policy."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,23 +35,24 @@ from strategies.protocol.settings import (
 
 @dataclass(frozen=True)
 class Hospital:
-    """What a hospital works with.
+    """A hospital's data, settings and files in one run.
 
     Attributes:
-        name: The name by which the others know it.
-        settings: Those of the run, with the hospital's own `dataset`.
-        data: Its images, on `device`; those that are there at `task`.
-        device: Where it computes.
-        model: Name of the network that it starts with.
-        store: Its own folder.
-        identity: The file with its own keys.
+        name: The hospital's name in the federation.
+        settings: The settings of the run, with the hospital's own `dataset`.
+        data: The images of `task`, on `device`.
+        device: The device for all computations.
+        model: The name of the hospital's first network.
+        store: The hospital's folder.
+        identity: The file with the hospital's own keys.
         members: The file with the members' keys, or "first-use"; empty = parcels are not sealed.
-        partitions: Over how many simulated hospitals its data set is cut; 0 = not a simulation.
-        policy: What it allows; None in a simulation, where all hospitals have one owner.
-        keep: Which models it takes home (client_app.afterwards.home).
-        own_settings: What its node-config replaces, as "key=value"; of files only that it does.
-        whole: All its images, before they are cut in tasks.
-        task: The task, from 1; 0 = there are none, or all images are there.
+        partitions: The number of simulated hospitals that share the data set; 0 = no simulation.
+        policy: The hospital's policy; None in a simulation, where all hospitals have one owner.
+        keep: The models that the hospital keeps (client_app.afterwards.home).
+        own_settings: The settings that the node-config replaces, as "key=value"; files have no
+            name.
+        whole: All images, before they are cut into tasks; None = `data` has them.
+        task: The task, from 1; 0 = no tasks, or all images.
     """
 
     name: str
@@ -71,7 +72,7 @@ class Hospital:
 
     @property
     def architecture(self) -> Architecture:
-        """The network that the hospital starts with, fitted to its images."""
+        """The architecture of the hospital's first network, for its images."""
         channels, height, width = self.data.train.shape
         classes, hidden = len(self.data.classes), self.settings.mlp.widths
         pixels = self.settings.pixels
@@ -79,15 +80,15 @@ class Hospital:
 
     @property
     def card(self) -> dict[str, str | list[str] | list[int]]:
-        """What it says of itself when it enrols."""
+        """The facts about the hospital for enrolment: name, classes, shape of images (C, H, W)."""
         classes, shape = list(self.data.classes), list(self.data.train.shape)
         return {"hospital": self.name, "classes": classes, "shape": shape}
 
     def check_first_model(self) -> None:
-        """Refuse a network that is larger than the hospital allows, before it is built.
+        """Refuse a first network that is larger than the hospital allows, before it is built.
 
         Raises:
-            PolicyError: It is.
+            PolicyError: The network is too large.
             ModelError: There is no such network.
         """
         batch = self.settings.train.batch_size
@@ -97,20 +98,19 @@ class Hospital:
         """A network with random weights or, with the setting `pretrained`, with trained ones.
 
         Args:
-            own_start: Whether the random weights are the hospital's own; else they are the same at
-                all hospitals.
+            own_start: Whether the hospital has its own random weights; else all hospitals have the
+                same.
 
         Raises:
-            PolicyError: It is larger than the hospital allows.
-            ModelError: It cannot be built, or the trained weights are not for it.
-            SettingsError: It cannot be trained with the noise that the settings ask for.
+            ModelError: The network cannot be built, or the trained weights are for another one.
+            SettingsError: The network cannot be trained with DP-SGD, which the settings ask for.
         """
         architecture, settings = self.architecture, self.settings
         architecture.check()
         with seeded(rng_for(settings.seed, "model", hospital=self.name if own_start else "")):
             network = architecture.build()
         if settings.pretrained:
-            from learning.models.pretrained import load_pretrained  # and with it torchvision
+            from learning.models.pretrained import load_pretrained  # also imports torchvision
 
             load_pretrained(network, architecture, settings.pretrained, self.data.classes)
         if settings.train.dp.noise_multiplier:
@@ -118,13 +118,13 @@ class Hospital:
         return network
 
     def at(self, task: int, arrived: Sequence[int] = ()) -> "Hospital":
-        """The hospital with the images that are there at a task (`LocalData.at`).
+        """The hospital with the images of a task (`LocalData.images_at`).
 
         Raises:
-            DataError: Nothing says of an image in which of the run's tasks it arrives.
-            SettingsError: The classes cannot be cut in such tasks.
-            PolicyError: Classes that take part at the hospital are in no task, or its images would
-                be copied for more tasks than its memory holds.
+            DataError: An image belongs to no known task.
+            SettingsError: The classes cannot be cut into such tasks.
+            PolicyError: A class of the hospital is in no task, or the copies of its images for all
+                tasks would need too much memory.
         """
         whole = self.whole or self.data
         if self.policy and whole.tasks:
@@ -134,10 +134,10 @@ class Hospital:
         return replace(self, data=whole.images_at(task, arrived), whole=whole, task=task)
 
     def everyone(self) -> Samples:
-        """The training images of all simulated hospitals, of all tasks up to the present one.
+        """The training images of all simulated hospitals, of all tasks up to this one.
 
         Raises:
-            SettingsError: This is not a simulation.
+            SettingsError: The hospital is not simulated.
         """
         if not self.partitions:
             raise SettingsError(
@@ -150,13 +150,13 @@ class Hospital:
         return concatenate(data.train_so_far(self.task) for data in each).to(self.device)
 
     def public(self, key: str) -> Samples:
-        """The images of the public archive that a setting names, all of them.
+        """All images of the public archive that a setting names.
 
         Args:
-            key: The setting: `PUBLIC` and an absolute file.
+            key: The setting; its value is `PUBLIC` and an absolute path.
 
         Raises:
-            SettingsError: It names none.
+            SettingsError: The setting names no archive.
             DataError: The archive cannot be used, or its images have another shape.
         """
         chosen = str(self.settings.run_config[key])
@@ -166,14 +166,13 @@ class Hospital:
 
 
 def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = ()) -> Hospital:
-    """Open the hospital that a message is for; its data are loaded once per process.
+    """Open the hospital of a message; its data are loaded once per process.
 
     Args:
-        context: Flower's: the run's settings, and the node-config of this hospital
+        context: Flower's context, with the run's settings and the hospital's node-config
             (`NodeConfig`, and `OWN_SETTINGS`).
-        name: The name that is registered at the server, for a hospital without `site`; empty if
-            there is none.
-        classes: The federation's classes; empty if they are not settled yet.
+        name: The name at the server, for a hospital without `site`; empty if there is none.
+        classes: The federation's classes; empty before they are known.
 
     Raises:
         SettingsError: A setting, the policy or the hospital's name cannot be used.
@@ -193,7 +192,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
             text = "The hospital does not say its name: set 'site' in its node-config."
             raise SettingsError(text)
     settings = replace(settings, dataset=_own_dataset(own) or settings.dataset)
-    # Its own word counts before the server's: with another name come other keys, and a new store.
+    # The hospital's own name comes before the server's: the name decides on keys and store.
     name = own.site or name or simulated_name(settings.dataset, index, max(hospitals, 1))
     try:
         check_name(name)
@@ -202,13 +201,13 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
     store = Path(own.store_dir or DEFAULT).expanduser()
     classes = classes or tuple(settings.class_names)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    # The last bits of sums depend on the number of threads, and Ray gives a simulated hospital as
-    # many as it has cores: without this line the same seed would not give the same run.
+    # The last bits of sums depend on the number of threads. Ray gives a simulated hospital a thread
+    # for each of its cores. So without this line the same seed would not give the same run.
     torch.set_num_threads(settings.cpu_threads)
     machine = policy.machine if policy else None
     chosen = tuple(policy.images.classes) if policy else None
-    # One process may serve many simulated hospitals. Where there is one, a server that asks for
-    # many splits must not fill the memory.
+    # One process may serve many simulated hospitals. In a deployment it serves one: there a server
+    # that asks for many splits must not fill the memory.
     if policy and _data_on.cache_info().currsize > 1:
         _data_on.cache_clear()
     folder = Store(own_folder(store / name))
@@ -227,7 +226,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
         identity=Path(own.identity or store / name / "identity").expanduser(),
         members=own.members,
         policy=policy,
-        # The models of a simulation are open in its results.
+        # The results of a simulation have its models.
         keep=own.keep or ("final" if policy else "none"),
         own_settings=tuple(
             f"{key}={'a file of its own' if key in OWN_FILES else node_config[key]}"
@@ -240,7 +239,7 @@ def open_hospital(context: Context, name: str = "", classes: tuple[str, ...] = (
 def _own_settings(
     run_config: Mapping[str, Any], node_config: Mapping[str, Any], policy: Policy | None
 ) -> Settings:
-    """The run's settings, with what this hospital sets itself."""
+    """The run's settings, with the hospital's own values in place."""
     settings = combined_settings(run_config, node_config)
     if policy is None:
         index = int(node_config["partition-id"])
@@ -259,19 +258,19 @@ def _own_settings(
         without_privacy=asked.without_privacy and rules.allow_without_privacy,
         untested=asked.untested and rules.allow_untested,
     )
-    # A server that chose it would find out by refusals which share is unusable.
+    # Otherwise a server could learn the share of unusable images from refusals.
     return replace(settings, release=allowed, max_quarantined=policy.images.max_quarantined)
 
 
 def _own_dataset(own: NodeConfig) -> str:
-    """The data set that the hospital names itself; empty if it names none."""
+    """The data set that the hospital itself names; empty if it names none."""
     if own.data_dir:
         return f"{own.dataset}:{own.data_dir}" if own.dataset else own_data(own.data_dir)
     return own.dataset
 
 
 def simulated_name(dataset: str, index: int, hospitals: int) -> str:
-    """The name of a hospital without `site`: that of its own folder, or its number."""
+    """The name of a hospital without `site`: the name of its folder, or its number."""
     kind, _, source = dataset.partition(":")
     sources = source.split(",")
     if kind in LISTINGS and len(sources) == hospitals > 1:

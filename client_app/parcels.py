@@ -1,8 +1,8 @@
-"""Parcels and buffers at the hospital: networks and images come out of them and go into them.
+"""Packing and unpacking of parcels and buffers at the hospital.
 
-State-dict keys that stay local (`Learner.local`) are taken from the hospital's last visit when a
-parcel is unpacked. When one is packed they are left out, unless the learner lets them travel, too.
-Buffers that were received are kept by hash, so that each is sent to a hospital once.
+Some state-dict keys stay local (`Learner.local`). `unpack` takes them from the hospital's last
+visit. `pack` leaves them out, unless the learner also lets them travel. Received buffers are kept
+by hash, so that each is sent to a hospital once.
 """
 
 from collections.abc import Mapping
@@ -32,20 +32,20 @@ from strategies.protocol.records import ParcelError
 def unpack(
     request: Request, parcel: RecordDict, *, tested: bool = False
 ) -> tuple[nn.Module, Manifest, dict[str, Tensor]]:
-    """Check and open a parcel, and complete its network with the keys that stayed local.
+    """Check and open a parcel, and complete its network with the local keys.
 
     Args:
-        request: What the parcel came with.
-        parcel: As it came.
+        request: The request with the parcel.
+        parcel: The parcel from the message.
         tested: Whether the model is tested after the visit of this round and hop, not trained in
             it.
 
     Returns:
-        The network on the hospital's device, the parcel's label, and what a method carries beside
-        the model, by name.
+        The network on the hospital's device, the parcel's label, and the tensors that the method
+        sends beside the model, by name.
 
     Raises:
-        ParcelError: The parcel is damaged, or not for this hospital or its images.
+        ParcelError: The parcel is damaged, or does not fit this hospital or its images.
         ModelError: The architecture is unknown.
         PolicyError: The model is larger than the hospital allows.
     """
@@ -72,10 +72,10 @@ def pack(
     label: Manifest,
     beside: Mapping[str, ArrayRecord] | None = None,
 ) -> RecordDict:
-    """Make a parcel of what may travel of a network, and of the records beside it.
+    """Make a parcel of a network, without local keys, and of the records beside it.
 
     Raises:
-        DivergedError: The network is not finite.
+        DivergedError: A weight of the network is not finite.
         SettingsError: The learner cannot train such a network.
     """
     with request.clock.measure("serialise"):
@@ -86,7 +86,7 @@ def pack(
 
 
 def keep_local(request: Request, network: nn.Module) -> None:
-    """Keep the keys that stay local, as the visit leaves them."""
+    """Keep the local keys as they are after the visit."""
     if names := _local(request, network):
         state = network.state_dict()
         local = {name: state[name].cpu().numpy() for name in names}
@@ -94,17 +94,17 @@ def keep_local(request: Request, network: nn.Module) -> None:
 
 
 def replayed(request: Request) -> list[Samples]:
-    """The buffers that the order names: from the message, or kept from an earlier one.
+    """The buffers that the order names, from this message or an earlier one.
 
     Raises:
-        ParcelError: A buffer is damaged, missing, or not for this hospital's images.
+        ParcelError: A buffer is damaged, missing, or does not fit this hospital's images.
     """
     with request.clock.measure("serialise"):
         return [_buffer(request, *each) for each in request.order.hash_of.items()]
 
 
 def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
-    """Keep a buffer, as it travels, under its hash.
+    """Keep a buffer, in its travelling form, under its hash.
 
     Raises:
         PolicyError: The hospital's store would be too large.
@@ -113,10 +113,10 @@ def keep_buffer(hospital: Hospital, hash_: str, buffer: ArrayRecord) -> None:
 
 
 def _encoder(request: Request) -> ArrayRecord:
-    """The arrays of a model that the order says travel once; none if models are whole.
+    """The frozen arrays that travel once, by the order; empty if models travel whole.
 
     Raises:
-        ParcelError: They are damaged or missing.
+        ParcelError: The arrays are damaged or missing.
         PolicyError: The hospital's store would be too large.
     """
     hospital, hash_ = request.hospital, request.order.encoder
@@ -140,7 +140,7 @@ def _keep(hospital: Hospital, name: str, record: ArrayRecord) -> None:
 
 
 def _local(request: Request, network: nn.Module) -> set[str]:
-    """The keys that stay local; of another hospital's model there are none."""
+    """The keys that stay local; empty for another hospital's model."""
     if request.is_rewind:
         return set()
     return request.learner.local(network, request.hospital.settings)
@@ -183,7 +183,7 @@ def _buffer(request: Request, whose: str, hash_: str) -> Samples:
 
 
 def _kept(hospital: Hospital, name: str) -> ArrayRecord:
-    """What came earlier; empty if it is damaged or missing, and must be sent again."""
+    """A record from an earlier message; empty if it is damaged or missing."""
     try:
         kept = hospital.store.load(name)
     except (OSError, ArchiveError):

@@ -1,4 +1,4 @@
-"""A request: one message of the server, its time, and the hospital that it is for."""
+"""A request: a message from the server, its time limit, and its hospital."""
 
 import logging
 import re
@@ -31,19 +31,19 @@ from strategies.protocol.settings import SettingsError
 
 @cache
 def log_once(text: str) -> None:
-    """Say something in the hospital's own log, once while its process lives."""
+    """Write a text into the hospital's own log, once per process."""
     logging.getLogger("flwr").info(text)
 
 
 class Clock:
-    """The time of one message: when to give up, and how long what took. Starts when it arrives.
+    """The clock of one message, with its deadline and the measured times. Starts on arrival.
 
     Args:
         allowed: Seconds until the message expires.
 
     Attributes:
-        deadline: When to give up, in the time of `time.monotonic`.
-        seconds: Seconds spent so far, by the name of the metric.
+        deadline: The deadline, in the time of `time.monotonic`.
+        seconds: The measured seconds, by metric.
     """
 
     def __init__(self, allowed: float) -> None:
@@ -51,12 +51,12 @@ class Clock:
         self.seconds: dict[str, float] = {}
 
     def allow_at_most(self, seconds: float) -> None:
-        """Give up so many seconds from now at the latest, whatever the message allows."""
+        """Move the deadline forward, to at most `seconds` from now."""
         self.deadline = min(self.deadline, time.monotonic() + seconds)
 
     @contextmanager
     def measure(self, what: str) -> Iterator[None]:
-        """Add the time spent inside to the metric `seconds-<what>`."""
+        """Add the time of the block to the metric `seconds-<what>`."""
         start = time.perf_counter()
         yield
         spent = self.seconds.get(f"seconds-{what}", 0.0) + time.perf_counter() - start
@@ -65,13 +65,13 @@ class Clock:
 
 @dataclass(frozen=True)
 class Inquiry:
-    """What it takes to say what models are worth here, whoever asks.
+    """All that a hospital needs to test models, for the server or for itself.
 
     Attributes:
         verb: The message type; empty if the hospital asks itself.
-        order: What to do; `order.hospital` is the hospital's own name.
-        clock: Runs since the question came.
-        hospital: Whom it is for.
+        order: The order; `order.hospital` is the hospital's own name.
+        clock: The clock, which runs since the question came.
+        hospital: The hospital.
         run: The run's part of the hospital's store.
         seal: The keys for parcels; None if parcels are not sealed.
     """
@@ -85,30 +85,30 @@ class Inquiry:
 
     @property
     def is_rewind(self) -> bool:
-        """Whether the model is another hospital's, here on its rewind leg: nothing of it stays."""
+        """Whether this is the rewind leg of another hospital's model, which leaves nothing here."""
         return self.verb == "train.rewind"
 
 
 @dataclass(frozen=True)
 class Request(Inquiry):
-    """What it takes to do what the server asks.
+    """An inquiry that came in a message from the server.
 
     Attributes:
-        message: As it came.
+        message: The message.
     """
 
     message: Message
 
     @classmethod
     def open(cls, message: Message, context: Context, clock: Clock) -> "Request":
-        """Open the hospital that a message is for.
+        """Open the hospital of a message.
 
         Raises:
             SettingsError: The server runs other code, or settings cannot be used, or have changed
                 during the run.
             PolicyError: The run asks for more than the hospital allows.
             DataError: The hospital's images cannot be used, or have changed during the run.
-            ParcelError: The order is not one that can be carried out.
+            ParcelError: The order cannot be carried out.
         """
         order = Order.read(message.content)
         if order.learner not in LEARNERS:
@@ -127,7 +127,7 @@ class Request(Inquiry):
             clock.allow_at_most(timeout_of(session.strategy.settings, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
-        # In a simulation the owner may change them.
+        # In a simulation the owner may change settings and classes.
         terms, classes = (context.run_config, order.classes) if hospital.policy else ({}, [])
         check_same(run, f"{session.hospital.data.fingerprint}, part {part}", terms, classes)
         order = replace(order, hospital=hospital.name, members=announced(run, order))
@@ -140,7 +140,7 @@ class Request(Inquiry):
 
     @property
     def visit(self) -> tuple[int, int]:
-        """Round and hop."""
+        """The round and the hop of the order."""
         return self.order.round, self.order.hop
 
     def answer(
@@ -149,9 +149,9 @@ class Request(Inquiry):
         parcel: RecordDict | None = None,
         card: Mapping[str, str | list[str] | list[int]] | None = None,
     ) -> Message:
-        """The answer to the message, with the seconds that were measured.
+        """The answer to the message, with the measured seconds.
 
-        What the hospital withholds (`figures.withheld`) stays here, with its interval.
+        Withheld figures (`figures.withheld`) and their intervals do not leave.
         """
         policy = self.hospital.policy
         withheld = policy.figures.withheld if policy else ()
@@ -166,7 +166,10 @@ class Request(Inquiry):
 
 
 def _names(key: str) -> set[str]:
-    """The figures with which a metric is withheld: what it is said of, what it is for a task."""
+    """The figures whose withholding also withholds this metric.
+
+    An interval or noise belongs to its figure, and a figure of a task to the figure of all tasks.
+    """
     name = re.sub("-(low|high|noise)$", "", metric_of(key))
     of_task = name.replace("-in-task-#", "-of-task-#")
     return {name, of_task, of_task.removesuffix("-of-task-#")}

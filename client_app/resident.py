@@ -1,9 +1,9 @@
-"""A resident process that keeps what takes long to load: torch, the images, the device.
+"""A resident process, which keeps torch, the images and the device loaded.
 
 Flower starts a process for every message, and that process needs seconds before it can begin. With
 `resident` in its node-config, a hospital works in a warm process that stays (warm/resident.py). The
-process that Flower starts hands the message to it, and passes its answer on. What a message can do
-and what leaves the hospital is the same: both run the same app, with its guard.
+process that Flower starts hands the message to it, and passes the answer on. Both processes run the
+same app with its guard. So the same checks hold.
 """
 
 import json
@@ -31,16 +31,16 @@ GRACE = 5.0  # seconds of grace after the message's deadline
 
 
 def resident(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Have the message answered by the resident process if the hospital has one (a Flower mod).
+    """Pass a message to the hospital's resident process, if it has one (a Flower mod).
 
     Raises:
-        ConnectionError: The process ended without an answer, for lack of memory for instance.
+        ConnectionError: The process ended without an answer, for example for lack of memory.
         DeadlineError: The process did not answer in time.
         SettingsError: Others can open the folder of the socket.
         ParcelError: The message is too large.
     """
     config, asked = own_config(context), message.metadata
-    # Any process can say that the hospital can be reached.
+    # Any process can answer that the hospital can be reached.
     here = asked.message_type == "query.live" or isinstance(context, Handed)
     if here or not config.get("resident"):
         return call_next(message, context)
@@ -64,7 +64,8 @@ def call_resident(config: Mapping[str, Any]) -> socket:
 
     Raises:
         ConnectionError: The process has not started.
-        SettingsError: The folder of its socket is a link, another user's, or open to others.
+        SettingsError: The folder of its socket is a link, belongs to another user, or is open to
+            others.
     """
     if sys.platform != "linux":
         raise SettingsError("A resident process needs Linux: set 'resident' to false.")
@@ -82,6 +83,6 @@ def call_resident(config: Mapping[str, Any]) -> socket:
 
 
 def place_of(config: Mapping[str, Any]) -> tuple[Path, str]:
-    """The folder of the process's socket; and a text that names this hospital and this code."""
+    """The folder of the process's socket, and a text that identifies this hospital and code."""
     store = Path(str(config.get("store-dir", DEFAULT))).expanduser()
     return store / "resident", repr((ROOT, code_hash(), sys.executable, sorted(config.items())))

@@ -1,4 +1,4 @@
-"""What a hospital remembers of one run, in a folder of its store: `runs/<identity of the run>`."""
+"""A hospital's memory of one run, in a folder of its store: `runs/<identity of the run>`."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ from strategies.protocol.settings import MAY_CHANGE, require
 Place = tuple[int, ...]  # round and hop of a visit
 DAY = 24 * 3600.0  # seconds
 NAME = re.compile(r"[0-9a-zA-Z_-]{1,64}")  # the identity of a run, which names a folder
-# What counts here; it only grows.
+# The files that count terms, tests and visits; they only grow.
 REMEMBERED = ("terms.npz", "tested", "detailed", "buffers", "visits")
 
 
@@ -41,16 +41,16 @@ def run_folder(store: Store, run: str) -> Store:
 def check_same(
     run: Store, fingerprint: str, settings: Mapping[str, object], classes: Sequence[str]
 ) -> None:
-    """Refuse to go on with other images, settings or classes than the run began with here.
+    """Refuse images, settings or classes that differ from the run's first message here.
 
-    Otherwise images that were tested on could now be trained on, and what was trained with noise
-    could be trained on without.
+    Otherwise test images could become training images, and training with noise could go on without
+    noise.
 
     Args:
-        run: The run's folder, which keeps what the first message came with.
-        fingerprint: Of the hospital's images and their split.
-        settings: Those of the run; some may change when it is resumed.
-        classes: The names of the federation's; empty if they are not settled yet.
+        run: The run's folder; keeps the terms of the first message.
+        fingerprint: The fingerprint of the hospital's images and their split.
+        settings: The settings of the run; some may change when it is resumed.
+        classes: The names of the federation's classes; empty before they are known.
 
     Raises:
         DataError: The images have changed.
@@ -82,7 +82,7 @@ def check_same(
 
 
 def _terms(run: Store) -> Mapping[str, NDArray[Any]]:
-    """What a run began with here; empty before its first message."""
+    """The terms of a run's first message here; empty before that message."""
     path = run.folder / "terms.npz"
     if not path.exists():
         return {}
@@ -96,15 +96,15 @@ def _load_terms(folder: Path, inode: int, written: int) -> Mapping[str, NDArray[
 
 
 def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
-    """Refuse a model that is older than one of its lineage that was here.
+    """Refuse a model that is older than the newest model of its lineage here.
 
-    Only sealed parcels can be told apart in this way: the server can write any label on others.
+    Only labels of sealed parcels can be trusted: the server can write any label on other parcels.
 
     Args:
         run: The run's folder.
-        label: Of the model's parcel.
-        tested: Whether it is tested: then all that a round left of its lineage may come, in any
-            order. Else it is trained.
+        label: The label of the model's parcel.
+        tested: Whether the model is tested; else it is trained. All models of one round may be
+            tested, in any order.
 
     Raises:
         ParcelError: The model is older.
@@ -121,30 +121,30 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
 
 
 class Tested:
-    """The models that were tested, in the file `tested` of a run's folder.
+    """The record of tested models, in the file `tested` of a run's folder.
 
-    The server can begin as many runs as it likes. So models are counted also over all runs.
+    The server can begin any number of runs. So models are also counted over all runs.
 
     Args:
         run: The run's folder.
-        name: Of the file; "detailed" for those whose details were told.
-        rule: Of the policy, that says how many there may be.
+        name: The name of the file; "detailed" for models with detailed figures.
+        rule: The policy's rule for the largest number.
     """
 
     def __init__(self, run: Store, name: str = "tested", rule: str = "figures.max-models") -> None:
         self.run, self.name, self.rule = run, name, rule
 
     def add(self, model: str, place: str, most: int | None) -> None:
-        """Note that a model is tested, before it is.
+        """Add a model to the record, before it is tested.
 
         Args:
-            model: Its fingerprint.
-            place: Which model of the run it says it is, as a fingerprint; empty = any.
-            most: How many different models may be tested in a run, and in a day; None = any.
+            model: The model's fingerprint.
+            place: The fingerprint of the model's place in the run, from its label; empty = any.
+            most: The largest number of models in a run, and in a day; None = any.
 
         Raises:
-            ParcelError: Another model was tested in its place.
-            PolicyError: It would be one too many.
+            ParcelError: Another model was tested in the same place.
+            PolicyError: The number of models would be too large.
         """
         self.run.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.run.folder.parent / f".{self.name}.lock"):
@@ -168,14 +168,14 @@ class Tested:
 
 
 def count_visit(run: Store, most: int) -> None:
-    """Note that a model is trained, before it is: a server can order one round again and again.
+    """Count a visit before its training: a server can order a round many times.
 
     Args:
         run: The run's folder.
-        most: How many may be trained in a day, in all runs.
+        most: The largest number of visits in a day, in all runs.
 
     Raises:
-        PolicyError: It would be one too many.
+        PolicyError: The number of visits would be too large.
     """
     run.folder.mkdir(parents=True, exist_ok=True)
     with FileLock(run.folder.parent / ".visits.lock"):
@@ -193,7 +193,7 @@ def count_visit(run: Store, most: int) -> None:
 
 
 class _Test(NamedTuple):
-    """A line of the file."""
+    """A line of the file `tested`."""
 
     time: float
     model: str
@@ -201,7 +201,7 @@ class _Test(NamedTuple):
 
 
 def _files(run: Store, name: str, since: float) -> Iterator[Path]:
-    """The files of this name of all runs, if they were written to since then."""
+    """The files with a name in all runs that were written at or after a time."""
     for path in run.folder.parent.glob(f"*/{name}"):
         if path.stat().st_mtime >= since:
             yield path
@@ -210,17 +210,17 @@ def _files(run: Store, name: str, since: float) -> Iterator[Path]:
 def _tested(path: Path) -> Iterator[_Test]:
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         fields = line.split(" ")
-        if len(fields) == len(_Test._fields):  # else its writing was cut off
+        if len(fields) == len(_Test._fields):  # else the line is incomplete
             yield _Test(_time_of(fields[0]), *fields[1:])
 
 
 def _time_of(text: str) -> float:
-    """Seconds since 1970; now if a damaged line does not say them, so that it still counts."""
+    """Seconds since 1970 in a line; the present for a damaged line, so that the line counts."""
     return float(text) if re.fullmatch("[0-9]{1,12}", text) else time.time()
 
 
 def note_dossier(run: Store, hospital: str, hash_: str) -> None:
-    """Remember which dossier a hospital's buffer names, for who gets to see that dossier."""
+    """Note the hash of the dossier that a hospital's buffer names."""
     known = dossiers(run)
     if known.get(hospital) != hash_:
         known[hospital] = hash_
@@ -229,7 +229,7 @@ def note_dossier(run: Store, hospital: str, hash_: str) -> None:
 
 
 def dossiers(run: Store) -> dict[str, str]:
-    """The SHA-256 of the dossiers that buffers named here, by hospital."""
+    """The SHA-256 of the dossiers that received buffers name, by hospital."""
     kept = run.load("dossiers")
     return (
         dict(zip(kept["hospitals"].tolist(), kept["hashes"].tolist(), strict=True)) if kept else {}
@@ -237,15 +237,15 @@ def dossiers(run: Store) -> dict[str, str]:
 
 
 class Kept:
-    """Named arrays that stay between visits, as each of the last two visits left them.
+    """Named arrays that the last two visits left at the hospital.
 
-    A visit whose answer was lost with the server is ordered again when the run is resumed. It then
-    starts from what the visit before it left, as it did the first time.
+    The server may lose the answer of a visit. It orders the visit again when the run is resumed.
+    The visit then starts again from the arrays of the visit before.
 
     Args:
         run: The run's folder.
-        kind: "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": what
-            a learner keeps for the hospital's stream (`Learner.rehearsal`).
+        kind: "local": the state-dict keys that stay local (`Learner.local`); or "rehearsal": a
+            learner's memory for the hospital's stream (`Learner.rehearsal`).
     """
 
     def __init__(self, run: Store, kind: str) -> None:
@@ -253,17 +253,18 @@ class Kept:
         self.kind = kind
 
     def before(self, visit: Place) -> dict[str, NDArray[np.generic]]:
-        """What the last visit before this one left; nothing before the first."""
+        """The arrays of the last visit before this one; empty before the first."""
         return self._newest([each for each in self._visits() if each < visit])
 
     def after(self, visit: Place) -> dict[str, NDArray[np.generic]]:
-        """What this visit left, or else the last one before it; nothing before the first."""
+        """The arrays of this visit, or else of the last one before it; empty without any."""
         return self._newest([each for each in self._visits() if each <= visit])
 
     def save(self, visit: Place, arrays: dict[str, NDArray[np.generic]]) -> None:
-        """Keep what this visit leaves, and what the visit before it left; forget older ones.
+        """Keep the arrays of this visit and of the visit before; discard older ones.
 
-        Later ones stay: after a resume a hospital prepares again, before the visits it has made.
+        Arrays of later visits stay: after a resume a hospital prepares again, with visits already
+        made.
         """
         self.run.save(self._name(visit), arrays)
         for older in [each for each in self._visits() if each < visit][:-1]:
@@ -273,7 +274,7 @@ class Kept:
         return self.run.load(self._name(visits[-1])) if visits else {}
 
     def _visits(self) -> list[Place]:
-        """The visits that left something, in order."""
+        """The visits that left arrays, in order."""
         return sorted(tuple(map(int, name.split("-"))) for name in self.run.names(self.kind))
 
     def _name(self, visit: Place) -> str:

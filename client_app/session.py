@@ -1,7 +1,7 @@
 """A session: a hospital, opened and judged for one run.
 
-It lives as long as its process, so that a message costs its own work alone. Whatever a session
-follows from is compared at every message: the run's settings, the hospital's node-config and
+It lives as long as its process, so that later messages need not open the hospital again. Each
+message compares the inputs of the session: the run's settings, the hospital's node-config and
 policy, its name and the federation's classes.
 """
 
@@ -21,10 +21,10 @@ from strategies.registry import strategy_of
 
 @dataclass(frozen=True)
 class Session:
-    """What a hospital works with in one run.
+    """A hospital and the method of one run.
 
     Attributes:
-        hospital: With all its images, and its settings.
+        hospital: The hospital, with all its images and its own settings.
         strategy: The run's method, with the run's settings.
     """
 
@@ -34,7 +34,7 @@ class Session:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What a session follows from, as a text that tells 1 from 1.0 and true."""
+    """The inputs of a session; its text distinguishes 1, 1.0 and true."""
 
     text: str
     context: Context = field(compare=False)
@@ -43,12 +43,12 @@ class _Asked:
 
 
 def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Session:
-    """The session of a message; one that there is, or a new one.
+    """The session of a message: an existing one, or a new one.
 
     Args:
-        context: Flower's: the run's settings, and the hospital's node-config.
-        name: The name that is registered at the server, for a hospital without `site`.
-        classes: The federation's; empty if they are not settled yet.
+        context: Flower's context, with the run's settings and the hospital's node-config.
+        name: The name at the server, for a hospital without `site`.
+        classes: The federation's classes; empty before they are known.
 
     Raises:
         SettingsError: A setting, the policy or the hospital's name cannot be used.
@@ -61,12 +61,12 @@ def session_for(context: Context, name: str, classes: tuple[str, ...]) -> Sessio
     rules = policy.read_bytes() if policy and policy.is_file() else b""
     settings = sorted(context.run_config.items())
     text = repr((settings, sorted(own.items()), simulated, rules, name, classes))
-    # One process may serve many simulated hospitals. Where there is one, a server that asks for
-    # many sessions must not fill the memory.
+    # One process may serve many simulated hospitals. In a deployment it serves one: there a server
+    # that asks for many sessions must not fill the memory.
     if not simulated and _session.cache_info().currsize > 2:
         _session.cache_clear()
     session = _session(_Asked(text, context, name, classes))
-    # As in `open_hospital`: another run in this process may have set another number.
+    # Another run in this process may have set another number of threads (see `open_hospital`).
     torch.set_num_threads(session.hospital.settings.cpu_threads)
     return session
 

@@ -1,6 +1,7 @@
-"""A hospital's own folder: what stays there between two messages, and never leaves.
+"""A hospital's store: a folder that stays between messages and never leaves the hospital.
 
-A kill at any moment leaves the old file or the new one (strategies.protocol.files).
+If the process is killed while it writes, the old or the new file is there, whole
+(strategies.protocol.files).
 """
 
 import os
@@ -21,10 +22,10 @@ GB = 1e9
 
 
 def own_folder(path: Path) -> Path:
-    """Make a folder, and those above it that are missing, for this user alone; the folder.
+    """Make a folder, and missing folders above it, for this user only; returns the folder.
 
     Raises:
-        OSError: One cannot be made; the text says what to do.
+        OSError: A folder cannot be made; the text has the cure.
     """
     for each in [] if path.is_dir() else [*reversed(path.parents), path]:
         try:
@@ -37,7 +38,7 @@ def own_folder(path: Path) -> Path:
 
 
 def disk_used(folder: Path) -> int:
-    """Bytes that a folder takes on its disk."""
+    """The size of a folder on the disk, in bytes."""
     used = 0
     for inside, _, names in os.walk(folder):
         for name in names:
@@ -48,9 +49,9 @@ def disk_used(folder: Path) -> int:
 
 @contextmanager
 def own_draft(path: Path) -> Iterator[Path]:
-    """A new file beside `path` for this user alone, to be put in its place; removed afterwards.
+    """A new file beside `path`, for this user only, that may replace it; removed at the end.
 
-    Nobody can have made it, or a link of its name, before: the name is drawn.
+    The name is random, so that nobody can make the file, or a link with its name, before.
     """
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=own_folder(path.parent))
     os.close(handle)
@@ -64,7 +65,7 @@ class Store:
     """Named sets of arrays in one folder.
 
     Args:
-        folder: The hospital's folder; made at the first `save`.
+        folder: The folder; made at the first `save`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,15 +83,15 @@ class Store:
 
         Raises:
             ArchiveError: The file is damaged.
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         path = self.folder / f"{name}.npz"
         return load(path) if path.exists() else {}
 
     def names(self, folder: str) -> list[str]:
-        """What is kept in a folder such as "runs/1": the names below it, such as "home"."""
+        """The names of the sets in a folder such as "runs/1": the last parts, such as "home"."""
         return [path.stem for path in (self.folder / folder).glob("*.npz")]
 
     def discard(self, name: str) -> None:
-        """Delete what is kept under a name, if there is anything."""
+        """Delete the set of arrays under a name, if there is one."""
         (self.folder / f"{name}.npz").unlink(missing_ok=True)

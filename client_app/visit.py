@@ -1,4 +1,4 @@
-"""A visit: one local training of one model, at the hospital where it has arrived."""
+"""A visit: the local training of a model that has arrived at a hospital."""
 
 import logging
 from collections.abc import Mapping
@@ -34,18 +34,18 @@ from strategies.protocol.settings import PUBLIC, TrainSettings, require, rng_for
 
 
 def train_here(message: Message, context: Context) -> Message:
-    """Train the model that arrives, and test it if the order says so.
+    """Train the model of the message, and test it if the order says so.
 
     Returns:
         The trained model's parcel, with its `snapshots` if they were ordered; and metrics.
 
     Raises:
-        ParcelError: A parcel or a buffer is refused, by its learner for instance.
-        UselessError: The model is of no use as it arrives.
+        ParcelError: A parcel or a buffer is refused, for example by the learner.
+        UselessError: The model is of no use on arrival.
         DivergedError: Training has blown up.
         DeadlineError: The deadline has passed.
-        PolicyError: The hospital allows no such model, no more visits today, or not that a model
-            leaves that tells so much of who it was trained on.
+        PolicyError: The policy allows no such model, no more visits today, or no such large leak
+            about training members.
         DataError: The task has too few images here.
     """
     visit = Visit(Request.open(message, context, Clock(message.metadata.ttl)))
@@ -59,16 +59,16 @@ def train_here(message: Message, context: Context) -> Message:
 
 
 class Visit:
-    """A visit that is under way; its methods are its steps, in their order.
+    """A visit; the methods are its steps, in order.
 
     Args:
-        request: To train.
+        request: The request for the visit.
 
     Attributes:
-        network: The model, which training changes.
-        before: The label that it came with.
+        network: The model; training changes it.
+        before: The label of the parcel that arrived.
         label: The label of the parcel that leaves.
-        alone: Whether nobody else has trained the model.
+        alone: Whether only this hospital has trained the model.
         beside: The records that leave beside the model.
         snapshots: Parcels of the model after earlier epochs, if they were ordered.
     """
@@ -80,7 +80,7 @@ class Visit:
         self.network, self.before, carried = unpack(request, parcel_in(request.message.content))
         self.images = _images(request)
         self.judge = Judge(request, self.network, self.before, self.images)
-        if request.seal:  # what is refused must not count: an older copy comes in its place
+        if request.seal:  # only after all checks: a refused model must not count as the newest
             check_newest(request.run, self.before)
         self.label = self.before.advance(request.order)
         own = {*self.label.visited} == {request.hospital.name} and request.order.images == "own"
@@ -90,11 +90,11 @@ class Visit:
         self.snapshots: dict[str, RecordDict] = {}
 
     def train(self) -> dict[str, float]:
-        """Train the model, and judge what training has made of it; what was measured meanwhile."""
+        """Train the model and judge the result; returns the metrics of training."""
         request, order, hospital = self.request, self.request.order, self.request.hospital
         settings, clock = hospital.settings, request.clock
         place = (*request.visit, hospital.name)
-        if settings.asynchronous:  # so that it does not matter in which round it comes
+        if settings.asynchronous:  # the seed must not depend on the round of arrival
             place = (0, order.hop, self.label.lineage)
         with clock.measure("train"):
             self.learner = request.learner(self.network, self.images, settings, self.received)
@@ -122,14 +122,14 @@ class Visit:
         return metrics | spent
 
     def attack(self) -> None:
-        """Attack the model before it leaves, if the policy has rules about what attacks tell."""
+        """Attack the model before it leaves, if the policy asks for it."""
         if rules := _attacked_by(self.request):
             from client_app.release.model_attack import attack_model  # imports that take seconds
 
             attack_model(self.request, self.network, self.label, rules)
 
     def tell(self, metrics: dict[str, float]) -> dict[str, float]:
-        """What is said of the model; what the learner sends with it is put beside it."""
+        """The figures of the model that leave. The learner's memory is put beside the model."""
         self.disclosure = open_disclosure(self.request)
         told, memory = _told(
             self.disclosure, self.learner, self.network, self.label, metrics, self.memory
@@ -141,7 +141,7 @@ class Visit:
         return told
 
     def embed(self) -> dict[str, float]:
-        """Put embeddings of images beside the model, if they were ordered; what is said of them."""
+        """Put embeddings beside the model, if they were ordered; returns their figures."""
         if not self.request.order.embeddings:
             return {}
         sent, told = pack_embeddings(self.request, self.learner, self.disclosure)
@@ -153,7 +153,7 @@ class Visit:
         return pack(self.request, self.network, self.label, self.beside)
 
     def keep(self, parcel: RecordDict, told: Mapping[str, float]) -> None:
-        """Keep what stays: layers that do not travel, models to take home, a stream's images."""
+        """Keep the local layers, the hospital's own copies of models, and a stream's images."""
         request, label = self.request, Manifest.read(parcel)
         keep_local(request, self.network)
         if self.alone:
@@ -164,8 +164,8 @@ class Visit:
             Kept(request.run, "rehearsal").save(request.visit, arrays)
 
     def content(self, parcel: RecordDict) -> RecordDict:
-        """The records of the answer: the parcel, and its snapshots."""
-        if self.request.order.encoder:  # what came without it goes back without it
+        """The records of the answer: the parcel and its snapshots."""
+        if self.request.order.encoder:  # a model that came without its encoder returns without it
             came = self.request.message.content.array_records["model"]
             parcel = drop_encoder(parcel, parcel.array_records["model"].keys() - came.keys())
         return RecordDict({**parcel, **bundle(self.snapshots, ["manifest", "model"])})
@@ -179,10 +179,11 @@ class Visit:
 def _private_steps(
     request: Request, settings: TrainSettings, network: nn.Module
 ) -> tuple[PrivateSteps, float]:
-    """The steps of DP-SGD, once the hospital's privacy account has let them; and the ε spent.
+    """The steps of DP-SGD, if the privacy account allows them; and the ε spent so far.
 
-    In a simulation each run has an account, and the seed decides on the noise. In a deployment the
-    server knows the seed: whoever draws the noise again can subtract it.
+    In a simulation each run has an account, and the noise follows from the seed. In a deployment
+    the server knows the seed and could subtract such noise. There the noise comes from the system's
+    entropy.
     """
     hospital, order, policy = request.hospital, request.order, request.hospital.policy
     settings.check_learner(order.learner)
@@ -211,18 +212,17 @@ def _told(
     metrics: dict[str, float],
     memory: Mapping[str, Tensor],
 ) -> tuple[dict[str, float], Mapping[str, Tensor]]:
-    """What the hospital says of the model that it has trained, and what travels with the model.
+    """The figures of the trained model that leave, and the memory that travels with the model.
 
-    Between hospitals all that is about several patients counts as one model that is asked about
-    them: figures, and prototypes.
+    In a deployment figures and prototypes count as one model that the hospital answers for.
 
     Args:
-        disclosure: Of the order.
-        learner: Has trained.
+        disclosure: The disclosure for the order.
+        learner: The learner after training.
         network: The model that leaves.
-        label: Of its parcel.
-        metrics: What was measured meanwhile, exactly.
-        memory: What the learner would send with the model.
+        label: The label of its parcel.
+        metrics: The exact metrics of training.
+        memory: The tensors that the learner sends with the model, by name.
     """
     request = disclosure.request
     model = disclosure.fingerprint(network, label)
@@ -238,7 +238,7 @@ def _told(
         logging.getLogger("flwr").error(error.explain())
         return told, memory
     with request.clock.measure("evaluate"):
-        # DP-SGD's guarantee has no room for them.
+        # DP-SGD's guarantee does not cover them.
         if noised and not request.hospital.settings.train.dp.noise_multiplier:
             told |= noised.loss_figures(model, network)
         if noised and sums and request.order.images == "own":
@@ -253,9 +253,10 @@ def _told(
 
 
 def _attacked_by(request: Request) -> ModelRules | None:
-    """The rules by which the model is attacked before it leaves; None if it is not.
+    """The rules for an attack on the model before it leaves; None if there is no attack.
 
-    Attacks cost a look at all images: without a limit only models of the last round are worth it.
+    An attack uses all images, which takes time. Without a limit (`max_membership` 1) only models of
+    the last round are attacked.
     """
     policy = request.hospital.policy
     if policy is None or request.order.images != "own":
@@ -265,7 +266,7 @@ def _attacked_by(request: Request) -> ModelRules | None:
 
 
 def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -> Received:
-    """What came with the model, and what the hospital has kept for its stream."""
+    """The data that came with the model, and the hospital's memory of its stream."""
     kept = Kept(request.run, "rehearsal").before(request.visit)
     device = request.hospital.device
     return Received(
@@ -280,14 +281,14 @@ def _received(request: Request, label: Manifest, memory: Mapping[str, Tensor]) -
 
 
 def _public(request: Request) -> Samples | None:
-    """The public images that the learner wants beside those that it trains on."""
+    """The public images that the learner uses beside the training images, if there are any."""
     key, hospital = request.learner.archive, request.hospital
     named = key and str(hospital.settings.run_config[key]).startswith(PUBLIC)
     return hospital.public(key) if named and request.order.images != "public" else None
 
 
 def _images(request: Request) -> Samples:
-    """The images that the order says are trained on, beside buffers."""
+    """The training images of the order, without buffers."""
     hospital = request.hospital
     own = hospital.data.train
     if request.order.images == "own":
