@@ -27,7 +27,7 @@ def main() -> None:
 
     server, hospital = "the server's folder", "the hospital's folder"
     authority = command(
-        "authority", "operator: make the certificates of authority and server", server
+        "authority", "operator: make the certificates of the authority and the server", server
     )
     authority.add_argument(
         "--server",
@@ -36,9 +36,9 @@ def main() -> None:
         metavar="NAME",
         help="host names or IP addresses under which hospitals reach the server",
     )
-    key = command("key", "hospital: make the key that proves who it is", hospital)
+    key = command("key", "hospital: make its authentication key", hospital)
     key.add_argument("hospital", help="the hospital's name")
-    approved = command("approve", "hospital: approve the code that it runs", hospital)
+    approved = command("approve", "hospital: approve the code to run", hospital)
     approved.add_argument(
         "checkout",
         nargs="?",
@@ -57,7 +57,7 @@ def main() -> None:
         type=int,
         default=8000,
         help="port for commands from this machine (default: %(default)s); Flower 1.40 and newer "
-        "take them on the port of --fleet-address",
+        "use the port of --fleet-address",
     )
     registered = command("register", "operator: let a hospital take part", server)
     registered.add_argument("public_key", type=_path, help="the hospital's .pub file")
@@ -72,38 +72,38 @@ def main() -> None:
     supernode.add_argument(
         "--members",
         required=True,
-        help="file with the keys of all hospitals, or first-use, or none (open runs only)",
+        help="file with the keys of all hospitals, first-use, or none (open runs only)",
     )
     supernode.add_argument(
         "--policy",
         type=_path,
-        help="what the hospital allows (default: policy.toml in its folder, if there is one)",
+        help="the hospital's policy (default: policy.toml in its folder, if there is one)",
     )
     supernode.add_argument(
         "--any-code",
         action="store_true",
-        help="run code that the hospital has not approved: whoever can start a run at the server "
-        "can then read all that this user can, images and keys too",
+        help="run code that the hospital has not approved: anyone who can start a run at the "
+        "server can then read all files of this user, also images and keys",
     )
     supernode.add_argument(
         "--runtime-port",
         type=int,
         default=0,
-        help="port of this machine for the hospital's own processes, for a firewall (default: any)",
+        help="local port for the hospital's own processes, for a firewall rule (default: any)",
     )
     supernode.add_argument(
         "--node-config", default="", help="more keys, such as \"model='resnet18'\""
     )
     runs = command("run", "operator: start a run and wait for its end", server)
     runs.add_argument("--run-config", help="settings, such as \"strategy='cwt' image-size=64\"")
-    about = "show what runs on this machine, and for how long certificates and disks last"
+    about = "show the servers and hospitals on this machine, their certificates and free disk"
     states = commands.add_parser("status", help=about, description=about)
     states.set_defaults(command="status")
     states.add_argument(
         "folder",
         type=_path,
         nargs="*",
-        help="a server's or a hospital's folder (default: those of this user that run here)",
+        help="a server's or a hospital's folder (default: all of this user that run here)",
     )
     arguments = parser.parse_args()
     try:
@@ -124,7 +124,7 @@ def _do(given: argparse.Namespace) -> None:
         case "authority":
             make_authority(folder, given.server)
             print(
-                f"{folder}/ca.crt      goes to every hospital, which checks the server with it\n"
+                f"{folder}/ca.crt      goes to every hospital, to check the server\n"
                 f"{folder}/ca.key      signs new server certificates: best kept offline\n"
                 f"{folder}/server.crt  and\n"
                 f"{folder}/server.key  stay on the server; keep the key secret"

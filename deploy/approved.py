@@ -1,7 +1,7 @@
-"""The code that a hospital has approved: its own copy, and the hash by which all know it.
+"""The code that a hospital has approved: its own copy, and the hash that identifies it.
 
-Approved code lies in `<hospital's folder>/approved/`, each version in a folder that is named after
-its hash. The file `code` there holds the hash of the one that runs. Nothing is ever overwritten.
+Approved code is in `<hospital's folder>/approved/`. Each version has a folder that is named after
+its hash. The file `code` there holds the hash of the version to run. No version is overwritten.
 """
 
 import re
@@ -13,15 +13,15 @@ from deploy.errors import DeployError
 from strategies.protocol.code import files_of, hash_of
 from strategies.protocol.files import make_private, replacing
 
-DIGITS = 16  # of a hash, in the name of a folder
+DIGITS = 16  # digits of a hash in the name of a folder
 
 
 def approve(folder: Path, checkout: Path) -> str:
-    """Copy a checkout's code, and make it what the hospital runs from its next start on.
+    """Copy a checkout's code, which the hospital then runs from its next start on.
 
     Args:
-        folder: The hospital's.
-        checkout: That of this repository.
+        folder: The hospital's folder.
+        checkout: A checkout of this repository.
 
     Returns:
         The hash of the code.
@@ -40,7 +40,7 @@ def approve(folder: Path, checkout: Path) -> str:
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
         copy.chmod(0o444)
-    code = hash_of(draft)  # of the copy: the checkout may change meanwhile
+    code = hash_of(draft)  # the checkout may change meanwhile
     place = approved / code[:DIGITS]
     if place.exists():
         shutil.rmtree(draft)
@@ -58,7 +58,7 @@ def approved_code(folder: Path) -> Path:
     """The folder with the code that a hospital has approved.
 
     Raises:
-        DeployError: It has approved none, or what it approved was changed.
+        DeployError: No code is approved, or approved code was changed.
     """
     chosen = folder / "approved" / "code"
     if not chosen.is_file():
@@ -75,7 +75,7 @@ def approved_code(folder: Path) -> Path:
 
 
 def _check(place: Path, code: str) -> None:
-    # Python would run the bytecode rather than the source. Only root can have written any here.
+    # Python would run bytecode instead of the source. Only root can have written bytecode here.
     for cache in place.rglob("__pycache__"):
         shutil.rmtree(cache, ignore_errors=True)
     there = {path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()}

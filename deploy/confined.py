@@ -1,9 +1,9 @@
-"""Runs a program that takes the app from approved code alone, whatever code a run brings.
+"""Runs a program that takes the app only from approved code, not from a run's bundle.
 
-Flower unpacks the bundle that comes with a run, puts its folder first on `sys.path`, and imports
-the module that the bundle names. A bundle could so replace the app, or bring a `torch` of its own.
-Here `sys.path` stays what it was before the program began, and the app's packages are found in the
-approved folder only. So the approved app answers, and itself refuses a run of other code.
+Flower unpacks the bundle of a run, puts its folder first on `sys.path`, and imports the module that
+the bundle names. So a bundle could replace the app, or bring its own `torch`. Here `sys.path` stays
+as it was at the start, and the app's packages come only from the approved folder. So the approved
+app answers, and it refuses a run of other code.
 
     python -I confined.py <approved folder> <program> <argument> ...
 """
@@ -20,13 +20,13 @@ APP = "client_app"
 
 
 class Finder(MetaPathFinder):
-    """Finds modules as Python's own finder does, but not where a bundle wants them found."""
+    """Finds modules like Python's own finder, but never in a run's bundle."""
 
     find_distributions = staticmethod(PathFinder.find_distributions)
     invalidate_caches = staticmethod(PathFinder.invalidate_caches)
 
     def __init__(self, approved: Path) -> None:
-        """Trusts what is on `sys.path` now.
+        """Trust the folders that are on `sys.path` now.
 
         Args:
             approved: The folder with the app's packages.
@@ -41,8 +41,8 @@ class Finder(MetaPathFinder):
         """Find a module.
 
         Raises:
-            ImportError: It is not the app's, and would be the first one after a bundle was put on
-                `sys.path`: the bundle has named it.
+            ImportError: The module is the first one after a bundle was put on `sys.path`, and is
+                not the app's: the bundle has named it.
         """
         if sys.path != self._path:
             sys.path[:] = self._path
@@ -54,7 +54,7 @@ class Finder(MetaPathFinder):
 
 
 def main(approved: Path, program: str, *arguments: str) -> None:
-    """Run a program of Python, with its arguments."""
+    """Run a Python program with its arguments."""
     sys.meta_path[sys.meta_path.index(PathFinder)] = Finder(approved)
     sys.argv = [program, *arguments]
     runpy.run_path(program, run_name="__main__")

@@ -1,11 +1,11 @@
 #!/usr/bin/env -S python3 -I
-"""Flower's SuperLink, which takes commands only from who knows a token.
+"""Flower's SuperLink, which accepts commands only with a token.
 
-Whoever reaches its port could otherwise start and stop runs and register hospitals. Flower takes
-the class that checks accounts (`ControlAuthnPlugin`) from a package that is not public; here it is
-given one of ours in the same place, which is no public interface: tests/deploy/test_relay.py asks
-a real SuperLink. `flwr` finds the token where it keeps what `flwr login` would give: in the file
-`credentials.yaml` of FLWR_HOME, the server's folder, which only its user can read.
+Without the token anyone who reaches its port could start and stop runs and register hospitals.
+Flower takes the class that checks accounts (`ControlAuthnPlugin`) from a package that is not
+public. Here our class takes its place. This is no public interface, so tests/deploy/test_relay.py
+tests it with a real SuperLink. `flwr` finds the token where `flwr login` would store it: in the
+file `credentials.yaml` of FLWR_HOME, the server's folder, which only its user can read.
 
 deploy/server_programs/flower-superlink is a link to this file.
 """
@@ -28,7 +28,7 @@ Tokens = Sequence[tuple[str, str | bytes]]
 
 
 class OperatorOnly(ControlAuthnPlugin):
-    """Lets who sends the token do everything, and nobody else anything."""
+    """Allows every command with the token, and no command without it."""
 
     token = ""
 
@@ -38,7 +38,7 @@ class OperatorOnly(ControlAuthnPlugin):
             raise ValueError("There is no token.")
 
     def validate_tokens_in_metadata(self, metadata: Tokens) -> tuple[bool, AccountInfo | None]:
-        """Whether a command comes with the token; who gives it is then Flower's one account."""
+        """Whether a command has the token; with it, also Flower's only account."""
         given = dict(metadata).get(ACCESS_TOKEN_KEY, "")
         text = given if isinstance(given, bytes) else given.encode()
         if not hmac.compare_digest(text, self.token.encode()):
@@ -46,15 +46,15 @@ class OperatorOnly(ControlAuthnPlugin):
         return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
 
     def get_login_details(self) -> AccountAuthLoginDetails | None:
-        """None: nobody can log in, the token is in the server's folder."""
+        """None: there is no login, because the token is in the server's folder."""
         return None
 
     def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
-        """None: the same."""
+        """None: there is no login."""
         return None
 
     def refresh_tokens(self, metadata: Tokens) -> tuple[Tokens | None, AccountInfo | None]:
-        """None: the token stays the same until the SuperLink is ended."""
+        """None: the token is the same until the SuperLink ends."""
         return None, None
 
 
@@ -64,7 +64,7 @@ def given(option: str) -> str:
 
 
 def main() -> None:
-    """Run Flower's program with the token, which follows from the secret that it is given."""
+    """Run Flower's program with the token, which is derived from the SuperExec's secret."""
     secret = Path(given("--superexec-auth-secret-file")).read_bytes()
     OperatorOnly.token = hmac.digest(secret, b"fedhandoff commands 1", "sha256").hex()
     address, store = os.environ["FEDHANDOFF_COMMANDS"], get_credential_store()

@@ -1,8 +1,8 @@
 """Certificates for the server, and a key for each hospital.
 
-A hospital checks the server's certificate with that of the consortium's own authority. The server
-checks a hospital by its registered public key. The files have the usual formats: X.509 certificates
-in PEM, and keys as `ssh-keygen -t ecdsa -b 384` writes them.
+A hospital checks the server's certificate with the certificate of the consortium's own authority.
+The server checks a hospital by its registered public key. The files have the usual formats: X.509
+certificates in PEM, and keys in the format of `ssh-keygen -t ecdsa -b 384`.
 """
 
 import ipaddress
@@ -22,9 +22,9 @@ from deploy.errors import DeployError
 from strategies.protocol.files import make_private
 from strategies.protocol.names import check_name as check_rule
 
-YEARS = 10  # of validity of a certificate
-HERE = ("localhost", "127.0.0.1")  # names by which the operator's own commands reach the server
-Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey]  # who signs a certificate
+YEARS = 10  # years for which a certificate is valid
+HERE = ("localhost", "127.0.0.1")  # the server's names in the operator's own commands
+Issuer = tuple[x509.Name, ec.EllipticCurvePrivateKey]  # the signer of a certificate
 
 
 def make_authority(folder: Path, names: Sequence[str]) -> None:
@@ -33,7 +33,7 @@ def make_authority(folder: Path, names: Sequence[str]) -> None:
     An existing authority is kept, so that a server can get a new certificate.
 
     Args:
-        folder: Where the files go; made if it does not exist.
+        folder: The folder for the files; made if it does not exist.
         names: Host names and IP addresses under which hospitals reach the server.
 
     Raises:
@@ -74,7 +74,7 @@ def check_name(hospital: str) -> None:
     """Check that the app accepts a hospital's name.
 
     Raises:
-        DeployError: It does not.
+        DeployError: The name is not valid.
     """
     try:
         check_rule(hospital)
@@ -86,7 +86,7 @@ def check_key(path: Path) -> None:
     """Check that Flower can read a hospital's private key.
 
     Raises:
-        DeployError: It cannot.
+        DeployError: The file cannot be read, or holds another kind of key.
     """
     try:
         key = serialization.load_ssh_private_key(path.read_bytes(), None)
@@ -100,10 +100,10 @@ def check_key(path: Path) -> None:
 
 
 def end_of(certificate: Path) -> datetime:
-    """When a certificate ends.
+    """The end of a certificate's validity.
 
     Raises:
-        DeployError: It cannot be read, has ended, or is not valid yet.
+        DeployError: The certificate cannot be read, has expired, or is not valid yet.
     """
     try:
         read = x509.load_pem_x509_certificate(certificate.read_bytes())
@@ -157,10 +157,10 @@ def _issue(
     """Make a key, `<path>.key`, and its certificate, `<path>.crt`.
 
     Args:
-        path: Of both files, without their suffixes.
+        path: The path of both files, without the suffixes.
         common: The name in the certificate.
-        issuer: Who signs the certificate; None = the new key itself.
-        extensions: Of the certificate, each with whether it is critical.
+        issuer: The signer of the certificate; None = the new key itself.
+        extensions: The extensions of the certificate; the flag marks a critical one.
 
     Returns:
         The name and the key.
@@ -204,13 +204,13 @@ def _must_be_new(*paths: Path) -> None:
     for path in paths:
         if path.exists():
             raise DeployError(
-                f"{path} already exists and is not overwritten, which would lock out everybody who "
-                "relies on it. Move it away, or choose another folder."
+                f"{path} already exists and is not overwritten: others may rely on it. Move it "
+                "away, or choose another folder."
             )
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """Write a new file, which has its mode from the first moment."""
+    """Write a new file, which is created with its mode."""
     make_private(path.parent)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)

@@ -1,10 +1,9 @@
 """A consortium on one machine, in a new temporary folder: a server, three hospitals, a short run.
 
-With --asynchronous nobody waits for the slowest of them, which takes a dozen times as many steps.
+With --asynchronous no hospital waits for the slowest one, which takes a dozen times as many steps.
 
-Its commands are those that people would give (docs/deployment.md). The last line printed is the
-folder of the results; the exit status is that of the run. All processes are ended, also after
-Ctrl-C.
+It uses the commands of a real deployment (docs/deployment.md). It prints the folder of the results
+last, and ends with the exit status of the run. All processes are ended, also after Ctrl-C.
 """
 
 import argparse
@@ -26,12 +25,12 @@ from deploy.errors import DeployError
 from deploy.transport import for_commands
 
 HOSPITALS = ("graz", "linz", "wien")
-IMAGES = 599  # per hospital: enough of each class to test on for figures to leave
+IMAGES = 599  # per hospital: enough test images of each class for figures to leave
 SETTINGS = (
     "strategy='cwt' model='mlp' num-server-rounds=2 train.epochs=1 min-hospitals=3 seed=1 "
     "hop-timeout=300"
 )
-# The slow one goes through its images two by two.
+# The slow hospital has small batches.
 ASYNCHRONOUS = (
     "strategy='rwt' asynchronous=true model='mlp' num-server-rounds=6 train.epochs=50 "
     "min-hospitals=3 seed=1 hop-timeout=300"
@@ -42,9 +41,9 @@ DEPLOY = [sys.executable, "-m", "deploy"]
 
 
 def main(arguments: Sequence[str] = ()) -> None:
-    """Start server and hospitals, do a run, end them."""
+    """Start server and hospitals, do a run, and end them."""
     parser = argparse.ArgumentParser(prog="deploy/demo", description=__doc__)
-    about = f"with queues in the place of rounds, and {HOSPITALS[-1]} made slow"
+    about = f"use queues instead of rounds; {HOSPITALS[-1]} is slow"
     parser.add_argument("--asynchronous", action="store_true", help=about)
     asynchronous = parser.parse_args(arguments).asynchronous
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -86,11 +85,11 @@ def hospitals(
     """Run the hospitals of the server in `folder`, each with its files in `folder`/<name>.
 
     Args:
-        folder: That of `server`.
+        folder: The folder of `server`.
         address: host:port of the server.
         sealed: Whether they take part in sealed runs, or in open ones.
-        more: Further arguments of `python -m deploy supernode`,
-        own: and those of one hospital, by its name.
+        more: Further arguments of `python -m deploy supernode` for all hospitals.
+        own: Further arguments for one hospital, by name.
         names: The hospitals, each with its images in `folder`/images/<name>.
     """
     lines = [_identity(name, folder / name / "store") for name in names]
@@ -146,7 +145,7 @@ def _deploy(*arguments: str | Path) -> None:
 def started(
     folder: Path, *arguments: str | Path, log: str = "superlink"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command, with its output in `folder`/<log>.log; it is ended with the block."""
+    """Run a command until the end of the block, with its output in `folder`/<log>.log."""
     with (folder / f"{log}.log").open("wb") as output:
         process = subprocess.Popen([*DEPLOY, *arguments], stdout=output, stderr=subprocess.STDOUT)
     try:

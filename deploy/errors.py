@@ -1,5 +1,5 @@
-"""Errors that a person can put right."""
+"""Errors that a person can correct."""
 
 
 class DeployError(Exception):
-    """A command failed; the text says why, and what to do."""
+    """A command failed; the text has the reason and the cure."""

@@ -1,4 +1,4 @@
-"""The hospital's commands: start its SuperNode."""
+"""The hospital's command: start its SuperNode."""
 
 import json
 import os
@@ -25,33 +25,33 @@ from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, make_private
 
 HERE = Path(__file__).parent
-PROGRAMS = HERE / "programs"  # those that run instead of Flower's own
+PROGRAMS = HERE / "programs"  # replace Flower's own programs
 REPLACED = (
     *("flower-supernode", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model"),
     *("flwr-serverapp", "flwr-simulation"),
 )
-# Environment variables of the hospital's processes. Other users of the machine can read a command
-# line, and what Flower is told it tells whoever takes a message.
+# Environment variables of the hospital's processes. A command line would be visible to other users
+# of the machine, and Flower passes its node-config to every process that takes a message.
 CODE = "FEDHANDOFF_CODE"  # the folder of the approved code, or "any"
 NODE_CONFIG = "FEDHANDOFF_NODE_CONFIG"  # JSON; client_app.authority.node_config reads it
-OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or not any more
+OUT_OF_TIME = (9, 10)  # OpenSSL's codes for certificates that are not valid yet, or have expired
 
 
 @dataclass(frozen=True)
 class Hospital:
-    """What a hospital says of itself when it starts its SuperNode.
+    """A hospital's options for the start of its SuperNode.
 
     Attributes:
-        folder: Has `ca.crt`, the hospital's key and its approved code; Flower's files go there.
+        folder: The folder with `ca.crt`, the hospital's key, its approved code, and Flower's files.
         server: host:port of the SuperLink.
         name: The hospital's name.
         data_dir: The hospital's folder of images, or its manifest.
         store_dir: The hospital's store; None = the app's default.
         members: The file with the keys of all hospitals, "first-use", or "none".
         policy: The file of its policy; None = `policy.toml` in the folder, if there is one.
-        node_config: Further keys of the node-config, as Flower writes them.
-        any_code: Whether it runs the code that comes with a run, approved or not.
-        runtime_port: On which the hospital's processes reach its SuperNode; 0 = a free one.
+        node_config: Further keys of the node-config, in Flower's notation.
+        any_code: Whether it also runs code that is not approved.
+        runtime_port: The port of the SuperNode for the hospital's processes; 0 = a free one.
     """
 
     folder: Path
@@ -70,10 +70,10 @@ def start_supernode(hospital: Hospital) -> None:
     """Run a hospital's SuperNode until SIGTERM or SIGINT.
 
     Raises:
-        DeployError: A file is missing, the folder or the store cannot be written to, a SuperNode
-            runs from the folder already, no code is approved or it was changed, the server's
-            certificate is not valid or not from the consortium's authority, or the SuperNode does
-            not stay up.
+        DeployError: A file is missing; the folder or the store cannot be written to; a SuperNode
+            already runs from the folder; no code is approved, or approved code was changed; the
+            server's certificate is not valid, or not from the consortium's authority; or the
+            SuperNode does not stay up.
     """
     check_name(hospital.name)
     folder = hospital.folder.absolute()
@@ -128,10 +128,10 @@ def start_supernode(hospital: Hospital) -> None:
 
 
 def check_writable(hospital: str, store: Path) -> None:
-    """Check that a hospital's store can be written to, before a run finds that out.
+    """Check before a run that a hospital's store can be written to.
 
     Raises:
-        DeployError: It cannot.
+        DeployError: The store cannot be written to.
     """
     folder = store / hospital
     try:
@@ -146,7 +146,7 @@ def check_writable(hospital: str, store: Path) -> None:
 
 
 def command(server: str, authority: Path, key: Path, secret: Path, port: int) -> list[str]:
-    """The command line of the SuperNode, to which its ClientApps connect on `port`."""
+    """The command line of the SuperNode; its ClientApps connect on `port`."""
     return [
         *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
         *("--auth-supernode-private-key", str(key), "--isolation", "process"),
@@ -159,9 +159,9 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
     """The hospital's node-config.
 
     Raises:
-        DeployError: A file that it names does not exist, or a key or value cannot be read.
+        DeployError: A file in it does not exist, or a key or value cannot be read.
     """
-    # The store is said here: no variable of a later process may choose another ledger or account.
+    # Always with the store: no variable of a later process may choose another ledger or account.
     paths = {"data-dir": hospital.data_dir, "store-dir": hospital.store_dir or STORES}
     if hospital.members not in ("first-use", "none"):
         paths["members"] = Path(hospital.members).expanduser()
@@ -189,10 +189,10 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """Keys and values as Flower writes them: `model='resnet18' train.batch-size=8`.
+    """Parse keys and values in Flower's notation: `model='resnet18' train.batch-size=8`.
 
     Raises:
-        DeployError: There is something else in the text.
+        DeployError: The text has another form.
     """
     pair = re.compile(r"""([\w.-]+)=('[^']*'|"[^"]*"|\S+)""")
     try:
@@ -210,9 +210,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def check_server(server: str, authority: Path) -> None:
-    """Check the server's certificate with that of the consortium's authority.
+    """Check the server's certificate with the certificate of the consortium's authority.
 
-    A server that does not answer is not an error: the SuperNode retries.
+    A server without an answer is no error: the SuperNode retries.
 
     Raises:
         DeployError: The certificate is not from that authority or not for this address, or `server`

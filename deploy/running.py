@@ -1,6 +1,6 @@
-"""Which server or hospital runs from a folder: the file `running.json` there, and a lock on it.
+"""The server or hospital that runs from a folder: the file `running.json`, with a lock.
 
-The lock ends with the process, however that ends; the file is left.
+The lock ends with the process, also after a crash. The file stays.
 """
 
 import fcntl
@@ -19,11 +19,11 @@ TIME = "%Y-%m-%d %H:%M:%S"
 
 
 class Running:
-    """What is told about the process that runs from a folder.
+    """The facts about the process that runs from a folder.
 
     Args:
         file: A descriptor of the file.
-        facts: By name; `pid` and `since` are added.
+        facts: The facts, by name; `pid` and `since` are added.
     """
 
     def __init__(self, file: int, facts: dict[str, str]) -> None:
@@ -36,7 +36,7 @@ class Running:
         self._write()
 
     def note(self, said: str) -> None:
-        """Tell what the process has said last."""
+        """Write the last line of the process's log into the file."""
         self._facts |= {"said": said, "said-at": time.strftime(TIME)}
         self._write()
 
@@ -48,15 +48,15 @@ class Running:
 
 @contextmanager
 def only_one(folder: Path, what: str, **facts: str) -> Iterator[Running]:
-    """Hold a folder for as long as the block lasts.
+    """Lock a folder for the block.
 
     Args:
-        folder: The server's or hospital's.
-        what: Runs from it, for people.
-        facts: What `status` is to tell about it.
+        folder: The server's or hospital's folder.
+        what: A name of the process, for messages.
+        facts: Facts about the process for `status`.
 
     Raises:
-        DeployError: The folder cannot be written to, or one runs from it already.
+        DeployError: The folder cannot be written to, or a process already runs from it.
     """
     path = folder / FILE
     try:
@@ -79,7 +79,7 @@ def only_one(folder: Path, what: str, **facts: str) -> Iterator[Running]:
 
 
 def facts_of(folder: Path) -> dict[str, Any]:
-    """What is known of the process that runs, or ran last, from a folder; empty if nothing is."""
+    """The facts about the process that runs, or ran last, from a folder; empty if unknown."""
     try:
         facts: dict[str, Any] = json.loads((folder / FILE).read_text())
     except (OSError, ValueError):  # none, or it is being written
@@ -100,12 +100,12 @@ def runs_from(folder: Path) -> bool:
 
 
 def folders() -> list[Path]:
-    """All folders from which processes of this user run, as far as the system tells (Linux)."""
+    """All folders from which processes of this user run (only on Linux)."""
     found = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             target = os.readlink(link)
-        except OSError:  # another user's, or gone
+        except OSError:  # another user's process, or ended
             continue
         if target.endswith(f"/{FILE}") and runs_from(Path(target).parent):
             found.add(Path(target).parent)
@@ -113,7 +113,7 @@ def folders() -> list[Path]:
 
 
 def _held(file: int, kind: int) -> bool:
-    """Take the lock, unless somebody else has it; whether it was taken."""
+    """Try to take the lock; whether it was free."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

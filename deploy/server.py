@@ -19,11 +19,11 @@ from strategies.protocol.files import replacing
 from strategies.protocol.names import join_names
 
 APP = Path(__file__).parents[1]
-PROGRAMS = Path(__file__).parent / "server_programs"  # those that run instead of Flower's own
+PROGRAMS = Path(__file__).parent / "server_programs"  # replace Flower's own programs
 NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
-QUIET = "WARNING"  # what Flower logs of a run beside the run's own lines
-COMMANDS = "FEDHANDOFF_COMMANDS"  # environment variable: where the SuperLink takes commands
-HOSPITALS = "hospitals.json"  # in the server's folder: names of those registered, by their nodes
+QUIET = "WARNING"  # Flower's log level beside the run's own lines
+COMMANDS = "FEDHANDOFF_COMMANDS"  # environment variable: the SuperLink's address for commands
+HOSPITALS = "hospitals.json"  # in the server's folder: names of registered hospitals, by node
 
 
 class NoSuperLinkError(DeployError):
@@ -33,18 +33,19 @@ class NoSuperLinkError(DeployError):
 def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None:
     """Run a SuperLink until SIGTERM or SIGINT.
 
-    The ServerApp runs in a process of its own, so that a run survives a restart of the SuperLink.
-    Commands (`register`, `run`) are accepted from this machine only, and from who can read the
-    folder (deploy.control).
+    The ServerApp has its own process, so that a run survives a restart of the SuperLink. The
+    SuperLink accepts commands (`register`, `run`) only from this machine, from users who can read
+    the folder (deploy.control).
 
     Args:
-        folder: That of `make_authority`; all that the server writes goes there, too.
+        folder: The folder of `make_authority`; also for all files of the server.
         fleet_address: host:port on which hospitals connect.
-        control_port: Port for commands, where these have one of their own (deploy.transport).
+        control_port: Port for commands, if they have their own port (deploy.transport).
 
     Raises:
         DeployError: The address is not host:port, a certificate is missing or not valid, the folder
-            cannot be written to, a SuperLink runs from it already, or it does not stay up.
+            cannot be written to, a SuperLink already runs from it, or the SuperLink does not stay
+            up.
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
@@ -84,7 +85,7 @@ def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int)
 def commands(
     folder: Path, fleet_address: str, control_port: int, secret: Path
 ) -> tuple[list[str], list[str]]:
-    """The command lines of the SuperLink, and of the SuperExec that starts its ServerApps."""
+    """The command lines of the SuperLink and of its SuperExec, which starts ServerApps."""
     shared = ("--superexec-auth-secret-file", str(secret))
     certificates = [
         *("--ssl-ca-certfile", str(folder / "ca.crt")),
@@ -105,7 +106,7 @@ def commands(
 
 
 def register(folder: Path, public_key: Path, hospital: str) -> None:
-    """Let the hospital with this public key take part.
+    """Register the hospital with a public key, so that it can take part.
 
     Raises:
         DeployError: The file is missing or holds no such key, the key is already registered, or no
@@ -138,7 +139,7 @@ def register(folder: Path, public_key: Path, hospital: str) -> None:
 
 
 def names_of(folder: Path) -> dict[str, str]:
-    """The names of a server's hospitals, by their nodes, which Flower does not tell."""
+    """The names of a server's hospitals, by node. Flower does not report these names."""
     try:
         names: dict[str, str] = json.loads((folder / HOSPITALS).read_text())
     except FileNotFoundError:
@@ -147,7 +148,7 @@ def names_of(folder: Path) -> dict[str, str]:
 
 
 def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
-    """A server's hospitals: name, whether it is connected (Flower's word), and since when.
+    """A server's hospitals, each with name, state (in Flower's words) and start of that state.
 
     Raises:
         DeployError: No SuperLink answers.
@@ -165,15 +166,15 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
 
 
 def _local(when: str) -> str:
-    """A time as Flower writes it, such as 2026-11-22 14:49:19Z, by this machine's clock."""
+    """Convert a time of Flower's, such as 2026-11-22 14:49:19Z, to local time."""
     try:
         return f"{datetime.fromisoformat(when).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:  # of a hospital that has never been connected
+    except ValueError:  # the hospital was never connected
         return when
 
 
 def last_run_of(folder: Path) -> dict[str, str] | None:
-    """What `flwr ls` says of a server's newest run; None if it has had none.
+    """The entry of `flwr ls` for a server's newest run; None if there was no run.
 
     Raises:
         DeployError: No SuperLink answers.
@@ -203,10 +204,10 @@ def run(folder: Path, run_config: str | None) -> None:
 
 
 def _check(folder: Path, run_config: str | None) -> None:
-    """Refuse settings that cannot be used, before Flower is asked.
+    """Refuse settings that cannot be used, before Flower gets them.
 
     Raises:
-        DeployError: Names the setting; or too few hospitals are registered.
+        DeployError: A setting is wrong (the text names it), or too few hospitals are registered.
     """
     from server_app.check import check  # takes a second
     from strategies.protocol.run_config import changes_of
@@ -229,11 +230,11 @@ def _end_of(folder: Path, number: str) -> dict[str, str]:
     """Show the log of a run until its end; returns the run's state as `flwr ls` lists it.
 
     Raises:
-        NoSuperLinkError: The SuperLink has ended, and has not been restarted.
+        NoSuperLinkError: The SuperLink has ended and was not restarted.
     """
     seen = time.monotonic()
     while True:
-        # It ends with the run, or with the SuperLink.
+        # The command ends with the run, or with the SuperLink.
         environment = flower(folder.absolute(), QUIET)
         subprocess.run(["flwr", "log", number, NAME], env=environment, check=False)
         try:

@@ -1,4 +1,4 @@
-"""What runs on this machine, and what an operator or a hospital has to look after."""
+"""The status of servers and hospitals: processes, certificates, disks."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -13,23 +13,23 @@ Line = tuple[str, str]
 
 
 def status(given: Sequence[Path]) -> bool:
-    """Print what is known of servers and hospitals; whether all run, with valid certificates.
+    """Print the status of servers and hospitals; whether all run, with valid certificates.
 
     Args:
-        given: Their folders; none = those that run on this machine.
+        given: Their folders; empty = all that this user runs on this machine.
 
     Raises:
-        DeployError: What is given is no folder; or none is given, and none of this user's is known
-            to run here.
+        DeployError: A path is no folder; or none is given, and this user runs no server and no
+            hospital here.
     """
     chosen = [each.absolute() for each in given] or folders()
     if not chosen:
         raise DeployError(
             "No server and no hospital of this user runs on this machine: give the folder of one "
-            "to see what is there."
+            "to see its status."
         )
     if strange := [str(each) for each in chosen if not each.is_dir()]:
-        raise DeployError(f"{strange[0]} is no folder: give that of a server or a hospital.")
+        raise DeployError(f"{strange[0]} is no folder: give a server's or a hospital's folder.")
     well = True
     for folder in chosen:
         is_server = (folder / "server.crt").exists()
@@ -90,6 +90,6 @@ def _fine(folder: Path, certificates: Sequence[Line]) -> bool:
 
 
 def _disk(folder: Path) -> Iterator[Line]:
-    """The room that is left where a folder is, or is going to be."""
+    """The free space on the disk of a folder, which may not exist yet."""
     place = next(each for each in (folder, *folder.parents) if each.exists())
     yield "disk", f"{shutil.disk_usage(place).free / 1e9:.1f} GB left for {folder}"

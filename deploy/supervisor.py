@@ -1,6 +1,6 @@
-"""Keeps programs running: restarts those that end, and ends all of them together.
+"""Keeps programs running: restarts a program that ends, and ends all programs together.
 
-It sees that a program runs, not that it works. Of a SuperNode `deploy.watch` knows more.
+It checks that a program runs, not that it works. `deploy.watch` checks more of a SuperNode.
 """
 
 import os
@@ -20,19 +20,19 @@ from deploy.watch import Watch
 from strategies.protocol.local import past_proxy
 
 STEADY = 30.0  # seconds of running after which a program counts as up
-PATIENCE = 120.0  # seconds without counting as up after which a program is given up
-FIRST_PAUSE = 1.0  # seconds before the first restart; each next pause is twice as long, up to
-LONGEST_PAUSE = 10.0
-GRACE = 20.0  # seconds that a program has to end after SIGTERM
+PATIENCE = 120.0  # seconds after which a program that does not count as up is given up
+FIRST_PAUSE = 1.0  # seconds before the first restart; each next pause is twice as long
+LONGEST_PAUSE = 10.0  # seconds
+GRACE = 20.0  # seconds for a program to end after SIGTERM
 
 
 def forget_apps(home: Path) -> None:
-    """Have Flower unpack apps anew: it never completes an app whose unpacking was interrupted."""
+    """Delete Flower's unpacked apps: Flower never completes an interrupted unpacking."""
     shutil.rmtree(home / "apps", ignore_errors=True)
 
 
 def write_secret(folder: Path) -> Path:
-    """A new file with a secret, which SuperExec must know to be given a message or a run."""
+    """Write a new file with a secret; a SuperExec needs the secret to get a message or a run."""
     path = folder / "secret"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(32))
@@ -43,9 +43,9 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
     """The environment of a Flower program of this installation.
 
     Args:
-        home: Where its files are.
-        level: What it logs; all, if this process was told so. Not less because of a user's
-            environment: `deploy.watch` relies on what a SuperNode says.
+        home: The folder for Flower's files.
+        level: Flower's log level. A user's FLWR_LOG_LEVEL can only change it to DEBUG:
+            `deploy.watch` needs the lines of a SuperNode.
     """
     debugs = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
     return {
@@ -56,7 +56,7 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
         "FLWR_LOG_LEVEL": "DEBUG" if debugs else level,
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        # Its answers are read: a notebook or a CI sets FORCE_COLOR, and JSON would have colours.
+        # A notebook or a CI sets FORCE_COLOR; Flower's JSON would then have colours.
         "TTY_COMPATIBLE": "0",
         "PYTHONUTF8": "1",
     }
@@ -79,15 +79,15 @@ class Program:
         voice: Voice | None = None,
         watched: bool = False,
     ) -> None:
-        """Starts nothing yet.
+        """Prepare a program without starting it.
 
         Args:
             command: The command line; its first word is the program's name.
             folder: The working directory; made if it does not exist.
             environment: The environment of the process.
-            hint: What a person should look at if the program does not stay up.
-            voice: Passes its output on; None = it prints by itself.
-            watched: Whether it is a SuperNode, which is also restarted when it is wedged.
+            hint: A hint for people if the program does not stay up.
+            voice: Passes the program's output on; None = the program prints by itself.
+            watched: Whether the program is a SuperNode, which is also restarted when it is wedged.
         """
         self.name = command[0]
         self._command, self._folder, self._environment = command, folder, environment
@@ -103,7 +103,7 @@ class Program:
         """Start the program if it is not running and its pause is over; end it if it is wedged.
 
         Raises:
-            DeployError: It has not counted as up for `PATIENCE` seconds.
+            DeployError: The program has not counted as up for `PATIENCE` seconds.
         """
         now = time.monotonic()
         if self._process is None:
@@ -138,7 +138,7 @@ class Program:
             self._process.terminate()
 
     def wait(self) -> None:
-        """Wait for the program to end, then kill what is left of its process group."""
+        """Wait for the program to end, then kill the rest of its process group."""
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE)
@@ -159,7 +159,7 @@ class Program:
         self._started = time.monotonic()
 
     def _end_group(self) -> None:
-        """Kill all processes that the program has started: they would live on, and hold a GPU."""
+        """Kill all processes of the program: they would live on and hold a GPU."""
         assert self._process is not None
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -173,7 +173,7 @@ def keep_running(*programs: Program) -> None:
     """Keep programs running until SIGTERM or SIGINT, then end them, the last one first.
 
     Raises:
-        DeployError: One does not stay up; the others are ended, too.
+        DeployError: A program does not stay up; the others are also ended.
     """
     stopping = False
 

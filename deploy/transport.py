@@ -1,7 +1,7 @@
-"""How hospitals and commands reach a SuperLink, in which Flower's releases differ.
+"""Addresses of a SuperLink, for hospitals and commands. Flower's releases differ here.
 
-Up to 1.39 hospitals have a port of their own, with gRPC. Since 1.40 the SuperLink has one port, to
-which hospitals, commands and the server's own runs come, with HTTP.
+Up to Flower 1.39 hospitals have their own port, with gRPC. Since 1.40 the SuperLink has one port
+with HTTP, for hospitals, commands and the server's own runs.
 """
 
 import ipaddress
@@ -11,8 +11,8 @@ from importlib.metadata import version
 from deploy.errors import DeployError
 
 ONE_PORT = tuple(map(int, version("flwr").split(".")[:2])) >= (1, 40)
-ALPN = "http/1.1" if ONE_PORT else "h2"  # what a SuperNode offers in TLS
-# The line of a SuperLink's log that says where it listens for hospitals.
+ALPN = "http/1.1" if ONE_PORT else "h2"  # the protocol that a SuperNode offers in TLS
+# The line of a SuperLink's log with its address for hospitals.
 LISTENS = re.compile(
     r".*Starting (?:Fleet API \(gRPC-rere\)|the SuperLink Fleet HTTP API) on (\S+?)\.?$"
 )
@@ -20,10 +20,10 @@ _EVERYWHERE = ("0.0.0.0", "[::]")
 
 
 def split_address(text: str, option: str) -> tuple[str, int]:
-    """The host and the port of an address; a host's brackets, as of [::1]:9092, are taken off.
+    """The host and the port of an address. Brackets of a host, as in [::1]:9092, are removed.
 
     Raises:
-        DeployError: It is not host:port.
+        DeployError: The address is not host:port.
     """
     host, _, port = text.rpartition(":")
     try:
@@ -46,7 +46,7 @@ def listen(fleet_address: str, control_port: int) -> list[str]:
 
     Args:
         fleet_address: host:port.
-        control_port: Port of 127.0.0.1 for commands, where they have one of their own.
+        control_port: Port of 127.0.0.1 for commands, if they have their own port.
     """
     if not ONE_PORT:
         own = ["--host", "127.0.0.1", "--port", str(control_port)]
@@ -56,7 +56,7 @@ def listen(fleet_address: str, control_port: int) -> list[str]:
 
 
 def for_commands(fleet_address: str, control_port: int) -> str:
-    """host:port at which commands from the same machine reach that SuperLink."""
+    """The host:port of that SuperLink for commands from the same machine."""
     if not ONE_PORT:
         return f"127.0.0.1:{control_port}"
     host, _, port = fleet_address.rpartition(":")

@@ -1,8 +1,8 @@
-"""What Flower's programs print, as a log for people: a line when something happens, with the time.
+"""The output of Flower's programs as a log for people: one line for an event, with the time.
 
-Flower's SuperNode prints seven lines for every message and its SuperLink one for every question
-that is asked several times a second. Here lines that are known are translated or left out, and all
-others are passed on. With FLWR_LOG_LEVEL=DEBUG everything is passed on as it is.
+Flower's SuperNode prints seven lines for every message. Its SuperLink prints a line for every
+request, several times a second. This module translates known lines or leaves them out, and passes
+all other lines on. With FLWR_LOG_LEVEL=DEBUG it passes everything on unchanged.
 """
 
 import os
@@ -15,10 +15,10 @@ from contextlib import suppress
 from deploy.transport import LISTENS
 from strategies.protocol.text import COLOURS
 
-# What Flower's lines begin with when they are no warnings.
+# The beginning of Flower's lines that are no warnings.
 _INFO = re.compile(r"^(INFO +:|\S+Z INFO \[uvicorn\.\w+\]|INFO:) +|^(INFO +:)$")
 _LEVEL = re.compile(r"^(WARNING|ERROR) +: +")
-# Known lines that say nothing to people.
+# Known lines that are of no use to people.
 _CHATTER = re.compile(
     r"Starting Flower|Starting the SuperLink|EXPERIMENTAL: SuperExec|Successfully installed "
     r"|(Started|Finished) server process|Waiting for application|Application (startup|shutdown)"
@@ -27,20 +27,20 @@ _CHATTER = re.compile(
     r"|Started task |All logs for run|Connection (attempt failed|successful)"
     r'|\S+ - "\w+ \S+ HTTP/[\d.]+" [23]\d\d'
 )
-# What a SuperNode says around the reason for which it has not been let in.
+# Lines of a refused SuperNode around the reason of the refusal.
 _REFUSAL = re.compile(
     r"Exit Code: 305|Failed to initialize the connection|The SuperNode could not establish"
     r"|For more information, visit:"
 )
 MISSED = 6  # failed attempts to connect after which the other end counts as away
-PARDON = 20  # further ones that a refused SuperNode has before that
+PARDON = 20  # further failed attempts that are ignored after a refusal
 
 
 class Voice:
-    """Prints what a program says, one line after the other.
+    """Prints the output of a program, line by line.
 
     Args:
-        note: Is handed every line that is printed.
+        note: A function that gets every printed line.
     """
 
     def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
@@ -48,15 +48,15 @@ class Voice:
         self._raw = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
 
     def hear(self, line: bytes) -> None:
-        """Take in one line of output, and print what is to be said about it."""
+        """Take one line of output, and print its translation if there is one."""
         if self._raw:
-            # Read on even if nobody takes it: a full pipe stops the program.
+            # Errors of stdout are ignored, so that reading goes on: a full pipe stops the program.
             with suppress(OSError):
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()
             return
         text = COLOURS.sub("", line.decode(errors="replace")).replace("\t", "    ").rstrip()
-        # No other program moves the cursor of whoever reads this.
+        # Control characters could move the reader's cursor.
         plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
         said = self.translate(_LEVEL.sub("", plain))
         if said is None:
@@ -66,17 +66,17 @@ class Voice:
             self.note(said)
 
     def translate(self, text: str) -> str | None:
-        """What to say instead of a line; empty = nothing, None = it is not known here."""
+        """The text instead of a line; empty = no text, None = the line is unknown."""
         return None
 
 
 class SuperNodeVoice(Voice):
-    """What a hospital's SuperNode says.
+    """Prints the output of a hospital's SuperNode.
 
     Args:
-        hospital: Its name.
+        hospital: The hospital's name.
         server: The address of the server.
-        note: Is handed every line that is printed.
+        note: A function that gets every printed line.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class SuperNodeVoice(Voice):
             self._missed = 0
             return f"{self.hospital} is connected to {self.server} and waits for a run."
         if "[code: 2004]" in text:
-            # A SuperNode that is refused ends with failed attempts: for a while these say nothing.
+            # A refused SuperNode ends with failed attempts, which are ignored for a while.
             self._missed = -PARDON
             return (
                 f"{self.server} answers and refuses {self.hospital}, whose key it does not know: "
@@ -120,10 +120,10 @@ class SuperNodeVoice(Voice):
 
 
 class SuperLinkVoice(Voice):
-    """What the server's SuperLink says.
+    """Prints the output of the server's SuperLink.
 
     Args:
-        names: Those of the hospitals, by their nodes.
+        names: Returns the names of the hospitals, by node.
     """
 
     def __init__(self, names: Callable[[], Mapping[str, str]]) -> None:

@@ -1,15 +1,15 @@
-"""Finds out whether a SuperNode is wedged: it waits for an answer that no process works on.
+"""Detects a wedged SuperNode, which waits for an answer that no process works on.
 
 flower-supernode starts a process for each message, flwr-clientapp, and waits for the answer without
 limit. If the process ends without an answer (by SIGTERM, or while it hands the answer over), the
-SuperNode stays up and connected, and never accepts a message again. Its output shows whether it
-owes an answer. The processes of its group show whether one works on it.
+SuperNode stays up and connected, but never accepts a message again. Its output shows whether it
+owes an answer. The processes of its group show whether a process works on the answer.
 
-A SuperNode ignores a message whose run has ended, but may still have it answered. It then sends
-that answer in place of the next one, and every later answer one message late.
+A SuperNode ignores a message of an ended run, but a process may still answer that message. Then the
+SuperNode sends this answer in place of the next one, and every later answer one message late.
 
-A SuperNode gives up a message whose content it fails to fetch, and does not tell the server, which
-would wait for the answer as long as it waits for any. The server learns it from the restart.
+A SuperNode gives up a message if it fails to fetch the content, and does not report this to the
+server. The server would wait for the answer until its time limit. The restart informs the server.
 """
 
 import subprocess
@@ -20,11 +20,11 @@ from typing import IO
 
 from deploy.voice import Voice
 
-# Seconds that a SuperNode may be without a flwr-clientapp after it has written this.
+# Seconds that a SuperNode may be without a flwr-clientapp after it has written a line.
 PATIENCE = {
-    b"Received successfully": 90.0,  # it notices a killed process by itself after 60
+    b"Received successfully": 90.0,  # it notices a killed process by itself after 60 s
     b"Sending: ": 900.0,  # its process has ended; a large answer takes long on a slow line
-    b"Ignoring message": 0.0,  # before it receives another one
+    b"Ignoring message": 0.0,  # restart it before it receives another message
     b"Failed to receive message": 0.0,
     b"Sent successfully": inf,
     b"Failed to send": inf,
@@ -37,7 +37,7 @@ class Watch:
     """Passes on the output of a SuperNode, and remembers whether the SuperNode owes an answer."""
 
     def __init__(self, process: subprocess.Popen[bytes], voice: Voice) -> None:
-        """Starts to read the output.
+        """Start to read the output.
 
         Args:
             process: The SuperNode. It leads a process group; its output goes to a pipe.
@@ -47,12 +47,12 @@ class Watch:
         self._group = process.pid
         self._patience = inf
         self._since = self._next_look = 0.0
-        # A daemon: a process that has left the group may hold the pipe open for ever.
+        # A daemon thread: a process that has left the group may hold the pipe open for ever.
         self._reader = Thread(target=self._read, args=(process.stdout,), daemon=True)
         self._reader.start()
 
     def wedged(self) -> bool:
-        """Whether the SuperNode has to be restarted before it answers, or answers in time."""
+        """Whether the SuperNode has to be restarted."""
         now = time.monotonic()
         if self._patience == inf or now < self._next_look:
             return False
@@ -77,7 +77,7 @@ class Watch:
 def _clientapp_in(group: int) -> bool:
     """Whether a flwr-clientapp runs in the process group.
 
-    `ps` lists one that has ended, but was not waited for, without its path.
+    `ps` lists an ended process that nobody has waited for without its path.
     """
     command = ["ps", "-A", "-ww", "-o", "pgid=", "-o", "args="]
     listed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout

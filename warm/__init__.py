@@ -1,5 +1,5 @@
-"""Warm processes: they run this app, answer one message after the other, and stay between them.
+"""Warm processes, which answer messages by this app and stay between messages.
 
-Two things start them: a deployed hospital (resident.py), whose one process outlives those that
-Flower starts for each message, and a simulation (workers.py), whose hospitals share several.
+A deployed hospital starts one (warm/resident.py), because Flower starts a new process for each
+message. A simulation starts several (warm/workers.py), which its hospitals share.
 """

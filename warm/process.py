@@ -2,12 +2,12 @@
 
     python -P -m warm <module>:<app> <descriptor of a socket>
 
-On a connected socket it answers for simulated hospitals, until the other side closes it. On one
-that listens it is a hospital's own: it leaves whoever has started it, and answers each process of
-this user that calls, until none has called for `IDLE` seconds.
+On a connected socket it answers for simulated hospitals, until the other side closes the socket. On
+a listening socket it is a hospital's own process: it detaches from its parent, and answers each
+calling process of this user, until there was no call for `IDLE` seconds.
 
-If the other side closes the connection before it has its answer, the process ends, in the middle of
-a training too. So no process works on for one that was killed.
+If the other side closes the connection before it has its answer, the process ends, also during
+training. So no process works for a caller that was killed.
 """
 
 import importlib
@@ -35,7 +35,7 @@ IDLE = 900.0  # seconds without a message after which a listening process frees 
 
 
 class Handed(Context):
-    """The context of a message that another process hands over, and passes the answer of on."""
+    """The context of a message from another process, which passes the answer on."""
 
 
 def launch(
@@ -47,14 +47,14 @@ def launch(
     """Start a warm process.
 
     Args:
-        app: The app's module and its name there, as in pyproject.toml.
-        opened: Its socket.
-        variables: Of its environment, beside those of this process.
-        output: Where it prints; None = where this process does.
+        app: The app as `<module>:<name>`, as in pyproject.toml.
+        opened: The socket of the process.
+        variables: Further environment variables, beside those of this process.
+        output: The output of the process; None = the output of this process.
     """
     path = os.pathsep.join([str(ROOT), *sys.path])
     return subprocess.Popen(
-        # -P: what is in the working directory is not this app's code.
+        # -P: Python must not import from the working directory.
         [sys.executable, "-P", "-m", "warm", app, str(opened.fileno())],
         env={**os.environ, **variables, "PYTHONPATH": path},
         pass_fds=[opened.fileno()],
@@ -65,7 +65,7 @@ def launch(
 
 
 def main(app: str, opened: socket.socket) -> None:
-    """Answer messages on a socket by an app: its module, and its name there."""
+    """Answer messages on a socket by an app, given as `<module>:<name>`."""
     listens = opened.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
     if listens and os.fork():
         os._exit(0)
@@ -80,7 +80,7 @@ def main(app: str, opened: socket.socket) -> None:
 
 
 def serve(listener: socket.socket, app: ClientApp) -> None:
-    """Answer one caller after the other, until none has come for `IDLE` seconds."""
+    """Answer one caller after the other, until there was none for `IDLE` seconds."""
     listener.settimeout(IDLE)
     while True:
         try:
@@ -91,13 +91,13 @@ def serve(listener: socket.socket, app: ClientApp) -> None:
             if is_ours(caller):
                 try:
                     caller.sendall(b"!")
-                except ConnectionError:  # the caller has given this process up
+                except ConnectionError:  # the caller no longer waits for this process
                     return
                 _answer(caller, app)
 
 
 def is_ours(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's; the kernel says so."""
+    """Whether the process at the other end belongs to this user, by the kernel's record."""
     peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     _, user, _ = unpack("iII", peer)
     return bool(user == os.geteuid())
@@ -114,13 +114,13 @@ def _answer(connection: socket.socket, app: ClientApp) -> None:
             (verb, ttl, node_config, settings), content = wire.receive()
             run_config = run_config if settings is None else dict(settings)
             idle.clear()
-            # The other constructors work only in processes that Flower begins.
+            # The other constructors work only in processes that Flower starts.
             metadata = Metadata(0, "", 0, 0, "", "", time.time(), ttl, verb)
             message: Message = Message(content=content, metadata=metadata)  # type: ignore[call-overload]
             context = Handed(0, 0, dict(node_config), RecordDict(), dict(run_config))
             try:
                 answer = app(message, context)
-            except Exception as error:  # an answer too, as in Flower's engine
+            except Exception as error:  # the error is the answer, as in Flower's engine
                 reason = f"{type(error)}:<'{error}'>"
                 answer = Message(Error(Failure.CRASHED, reason), reply_to=message)
             idle.set()
@@ -129,9 +129,9 @@ def _answer(connection: socket.socket, app: ClientApp) -> None:
 
 
 def _end_with(connection: socket.socket, idle: Event) -> None:
-    """End this process, whatever it does, when nobody waits for its answer any more."""
+    """End this process, also at work, when the other side closes the connection."""
     hang_up = select.poll()
-    hang_up.register(connection, 0)  # the system tells it unasked
+    hang_up.register(connection, 0)  # a hang-up is always reported
     hang_up.poll()
     if not idle.is_set():
         os._exit(1)

@@ -1,10 +1,11 @@
-"""Flower's records between two processes of one owner, and nothing pickled.
+"""The format of Flower's records between two processes of one owner, without pickle.
 
     length of the head, 8 bytes | head, JSON | the bytes of all arrays, in the order of the head
 
-The head has facts beside the records, and for each array all but its bytes. What comes out is what
-went in, even where a server sent nonsense: the handlers judge it, as in a process of Flower's. The
-only objects in the JSON are bytes, as {"bytes": hex}; what has names is a list of pairs.
+The head has facts beside the records, and for each array its type and shape. The reader gets
+exactly the written records, even invalid ones from a server: the handlers judge them, as in
+Flower's own processes. The only objects in the JSON are bytes, as {"bytes": hex}. A mapping is a
+list of pairs.
 """
 
 import json
@@ -16,8 +17,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.protocol.records import ParcelError
 
-HEAD = 2**26  # bytes of a head, at the most
-ARRAYS = 2**34  # bytes of all arrays of a message, at the most
+HEAD = 2**26  # most bytes of a head
+ARRAYS = 2**34  # most bytes of all arrays of a message
 KINDS = {"arrays": ArrayRecord, "metrics": MetricRecord, "config": ConfigRecord}
 
 
@@ -25,21 +26,21 @@ class Readable(Protocol):
     """A file, or mapped memory."""
 
     def read(self, size: int, /) -> bytes:
-        """So many bytes; fewer at the end."""
+        """The next `size` bytes; fewer at the end."""
 
 
 def send(connection: socket, facts: list[Any], content: RecordDict) -> None:
-    """Write facts, of what JSON has and of bytes, and records on a socket.
+    """Write facts (JSON values and bytes) and records to a socket.
 
     Raises:
-        ParcelError: They are more than `receive` takes.
-        OSError: The other process has gone, or does not read.
+        ParcelError: They are larger than `receive` allows.
+        OSError: The other process has ended, or does not read.
     """
     write(connection.sendall, facts, content)
 
 
 def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict) -> None:
-    """The same to whatever takes bytes, such as a file."""
+    """Write facts and records with a function that takes bytes; see `send`."""
     records = [_described(name, record) for name, record in content.items()]
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in content.array_records.values() for array in record.values()]
@@ -51,11 +52,11 @@ def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict)
 
 
 def receive(file: Readable) -> tuple[list[Any], RecordDict]:
-    """Read what `send` wrote.
+    """Read the facts and records that `send` has written.
 
     Raises:
-        EOFError: The other process has gone.
-        ValueError: It is not what `send` writes, or has larger sizes.
+        EOFError: The other process has ended.
+        ValueError: The bytes have another format, or announce too large sizes.
     """
     size = int.from_bytes(_read(file, 8), "big")
     if size > HEAD:

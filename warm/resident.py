@@ -1,7 +1,7 @@
-"""A warm process that stays for all processes of one user: found by its address, or started.
+"""A warm process that stays for all processes of one user: `connect` finds or starts it.
 
-It listens on a socket in a folder that only this user can open. On either end the kernel says who
-the other one is, before a byte is read: another user is refused.
+It listens on a socket in a folder that only this user can open. Before a byte is read, each end
+asks the kernel for the user at the other end. Another user is refused.
 """
 
 import hashlib
@@ -13,30 +13,30 @@ from socket import AF_UNIX, socket
 
 from warm.process import is_ours, launch
 
-HELLO = 5.0  # seconds to wait until a message is accepted,
-START = 300.0  # and by a process that has yet to start
+HELLO = 5.0  # seconds to wait until a running process accepts the call
+START = 300.0  # seconds to wait until a new process accepts the call
 
 
 def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> socket:
-    """A connection to the process of a key, which is started if none accepts messages.
+    """A connection to the process of a key. A process is started if none accepts the call.
 
     Closing the connection ends the process if it is still at work.
 
     Args:
-        folder: Where the sockets are.
-        key: A text; processes of different keys are different ones.
-        app: As of `launch`, for a new process.
-        variables: The same.
+        folder: The folder of the sockets.
+        key: A text; each key has its own process.
+        app: The app of a new process (see `launch`).
+        variables: The environment variables of a new process (see `launch`).
 
     Raises:
-        OSError: The folder is a link, another user's, or open to others.
+        OSError: The folder is a link, belongs to another user, or is open to others.
         ConnectionError: The process has not started.
     """
     with address_of(folder, key) as address:
         if connection := call(address, HELLO):
             return connection
         with socket(AF_UNIX) as listener:
-            Path(address).unlink(missing_ok=True)  # of a process that has ended or is stuck
+            Path(address).unlink(missing_ok=True)  # its process has ended or is stuck
             listener.bind(address)
             listener.listen()
             launch(app, listener, variables).wait()  # until it runs on its own
@@ -49,11 +49,11 @@ def connect(folder: Path, key: str, app: str, variables: Mapping[str, str]) -> s
 def address_of(folder: Path, key: str) -> Iterator[str]:
     """The address of the process of a key.
 
-    It goes by way of a descriptor of the folder. So it is short enough for a socket wherever the
-    folder is, and nobody can put another folder in the place of the one that was checked.
+    The address names the folder by a descriptor. So it is short enough for a socket, and nobody
+    can replace the folder after the check.
 
     Raises:
-        OSError: The folder is a link, another user's, or open to others.
+        OSError: The folder is a link, belongs to another user, or is open to others.
     """
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700, parents=True)
@@ -68,7 +68,7 @@ def address_of(folder: Path, key: str) -> Iterator[str]:
 
 
 def call(address: str, seconds: float) -> socket | None:
-    """A connection to the process at an address; None if it is gone, stuck or about to end."""
+    """A connection to the process at an address; None if it has ended, is stuck or is ending."""
     connection = socket(AF_UNIX)
     connection.settimeout(seconds)
     with suppress(OSError):

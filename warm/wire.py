@@ -1,10 +1,10 @@
-"""The wire between a warm process and the one that asks it: a socket, and memory that both share.
+"""The wire between a warm process and its caller: a socket, and shared memory.
 
-A large `ArrayRecord` is written once, into a file without a name, and its descriptor goes through
-the socket. So the kernel frees it with the last process that holds it, however that one ends. The
-rest of a message goes through the socket itself (records.py). Nothing is pickled.
+A large `ArrayRecord` is written once, into a file without a name, and the file's descriptor goes
+through the socket. So the kernel frees the file when the last process closes it or ends. The rest
+of a message goes through the socket itself (warm/records.py). Nothing is pickled.
 
-One side asks, then the other one answers: neither reads past the end of a message.
+One side asks, then the other side answers: neither reads past the end of a message.
 """
 
 import mmap
@@ -21,35 +21,35 @@ from flwr.app import ArrayRecord, Error, Message, RecordDict
 from strategies.protocol.may_leave import Failed
 from warm import records
 
-SMALL = 2**14  # bytes of a record that goes through the socket
-KEPT = 2**28, 256  # bytes and number of records that a side remembers
+SMALL = 2**14  # bytes; a smaller record goes through the socket
+KEPT = 2**28, 256  # bytes and number of records that a side keeps
 NONE = 0, 0
-FILES = 250  # in one message; the kernel takes 253
+FILES = 250  # most files in one message; the kernel's limit is 253
 
 ValueT = TypeVar("ValueT")
 
 
 class Shelf(Generic[ValueT]):
-    """What was sent or received last, by a key."""
+    """The values that were sent or received last, by key."""
 
     def __init__(self) -> None:
         self._values: OrderedDict[int, tuple[ValueT, int]] = OrderedDict()
         self._bytes = 0
 
     def find(self, key: int) -> ValueT | None:
-        """What is there under a key; None if it is not."""
+        """The value of a key; None if there is none."""
         if key not in self._values:
             return None
         self._values.move_to_end(key)
         return self._values[key][0]
 
     def put(self, key: int, value: ValueT, size: int) -> None:
-        """Put a value of so many bytes there."""
+        """Add a value of `size` bytes."""
         self._values[key] = value, size
         self._bytes += size
 
     def clear(self, kept: tuple[int, int]) -> list[ValueT]:
-        """Forget the oldest values beyond so many bytes, and so many values; those forgotten."""
+        """Remove the oldest values beyond a number of bytes and of values; returns them."""
         forgotten = []
         while self._bytes > kept[0] or len(self._values) > kept[1]:
             _, (value, size) = self._values.popitem(last=False)
@@ -59,15 +59,15 @@ class Shelf(Generic[ValueT]):
 
 
 class Outbox:
-    """Large records, each written once for all wires that it goes through."""
+    """Files of large records, each written once for all wires."""
 
     def __init__(self) -> None:
-        # By identity, so each record is held: another one cannot have its number.
+        # The key is `id(record)`. The shelf holds the record, so that no other can get this id.
         self._written: Shelf[tuple[int, int, ArrayRecord]] = Shelf()
         self._count = 0
 
     def place(self, record: ArrayRecord) -> tuple[int, int]:
-        """The number of a record, which is above 0, and the descriptor of its file."""
+        """The number of a record (from 1) and the descriptor of its file."""
         found = self._written.find(id(record))
         if found is None:
             self._count += 1
@@ -76,7 +76,7 @@ class Outbox:
         return found[:2]
 
     def clear(self, kept: tuple[int, int]) -> None:
-        """Close the oldest files beyond so many bytes, and so many files."""
+        """Close the oldest files beyond a number of bytes and of files."""
         for _, descriptor, _ in self._written.clear(kept):
             os.close(descriptor)
 
@@ -86,8 +86,8 @@ class Wire:
 
     Args:
         connection: A connected socket of the family AF_UNIX.
-        shared: The outbox of several wires, through which the same records go again and again:
-            this end keeps what it sends, the other one what it receives. None = the other way
+        shared: An outbox for several wires with the same records. Then this end keeps the records
+            that it sends, and the other end the records that it receives. None = the other way
             round.
     """
 
@@ -95,7 +95,7 @@ class Wire:
         self.connection = connection
         self._bytes = connection.makefile("rb")
         self._outbox, self._received = shared or Outbox(), Shelf[ArrayRecord]()
-        self._run_config: Mapping[str, Any] = {}  # that was sent last
+        self._run_config: Mapping[str, Any] = {}  # as sent last
         self._keep_sent, self._keep_received = (KEPT, NONE) if shared else (NONE, KEPT)
 
     def close(self) -> None:
@@ -106,11 +106,11 @@ class Wire:
     def ask(
         self, message: Message, node_config: Mapping[str, Any], run_config: Mapping[str, Any]
     ) -> None:
-        """Hand a message over, with what its context says.
+        """Send a message with its node-config and, if it has changed, its run-config.
 
         Raises:
-            ParcelError: It is too large.
-            OSError: The other process has gone, or does not read.
+            ParcelError: The message is too large.
+            OSError: The other process has ended, or does not read.
         """
         asked, changed = message.metadata, run_config is not self._run_config
         self._run_config = run_config
@@ -119,11 +119,11 @@ class Wire:
         self.send(facts, message.content)
 
     def answer_to(self, message: Message) -> Message:
-        """The answer to the message that was handed over.
+        """The answer to the message of `ask`.
 
         Raises:
-            EOFError: The other process has gone.
-            OSError: The same, or it has not answered in the time that its socket has.
+            EOFError: The other process has ended.
+            OSError: The other process has ended, or has not answered before the socket's time-out.
         """
         failure, content = self.receive()
         if failure:
@@ -131,7 +131,7 @@ class Wire:
         return Message(content, reply_to=message)
 
     def send_answer(self, answer: Message) -> None:
-        """Answer what was received last."""
+        """Send the answer to the last received message."""
         if answer.has_error():
             error: Error = answer.error
             rule = error.rule if isinstance(error, Failed) else ""
@@ -140,8 +140,8 @@ class Wire:
             self.send([], answer.content)
 
     def send(self, facts: list[Any], content: RecordDict) -> None:
-        """Write facts and records."""
-        numbers: dict[str, int] = {}  # of all records in their order; 0 = it goes with the bytes
+        """Send facts and records."""
+        numbers: dict[str, int] = {}  # of all records, in order; 0 = the record has no file
         files: list[int] = []
         small = RecordDict()
         for name, record in content.items():
@@ -156,7 +156,7 @@ class Wire:
         self._outbox.clear(self._keep_sent)
 
     def receive(self) -> tuple[list[Any], RecordDict]:
-        """What the other end has sent."""
+        """The facts and records that the other end has sent."""
         begun, descriptors, _, _ = recv_fds(self.connection, 1, FILES)
         with ExitStack() as opened:
             for each in descriptors:
@@ -173,7 +173,7 @@ class Wire:
             )
 
     def _find(self, number: int, descriptor: int) -> ArrayRecord:
-        """A large record; a copy, whose arrays are shared."""
+        """A copy of a large record, with the same arrays."""
         record = self._received.find(number)
         if record is None:
             with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as memory:
@@ -184,12 +184,12 @@ class Wire:
 
 
 def size_of(record: ArrayRecord) -> int:
-    """Bytes of the arrays of a record."""
+    """The size of the arrays of a record, in bytes."""
     return sum(len(array.data) for array in record.values())
 
 
 def _write(record: ArrayRecord) -> int:
-    """The descriptor of a new file with a record: in memory, or where a system has no such."""
+    """The descriptor of a new file with a record: in memory if the system supports it."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("fedhandoff")
     else:

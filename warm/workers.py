@@ -1,4 +1,4 @@
-"""Warm processes for simulated hospitals: each answers for any of them, one message at a time."""
+"""Warm processes for simulated hospitals. A process answers for any hospital, one at a time."""
 
 import subprocess
 import threading
@@ -21,15 +21,15 @@ RunConfig = Mapping[str, Any]
 
 @dataclass
 class Worker:
-    """A process, and what it does."""
+    """A warm process and its present message."""
 
     process: subprocess.Popen[bytes]
     wire: Wire
-    served: set[int] = field(default_factory=set)  # nodes whose data it may have in memory
-    message: Message | None = None  # what it works on; None = nothing
+    served: set[int] = field(default_factory=set)  # nodes with data that it may have in memory
+    message: Message | None = None  # the message that it works on; None = idle
 
     def end(self) -> int:
-        """End the process; its exit code."""
+        """End the process; returns its exit code."""
         self.process.terminate()
         code = self.process.wait()
         self.wire.close()
@@ -40,11 +40,11 @@ class Workers:
     """Warm processes, which serve one run after the other.
 
     Args:
-        processes: How many.
-        variables: For their environment, beside those of this process.
-        log: Where they print; None = where this process does.
+        processes: The number of processes.
+        variables: Further environment variables, beside those of this process.
+        log: The output of the processes; None = the output of this process.
 
-    Use it as a context: the processes end with it.
+    Use it as a context: the processes end with the block.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Workers:
         self._outbox.clear((0, 0))
 
     def idle(self, node: int) -> Worker | None:
-        """A process without work, rather one that has the data of a node; None if there is none."""
+        """An idle process, preferably with the data of a node; None if all processes work."""
         idle = [worker for worker in self.workers if worker.message is None]
         return min(idle, key=lambda worker: node not in worker.served, default=None)
 
@@ -80,17 +80,17 @@ class Workers:
         return [worker for worker in self.workers if worker.message is not None]
 
     def send(self, worker: Worker, message: Message, hospitals: int, config: RunConfig) -> None:
-        """Give an idle process a message to one of so many hospitals, and the run's settings."""
+        """Send a message for one of `hospitals`, and the run's settings, to an idle process."""
         node = message.metadata.dst_node_id
         worker.message = message
         worker.served.add(node)
-        with suppress(ConnectionError):  # it has died: `receive` finds that out
+        with suppress(ConnectionError):  # the process has ended: `receive` reports it
             worker.wire.ask(
                 message, {"partition-id": node - 1, "num-partitions": hospitals}, config
             )
 
     def receive(self, worker: Worker) -> Message:
-        """The answer of a process that has one, or has died."""
+        """The answer of a process; an error if the process has ended."""
         message = worker.message
         assert message is not None
         try:
@@ -106,12 +106,12 @@ class Workers:
         return answer
 
     def rest(self) -> None:
-        """End what processes still do for a run that is over."""
+        """Replace the processes that still work, at the end of a run."""
         for worker in self.busy():
             self._replace(worker)
 
     def _replace(self, worker: Worker) -> int:
-        """End a process and start another one; the exit code."""
+        """End a process and start another one; returns the exit code."""
         code = worker.end()
         self.workers[self.workers.index(worker)] = self._start()
         return code
@@ -126,7 +126,7 @@ class Workers:
 
 
 def _print(lines: IO[bytes]) -> None:
-    """Print what a process prints: Flower shows what this one does, by Python's `print` alone."""
+    """Print the output of a process with Python's `print`: Flower shows only that."""
     with lines:
         for line in lines:
             print(line.decode(errors="replace"), end="", flush=True)
