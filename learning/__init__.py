@@ -1,1 +1,1 @@
-"""Tensors: models, learners, the one training loop, evaluation. No patient's files, no messages."""
+"""Models, learners, the training loop and evaluation, on tensors. No patient files, no messages."""

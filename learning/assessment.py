@@ -1,4 +1,4 @@
-"""What a model is worth on test images: shares of them, and how sure these are.
+"""A model's test performance: shares of test images, and the uncertainty of each share.
 
 Shapes: `n` images, `K` classes, `G` patients, `A` shares, `B` resamples, `T` thresholds.
 """
@@ -18,24 +18,24 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 BINS = 10  # of the reliability plot, of equal width in confidence
-# Resamples of few images, and the least of many: their standard errors are off by 2 and by 5 %.
+# Resamples for few images, and at least for many. Standard errors are off by 2 % and by 5 %.
 RESAMPLES, FEWEST = 1000, 200
-WEIGHTS = 2**21  # of images, in all resamples together if that leaves the fewest
+WEIGHTS = 2**21  # most image weights in all resamples together, but at least FEWEST resamples
 ROWS = 250  # resamples that are in memory at a time
-# The probabilities of a class among which its operating point is chosen: few, because what the
-# choice tells of a single training image grows with their number (client_app.release.details).
+# Candidate operating points of a class, as probabilities. They are few: the more there are, the
+# more the choice reveals about a single training image (client_app.release.details).
 THRESHOLDS = (0.001, 0.005, 0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98, 0.995, 0.999)
 
 
 def count_above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
-    """How many images of each class reach each threshold for it, and how many of all others.
+    """Count the images of each class, and the other images, that reach each of its thresholds.
 
     Args:
         scores: Probabilities [n, K].
         labels: Classes [n].
 
     Returns:
-        Twice [K, T].
+        Images of the class, and other images, each [K, T].
     """
     reached = scores[:, :, None] >= np.array(THRESHOLDS)  # [n, K, T]
     own = labels[:, None] == np.arange(scores.shape[1])  # [n, K]
@@ -46,19 +46,19 @@ def count_above(scores: Floats, labels: Indices) -> tuple[Floats, Floats]:
 
 
 def operating_point(own: Floats, others: Floats, sizes: Floats) -> Floats:
-    """The threshold [K] at which each class against the rest has the largest Youden's J.
+    """The threshold [K] of each class with the largest Youden's J against the other classes.
 
-    J is the share of the class that reaches the threshold, less that of the others (Youden, Cancer
-    3, 1950). Of thresholds that are equally good it is the middle one: a model that knows these
-    images by heart separates them at any.
+    J is the share of the class that reaches the threshold, minus the share of the other images
+    that reach it (Youden, Cancer 3, 1950). Of equally good thresholds the middle one is chosen: a
+    model that has memorised these images separates them at every threshold.
 
     Args:
-        own: What `count_above` counts [K, T], on images that are not tested on.
-        others: The same.
+        own: Counts [K, T] of the class by `count_above`, on images that are not tested on.
+        others: Counts [K, T] of the other images, likewise.
         sizes: Images of each class [K].
 
     Returns:
-        NaN for a class that none or all of the images show.
+        NaN for a class that no image shows or that all images show.
     """
     against = sizes.sum() - sizes
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -72,13 +72,13 @@ def operating_point(own: Floats, others: Floats, sizes: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What a model says of test images.
+    """The predictions of a model on test images.
 
     Attributes:
-        scores: Its probabilities [n, K].
-        labels: What the images show [n].
-        patients: Whose each image is [n], from 0 to G - 1.
-        thresholds: The operating point of each class [K]; NaN = it has none.
+        scores: Probabilities [n, K].
+        labels: True classes [n].
+        patients: The patient of each image [n], from 0 to G - 1.
+        thresholds: The operating point of each class [K]; NaN = none.
     """
 
     scores: Floats
@@ -94,7 +94,7 @@ class Outcome:
 
     @cached_property
     def confusion(self) -> Floats:
-        """How many images of each class (rows) have each answer [K, K]."""
+        """The number of images by class (rows) and by answer (columns) [K, K]."""
         count = self.scores.shape[1]
         cells = np.bincount(self.labels * count + self.answers, minlength=count**2)
         return cells.reshape(count, count).astype(float)
@@ -112,7 +112,7 @@ class Outcome:
 
     @cached_property
     def off(self) -> Floats:
-        """Right answers less the confidence in them, of each patient in each bin [BINS, G]."""
+        """Right answers minus the sum of their confidences, by bin and patient [BINS, G]."""
         return self._per_patient(self.bins, (self.answers == self.labels) - self.confidence, BINS)
 
     @property
@@ -122,7 +122,7 @@ class Outcome:
 
     @cached_property
     def shares(self) -> "Shares":
-        """Every share that is estimated, of those that have an image."""
+        """All shares that have at least one image."""
         right = self.answers == self.labels
         every = np.ones_like(right)
         found = {"accuracy": (every, right)}
@@ -154,12 +154,12 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Shares:
-    """Shares of images that are right, each in its own sense.
+    """Shares of right images, each by its own criterion.
 
     Attributes:
-        names: Of the shares [A].
-        images: How many images of each patient a share is of [A, G].
-        right: How many of these are right [A, G].
+        names: Names of the shares.
+        images: Images of each patient that belong to a share [A, G].
+        right: Right images among these [A, G].
     """
 
     names: list[str]
@@ -168,21 +168,22 @@ class Shares:
 
     @property
     def values(self) -> dict[str, float]:
-        """The shares."""
+        """The value of each share."""
         return dict(zip(self.names, self.right.sum(axis=1) / self.images.sum(axis=1), strict=True))
 
     @cached_property
     def worth(self) -> dict[str, float]:
-        """The effective numbers of patients, if all images of one are right or all are wrong.
+        """The effective number of patients of each share, if they are all right or all wrong.
 
-        It is the effective sample size (Σ m)² / Σ m² of patients with m images each (Kish, Survey
-        Sampling, 1965), the least that a share can be worth. It does not depend on the model.
+        All images of a patient then agree, and a share has its least worth: the effective sample
+        size (Σ m)² / Σ m² of patients with m images each (Kish, Survey Sampling, 1965). It does not
+        depend on the model.
         """
         numbers = self.images.sum(axis=1) ** 2 / (self.images**2).sum(axis=1)
         return dict(zip(self.names, numbers, strict=True))
 
     def alike(self, names: list[str]) -> Floats:
-        """The correlation of some shares in that case: of patients who have images in both."""
+        """The correlations of some shares in the case of `worth`, by patients in both."""
         rows = self.images[[self.names.index(name) for name in names]]
         products = rows @ rows.T
         scale = np.sqrt(np.diag(products))
@@ -192,11 +193,11 @@ class Shares:
 
 @dataclass(frozen=True, eq=False)
 class Bootstrap:
-    """The figures of a model over resamples of patients.
+    """The figures of a model over B resamples of patients.
 
     Attributes:
-        shares: [B, A]; NaN where a resample has no such image.
-        areas: Of each class that there is against the rest [B, P]; the same.
+        shares: [B, A]; NaN if a resample has no such image.
+        areas: AUROC of each of the P classes in the test images [B, P]; NaN likewise.
         calibration_error: [B].
     """
 
@@ -206,7 +207,7 @@ class Bootstrap:
 
     @classmethod
     def of(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
-        """Draw as many patients as there are, with replacement, `RESAMPLES` times."""
+        """Draw as many patients as there are, with replacement, at most `RESAMPLES` times."""
         # scipy.stats.bootstrap draws single images, not patients with all of theirs.
         shares = outcome.shares
         parts = []
@@ -221,7 +222,7 @@ class Bootstrap:
 
 
 def _weights(outcome: Outcome, rng: np.random.Generator) -> Iterator[Floats]:
-    """How often each patient is in each resample, some resamples [b, G] at a time."""
+    """The count of each patient in each resample, in blocks of resamples [b, G]."""
     count = int(outcome.patients.max()) + 1
     resamples = min(RESAMPLES, max(FEWEST, WEIGHTS // len(outcome.labels)))
     for start in range(0, resamples, ROWS):
@@ -232,7 +233,7 @@ def _weights(outcome: Outcome, rng: np.random.Generator) -> Iterator[Floats]:
 
 
 def _areas(outcome: Outcome, weights: Floats) -> Floats:
-    """The AUROC of each of the P classes that there are, of weighted images [n, b]; [b, P]."""
+    """The AUROC [b, P] of each of the P classes in the test images, with weights [n, b]."""
     areas = []  # sklearn.metrics.roc_auc_score would sort anew for each resample
     for k in np.unique(outcome.labels):
         own, others = (np.flatnonzero((outcome.labels == k) == is_own) for is_own in (True, False))
@@ -251,19 +252,19 @@ def _areas(outcome: Outcome, weights: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Sureness:
-    """How sure the figures of a model are.
+    """The uncertainty of a model's figures.
 
     Attributes:
-        outcome: What the model says.
-        bootstrap: The same over resamples. None = as sure as they are if all images of a patient
-            are right or all are wrong, which can be said without looking at the answers.
+        outcome: The model's predictions.
+        bootstrap: The figures over resamples. None = the case of `Shares.worth`, in which intervals
+            do not depend on the answers.
     """
 
     outcome: Outcome
     bootstrap: Bootstrap | None = None
 
     def estimate_share(self, name: str, value: float) -> Estimate:
-        """The estimate of a share in `Outcome.shares`, at a value."""
+        """The estimate of a share in `Outcome.shares` around a value."""
         shares = self.outcome.shares
         place, least = shares.names.index(name), shares.worth[name]
         images = shares.images[place]
@@ -272,7 +273,7 @@ class Sureness:
         return _estimate(value, self.bootstrap.shares[:, place], least, images)
 
     def estimate_calibration_error(self, value: float) -> Estimate:
-        """The estimate of the expected calibration error, at a value."""
+        """The estimate of the expected calibration error around a value."""
         shares = self.outcome.shares
         least, images = shares.worth["accuracy"], shares.images[shares.names.index("accuracy")]
         if self.bootstrap is None:
@@ -280,7 +281,7 @@ class Sureness:
         return _estimate(value, self.bootstrap.calibration_error, least, images)
 
     def estimate_auroc(self, value: float) -> Estimate:
-        """The estimate of the mean AUROC over the classes that there are, at a value."""
+        """The estimate of the mean AUROC over the classes in the test images, around a value."""
         shares, sums = self.outcome.shares, []
         names = [name for name in shares.names if name.startswith("recall-")]
         total = sum(shares.worth[name] for name in names)
@@ -300,7 +301,7 @@ class Sureness:
         return combine([1 / len(names)] * len(names), sums, alike)
 
     def correlation(self, other: "Sureness | None" = None) -> Floats:
-        """Of the errors of the recalls; with another model's behind them if there is one."""
+        """The correlations of the recalls' errors, of both models if there is another one."""
         models = [self, other] if other else [self]
         names = [
             [name for name in each.outcome.shares.names if name.startswith("recall-")]
@@ -322,14 +323,14 @@ class Sureness:
 
 
 def round_down(number: float) -> float:
-    """A number of patients as it may be told: 1, or the power of √2 below it."""
+    """A number of patients, rounded for release: down to a power of √2, and at least 1."""
     return max(1.0, 2.0 ** (floor(2 * log2(number)) / 2)) if number > 0 else 1.0
 
 
 def _estimate(
     value: float, drawn: Floats, least: float, images: Floats, most: float | None = None
 ) -> Estimate:
-    """An estimate from the values in resamples [B], of so many images of each patient [G]."""
+    """An estimate from the values in resamples [B], for `images` [G] of each patient."""
     drawn, patients = drawn[np.isfinite(drawn)], int(np.count_nonzero(images))
     most = float(images.sum()) if most is None else most
     if patients < 2 or len(drawn) < 2 or not drawn.std():
@@ -340,7 +341,7 @@ def _estimate(
 
 
 def _correlation(drawn: Floats) -> Floats:
-    """Of the columns of [B, A]; 0 where one does not vary."""
+    """The correlations [A, A] of columns [B, A]; 0 for a constant column."""
     complete = drawn[np.isfinite(drawn).all(axis=1)]
     centred = complete - complete.mean(axis=0) if len(complete) else np.zeros((1, drawn.shape[1]))
     length = np.sqrt((centred**2).sum(axis=0))

@@ -1,8 +1,9 @@
 """Random changes of training images, on whole batches: the setting `train.augment`.
 
-Each function takes images [N, C, H, W] of any dtype on any device, and returns as many of the same
-shape. Its generator is on the CPU, so that a seed gives the same changes on every device. A new one
-needs a function here, a line in `AUGMENTATIONS` and its name in `TrainSettings.augment`.
+Each function takes images [N, C, H, W] of any dtype on any device, and returns images of the same
+shape. Its generator is on the CPU, so a seed gives the same changes on every device. A new
+augmentation needs a function here, a line in `AUGMENTATIONS` and its name in
+`TrainSettings.augment`.
 """
 
 import math
@@ -17,9 +18,9 @@ from learning.samples import Samples
 from strategies.protocol.settings import SettingsError
 
 PADDING, HOLE = 4, 16  # pixels, as published for CIFAR
-# Of affine-colour, tried on validation images of one centre (benchmarks/results/skin-recipe.md).
-SCALE, SHIFT = 1.25, 0.05  # an image at most so much larger or smaller; moved by a share of a side
-BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # a factor is 1 give or take as much; tint: of a channel
+# Of affine-colour, chosen on validation images of one centre (benchmarks/results/skin-recipe.md).
+SCALE, SHIFT = 1.25, 0.05  # largest factor of the size; largest shift, as a share of a side
+BRIGHTNESS, CONTRAST, TINT = 0.2, 0.2, 0.1  # largest distance of a factor from 1; tint: by channel
 
 
 def _none(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -37,7 +38,7 @@ def _flip(images: Tensor, generator: torch.Generator) -> Tensor:
 def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
     """Mirror as `_flip`, and turn by 90, 180 or 270 degrees, each square image with p = 0.5."""
     result = _flip(images, generator)
-    # As MONAI's RandRotate90, which FedER's code uses: half stay, a sixth is turned once.
+    # As in MONAI's RandRotate90, which FedER's code uses: half of the images are not turned.
     turns = torch.randint(6, (len(images),), generator=generator)  # [N]
     for turn in (1, 2, 3):
         result[turns == turn] = result[turns == turn].rot90(turn, (-2, -1))
@@ -45,9 +46,10 @@ def _flip_rotate(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror as `_flip`, move by up to 4 pixels, and paint a square black whose centre is anywhere.
+    """Mirror as `_flip`, shift by up to 4 pixels, and paint a black square at a random place.
 
-    Of 16 x 16 pixels (DeVries and Taylor, arXiv:1708.04552); where images come from is black, too.
+    The square has 16 x 16 pixels (DeVries and Taylor, arXiv:1708.04552). Pixels from outside of the
+    image are black, too.
     """
     count, _, height, width = images.shape
     padded = pad(_flip(images, generator), [PADDING] * 4)
@@ -66,9 +68,9 @@ def _crop_flip_cutout(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror, turn by any angle, enlarge or shrink, move; then images, which are bytes, in colours.
+    """Mirror, turn by any angle, scale and shift images; change the colours of bytes.
 
-    Maps of images, of any other dtype, [N, ..., H, W], keep their values.
+    Maps of images [N, ..., H, W] have another dtype and keep their values.
     """
     moved = _affine(images.flatten(1, -3) if images.ndim > 3 else images[:, None], generator)
     if images.dtype == torch.uint8:
@@ -79,13 +81,13 @@ def _affine_colour(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Float [N, C, H, W], each with a transformation of its own; reflected where it leaves off."""
+    """Transform each image of float [N, C, H, W] by itself; pixels from outside are reflected."""
     count, _, height, width = images.shape
     angle, scale, right, down = torch.rand(4, count, generator=generator) * 2 - 1  # [N] each
     flip = torch.where(torch.rand(count, generator=generator) < 0.5, -1.0, 1.0)
     zoom = SCALE**scale
     cos, sin = (angle * math.pi).cos() / zoom, (angle * math.pi).sin() / zoom
-    # Coordinates go from -1 to 1 on either side, so that a turn must know the sides.
+    # Coordinates go from -1 to 1 along each side, so a turn depends on the ratio of the sides.
     across = torch.stack([flip * cos, -sin * height / width, 2 * SHIFT * right], 1)
     along = torch.stack([flip * sin * width / height, cos, 2 * SHIFT * down], 1)
     matrices = torch.stack([across, along], 1).to(images.device)  # [N, 2, 3]
@@ -94,7 +96,7 @@ def _affine(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Float [N, C, H, W], each in another brightness, contrast and colour."""
+    """Change brightness, contrast and tint of each image of float [N, C, H, W]."""
     shape = (len(images), images.shape[1] + 2, 1, 1)
     factors = (torch.rand(shape, generator=generator) * 2 - 1).to(images.device)
     brightness, contrast = 1 + BRIGHTNESS * factors[:, :1], 1 + CONTRAST * factors[:, 1:2]
@@ -104,7 +106,7 @@ def _recolour(images: Tensor, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class Draws:
-    """The random draws of a visit: how images are changed, and which are replayed.
+    """The random draws of a visit: changes of images, and replayed samples.
 
     Attributes:
         generator: On the CPU, so that a seed gives the same draws on every device.
@@ -115,7 +117,7 @@ class Draws:
     augment: Callable[[Tensor, torch.Generator], Tensor]
 
     def view(self, images: Tensor) -> Tensor:
-        """Images [N, C, H, W] as a network is shown them: changed at random."""
+        """Images [N, C, H, W], changed at random for the network."""
         return self.augment(images, self.generator)
 
     def alike(self, *parts: Tensor) -> list[Tensor]:
@@ -127,7 +129,7 @@ class Draws:
         return views
 
     def draw(self, samples: Samples, count: int) -> Samples:
-        """Random samples, `count` of them; none comes twice before all have come once."""
+        """`count` random samples; none is repeated before all were drawn once."""
         times = -(-count // len(samples))
         drawn = torch.randperm(times * len(samples), generator=self.generator)[:count]
         return samples[(drawn % len(samples)).to(samples.labels.device)]
@@ -143,7 +145,7 @@ AUGMENTATIONS: dict[str, Callable[[Tensor, torch.Generator], Tensor]] = {
 
 
 def check_augmentation(augment: str, shape: tuple[int, int, int]) -> None:
-    """Refuse, before any training, an augmentation that images of a shape (C, H, W) cannot have.
+    """Refuse an augmentation that does not suit images of a shape (C, H, W).
 
     Raises:
         SettingsError: The images are not square.

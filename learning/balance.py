@@ -1,7 +1,7 @@
-"""What an image counts in the loss: the settings `train.class-balance` and `train.focal-gamma`.
+"""The weight of an image in the loss: the settings `train.class-balance` and `train.focal-gamma`.
 
-At a hospital with one melanoma among ten photographs a network soon learns to say no. Here every
-class counts as much as any other: by the loss, or by how often its images are drawn.
+If one photograph in ten shows a melanoma, a network soon learns to answer no. Here all classes have
+the same weight: in the loss, or in the number of draws.
 """
 
 from torch import Tensor
@@ -9,14 +9,14 @@ from torch.nn import functional
 
 
 def class_weights(labels: Tensor) -> Tensor:
-    """What an image of each class counts, so that all n labels count n, and each class as much.
+    """The weight of an image of each class: the total is n, and equal for all classes.
 
     Args:
         labels: int64 [n], from 0.
 
     Returns:
         n / (number of classes that occur · images of the class), for each class up to the largest
-        label; 0 for one that does not occur.
+        label; 0 for an absent class.
     """
     counts = labels.bincount()
     occurring = (counts > 0).sum()
@@ -24,7 +24,7 @@ def class_weights(labels: Tensor) -> Tensor:
 
 
 def focal_losses(logits: Tensor, labels: Tensor, gamma: float) -> Tensor:
-    """The focal loss of each image, by which those that are already right count little.
+    """The focal loss of each image: an image that is already right has little weight.
 
     Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, eq. 4, without its weights of
     classes: -(1 - p)^γ log p, with p the probability of the label.

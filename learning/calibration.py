@@ -1,9 +1,9 @@
-"""Temperature scaling: probabilities that mean what they say.
+"""Temperature scaling: calibrated probabilities.
 
 Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017,
-arXiv:1706.04599: softmax(z / T) with the one T > 0 that makes the labels of held-out images most
-probable. The predicted classes stay. The log of a softmax is z but for a constant, so it does for
-z; of an ensemble that is the log of the mean probability (pool, then calibrate: Rahaman and Thiery,
+arXiv:1706.04599: softmax(z / T), with the T > 0 that makes the labels of held-out images most
+probable. The predicted classes stay. The log of a softmax equals z up to a constant, and replaces
+z. For an ensemble it is the log of the mean probability (pool, then calibrate: Rahaman and Thiery,
 arXiv:2007.08792). Shapes: `N` images, `K` classes.
 """
 
@@ -11,19 +11,19 @@ import torch
 from scipy.optimize import brentq
 from torch import Tensor
 
-LOWEST, HIGHEST = 0.05, 20.0  # where all images are right, or all wrong, no T is best
+LOWEST, HIGHEST = 0.05, 20.0  # limits of T: if all images are right, or all wrong, none is best
 
 
 def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> float:
-    """The temperature that suits the probabilities [N, K] of images with labels [N].
+    """The temperature that fits probabilities [N, K] to labels [N].
 
-    The loss is convex in 1 / T: its slope, the mean over images of what z is expected to be less
-    what it is at the label, grows with 1 / T.
+    The loss is convex in 1 / T. Its slope grows with 1 / T: it is the mean over images of the
+    expected z minus the z of the label.
 
     Args:
         scores: Probabilities.
-        labels: What the images show.
-        lowest: No temperature below this one; with 1.0 a model becomes no surer than it was.
+        labels: True classes.
+        lowest: Lower limit of the temperature; with 1.0 a model becomes no more confident.
     """
     logits = _logits(scores)
     at_label = logits.gather(1, labels[:, None]).mean()
@@ -40,10 +40,10 @@ def fit_temperature(scores: Tensor, labels: Tensor, lowest: float = LOWEST) -> f
 
 
 def temper(scores: Tensor, temperature: float) -> Tensor:
-    """Probabilities [N, K] at a temperature; 1 leaves them as they are."""
+    """Probabilities [N, K] at a temperature; 1 changes nothing."""
     return (_logits(scores) / temperature).softmax(dim=1)
 
 
 def _logits(scores: Tensor) -> Tensor:
-    """The log of probabilities; of those that are rounded to 0, of the least positive number."""
+    """The log of probabilities, which count as no less than the least positive float32."""
     return scores.double().clamp(min=torch.finfo(torch.float32).tiny).log()

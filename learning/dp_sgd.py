@@ -1,9 +1,9 @@
-"""DP-SGD: a visit of which no patient's part can be told (Abadi et al. 2016, arXiv:1607.00133).
+"""DP-SGD: a visit with differential privacy for each patient (Abadi et al. 2016, arXiv:1607.00133).
 
-Each step draws every patient by itself (Poisson sampling, as the accountant assumes) and one image
-of each that is drawn; where patients are not known every image is one. Each image's gradient is
-clipped to a norm C, and noise of σ C is added to their sum (opacus). What is released is the model:
-the loss of a visit and all test figures are not covered.
+Each step draws each patient independently (Poisson sampling, as the accountant assumes), and one
+image of each drawn patient. If patients are not known, each image counts as one. Each image's
+gradient is clipped to a norm C, and noise of σ C is added to their sum (opacus). The guarantee
+covers the model. It does not cover the loss of a visit or test figures.
 """
 
 import warnings
@@ -25,9 +25,9 @@ class Plan:
     """The noised steps of a visit.
 
     Attributes:
-        owners: Whose each image is, [N].
-        rate: The chance of a patient to be drawn in a step.
-        steps: In an epoch: so many that a patient is drawn once in it, on average.
+        owners: The patient of each image [N].
+        rate: The probability that a step draws a patient.
+        steps: Steps of an epoch; on average an epoch draws a patient once.
     """
 
     owners: NDArray[np.int64]
@@ -36,22 +36,22 @@ class Plan:
 
     @classmethod
     def of(cls, owners: NDArray[np.int64], batch_size: int) -> "Plan":
-        """Of a batch size, which batches have on average."""
+        """The plan for a mean batch size."""
         patients = len(np.unique(owners))
         return cls(owners, min(1.0, batch_size / patients), max(1, round(patients / batch_size)))
 
     def draw(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The images of a step: one of each patient that is drawn."""
+        """The images of a step: one of each drawn patient."""
         order = rng.permutation(len(self.owners))
         whose, first = np.unique(self.owners[order], return_index=True)
         return np.asarray(order[first[rng.random(len(whose)) < self.rate]])
 
 
 def check_network(network: nn.Module) -> None:
-    """Refuse a network in which images of a batch mix.
+    """Refuse a network that mixes the images of a batch.
 
     Raises:
-        ModelError: It has BatchNorm, or a layer that opacus cannot take.
+        ModelError: It has BatchNorm, or a layer that opacus does not support.
     """
     from opacus.validators import ModuleValidator  # takes seconds
 
@@ -65,14 +65,14 @@ def check_network(network: nn.Module) -> None:
 
 @dataclass(frozen=True, eq=False)
 class PrivateSteps:
-    """What DP-SGD changes in the training loop (learning/training.py).
+    """The changes of DP-SGD to the training loop (learning/training.py).
 
-    The loss is to be a mean over images, each of which stands for itself.
+    The loss must be a mean of losses of single images.
 
     Attributes:
-        plan: What is drawn in a step.
+        plan: Sampling of the steps.
         settings: Noise and clipping.
-        secret: Decides on what is drawn and on the noise; whoever can draw it again can subtract
+        secret: Source of the sampling and the noise. Anyone who can repeat its draws can subtract
             the noise.
     """
 
@@ -81,7 +81,7 @@ class PrivateSteps:
     secret: np.random.Generator
 
     def batches(self) -> list[Tensor]:
-        """The images of each step of an epoch; a step may draw nobody."""
+        """The images of each step of an epoch; a step may be empty."""
         return [torch.from_numpy(self.plan.draw(self.secret)) for _ in range(self.plan.steps)]
 
     @contextmanager
@@ -107,13 +107,13 @@ class PrivateSteps:
             generator=torch.Generator(device).manual_seed(int(self.secret.integers(2**63))),
         )
         with warnings.catch_warnings():
-            # opacus needs the gradients of outputs alone: of the first layer torch has no others.
+            # opacus needs only gradients of outputs; in torch the first layer has no others.
             warnings.filterwarnings("ignore", "Full backward hook is firing")
             yield noised
         watched.to_standard_module()
 
 
 def noise_alone(parameters: Iterable[nn.Parameter]) -> None:
-    """Give a private step the gradients of no image."""
+    """Set gradients of no image, so that a private step adds noise alone."""
     for parameter in parameters:
         parameter.grad_sample = parameter.new_zeros((0, *parameter.shape))  # type: ignore[attr-defined]

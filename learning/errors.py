@@ -2,11 +2,11 @@
 
 
 class ModelError(ValueError):
-    """A network cannot be built, or cannot take such images."""
+    """A network cannot be built, or does not take the given images."""
 
 
 class DivergedError(ArithmeticError):
-    """Training blew up: what came of it is of no use."""
+    """Training blew up; its result is of no use."""
 
 
 class DeadlineError(TimeoutError):

@@ -1,4 +1,4 @@
-"""How good a model is on a hospital's test images. Nothing but the figures leaves this file."""
+"""The test performance of a model at a hospital. Only the figures leave this file."""
 
 import time
 from math import prod
@@ -25,7 +25,7 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
-        [N, K], also of no image; NaN for an image for which an output is not finite.
+        [N, K], N may be 0; NaN for an image with an output that is not finite.
 
     Raises:
         DeadlineError: The deadline has passed.
@@ -40,7 +40,7 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
 
 
 def batch_size(values: int) -> int:
-    """How many images of so many pixel values are tested at a time."""
+    """The number of images in a batch, for images of `values` pixel values."""
     return max(1, BATCH_VALUES // values)
 
 
@@ -67,7 +67,7 @@ def score(scores: Tensor, labels: Tensor) -> dict[str, float]:
 
 
 def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
-    """The number of images of each class, and how many of them the model gets right."""
+    """The number of images of each class, and the number of right answers among them."""
     right = labels[scores.argmax(dim=1) == labels]
     counts: dict[str, float] = {}
     for name, found in (("images", labels), ("right", right)):
@@ -79,7 +79,7 @@ def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
 def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     """The rank of each value [N], from 1; equal values share their mean rank.
 
-    As scipy.stats.rankdata, whose import takes longer than most tests of a model.
+    The same as scipy.stats.rankdata; that import takes longer than most tests of a model.
     """
     ordered = np.sort(values)
     below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))

@@ -1,7 +1,7 @@
-"""A model as a file of its own: weights in the safetensors format, and what they are in its header.
+"""A model as a file: weights in the safetensors format, with a manifest in its header.
 
-The header's entry `fedhandoff` is the manifest as JSON, so that a model and what is known of it
-cannot be parted. An ONNX file carries the same text in its metadata.
+The header's entry `fedhandoff` is the manifest as JSON, so a model keeps its description. An ONNX
+file has the same text in its metadata.
 """
 
 import json
@@ -29,11 +29,11 @@ from strategies.protocol.shapes import SHAPE, ShapeError, from_json
 
 ENTRY = "fedhandoff"
 FORMAT = 1
-# How they are brought to their size. Others are others: of 64 and 28 pixels bicubic interpolation
-# changes 0.7 to 5 % of the answers, and the nearest pixel 4 to 7.5 %.
+# How images get their size. Other methods change answers: for 64 and 28 pixels, bicubic
+# interpolation changes 0.7 to 5 % of them, and the nearest pixel 4 to 7.5 %.
 RESIZED = "bilinear, antialiased (torch interpolate, or Pillow's BILINEAR)"
 FORM = ("image-size", "image-fit", "image-channels")  # how images are prepared
-# Which of a hospital's images are test images.
+# The settings that choose a hospital's test images.
 SPLIT = (
     *("seed", "test-fraction", "test-balanced", "test-per-class", "validation-fraction"),
     *("num-folds", "fold"),
@@ -44,31 +44,32 @@ Figures = Mapping[str, Mapping[str, float]]  # by hospital
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """What an exported model is and where it comes from.
+    """The description and the origin of an exported model.
 
     Attributes:
-        lineage: Its identity during the run, named after its first hospital.
+        lineage: Identity during the run, named after the model's first hospital.
         architecture: The network as JSON (learning.models.Architecture).
         classes: Names of the classes, in the order of the network's outputs.
-        settings: Those of the run's settings that say how images are prepared and which of a
-            hospital's images are test images, and the strategy.
-        run: Which run it is from.
+        settings: The strategy, and the run's settings for the preparation of images and for the
+            choice of test images.
+        run: Name of the run.
         round: Round of its last visit, from 1; 0 before the first.
         hop: Hop of that visit.
-        epochs: Passes over the images that it has had at that visit.
-        visited: Hospitals that trained it, first one first; empty if a server averaged it.
-        replayed: Whose synthetic images were trained on beside, as "<place in visited>=<hospital>".
-        not_own: At which visits it was trained on others than the hospital's own images, as
+        epochs: Passes over the images at that visit.
+        visited: Hospitals that trained it, in order; empty if a server averaged it.
+        replayed: Sources of the synthetic images in its training, as
+            "<place in visited>=<hospital>".
+        not_own: Visits with other images than the hospital's own, as
             "<place in visited>=<`everyone`, `public` or `none`>".
-        parcel: SHA-256 of the model as it travelled.
-        images: What is known of a hospital's images: how many are for `train` and `test`, of each
-            class (`train/<class>`), and in how many groups, such as patients (`train-groups`).
-        tested: What a hospital told of the model on its own test images, by the names in
+        parcel: SHA-256 of the model in its parcel.
+        images: Known numbers of images, by hospital: for `train` and `test`, of each class
+            (`train/<class>`), and of groups, such as patients (`train-groups`).
+        tested: Figures on a hospital's own test images, by hospital, with the names in
             `strategies.protocol.may_leave.METRICS`.
-        date: When it was written.
+        date: Time of writing, UTC.
         code: `code_hash` of the code that wrote it.
         format: Version of this format.
-        resized: How images are brought to their size.
+        resized: Interpolation of the images.
     """
 
     lineage: str
@@ -99,7 +100,7 @@ class ModelManifest:
         images: Figures | None = None,
         tested: Figures | None = None,
     ) -> "ModelManifest":
-        """What a parcel's label and its run say of a model, as of now."""
+        """The manifest of a model, from its parcel's label and its run, dated now."""
         config = settings.run_config
         return cls(
             lineage=label.lineage,
@@ -122,10 +123,10 @@ class ModelManifest:
 
     @property
     def network(self) -> Architecture:
-        """What the network is built from.
+        """The description of the network.
 
         Raises:
-            ModelError: It is unknown, or is not for the manifest's classes and image-size.
+            ModelError: It is unknown, or does not fit the manifest's classes or image-size.
         """
         architecture = Architecture.from_json(self.architecture)
         if architecture.classes != len(self.classes):
@@ -142,19 +143,19 @@ class ModelManifest:
 
     @property
     def age(self) -> tuple[int, int, int]:
-        """Greater for a later model of the same lineage."""
+        """Round, hop and epochs: greater for a later model of the same lineage."""
         return self.round, self.hop, self.epochs
 
     def to_json(self) -> str:
-        """The text that `from_json` reads."""
+        """The manifest as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "ModelManifest":
-        """Read what `to_json` wrote.
+        """Read a manifest from JSON.
 
         Raises:
-            ModelError: It is something else, or of another version.
+            ModelError: The text is no manifest, or has another format.
         """
         try:
             found = from_json(text, cls)
@@ -169,7 +170,7 @@ class ModelManifest:
 
 
 def save_model(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
-    """Write a model, for its owner's eyes alone.
+    """Write a model to a file that only its owner can read.
 
     Raises:
         OSError: It cannot be written.
@@ -194,7 +195,7 @@ def read_manifest(path: Path) -> ModelManifest:
 
 
 def read_state(path: Path) -> tuple[dict[str, Tensor], ModelManifest]:
-    """The weights and the manifest of a file that `save_model` wrote, as they are there.
+    """The weights and the manifest of a file that `save_model` wrote, without a check of either.
 
     Raises:
         ModelError: The file is something else.
@@ -211,7 +212,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
         ParcelError: The weights are not those of the architecture.
     """
     state, manifest = read_state(path)
-    # Before it is built: a file may say that its network is huge.
+    # Before the network is built: a file may describe a huge one.
     check_layout(state, manifest.network.layout, f"The model of lineage '{manifest.lineage}'")
     network = manifest.network.blank()
     network.load_state_dict(state)
@@ -247,10 +248,10 @@ class _Probabilities(nn.Module):
 def save_onnx(path: Path, network: nn.Module, manifest: ModelManifest) -> None:
     """Write a model as ONNX: `images` uint8 [n, C, H, W] -> `probabilities` float32 [n, K].
 
-    The images are prepared as the manifest says; their bytes are scaled inside the model.
+    The caller prepares the images as in the manifest; the model scales their bytes.
 
     Raises:
-        ModelError: The extra is not installed.
+        ModelError: The extra `onnx` is not installed.
         OSError: It cannot be written.
     """
     if find_spec("onnxscript") is None:

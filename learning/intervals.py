@@ -1,11 +1,11 @@
-"""95 % intervals of shares, and of sums of such.
+"""95 % intervals of shares, and of sums of shares.
 
-A bootstrap's percentiles are too narrow for few patients: five right answers out of five have no
-width at all. So the bootstrap says how many independent patients a share is worth, its effective
-number n = p (1 - p) / se² (Korn and Graubard, Survey Methodology 24, 1998), and the interval is
-that of Wilson (JASA 22, 1927) for so many, with Student's t where patients have several images.
-Sums and differences put the distances to the ends together (Zou and Donner, Statistics in Medicine
-27, 2008). benchmarks/results/interval-coverage.md has their coverage beside that of percentiles.
+A bootstrap's percentiles are too narrow for few patients: with five right answers out of five their
+interval has no width. Here the bootstrap gives a share's effective number of independent patients,
+n = p (1 - p) / se² (Korn and Graubard, Survey Methodology 24, 1998). The interval is Wilson's (JASA
+22, 1927) for n patients, with Student's t if patients have several images. For sums and differences
+the distances to the ends are combined (Zou and Donner, Statistics in Medicine 27, 2008).
+benchmarks/results/interval-coverage.md compares the coverage with that of percentiles.
 """
 
 from collections.abc import Sequence
@@ -27,12 +27,12 @@ class Estimate:
     high: float
 
     def told(self, value: float, noise: float = 0.0, least: float = 0.0) -> "Estimate":
-        """The estimate as it is told: moved to `value`, and wider by the value's noise.
+        """The estimate as it is reported: moved to `value`, and wider by the value's noise.
 
         Args:
-            value: What is told in place of the estimate's own value.
-            noise: The standard deviation of the noise in it.
-            least: The least that the figure can be; the most is 1.
+            value: The reported value.
+            noise: Standard deviation of the noise in it.
+            least: Lower limit of the figure; the upper limit is 1.
         """
         below, above = (
             hypot(distance, Z * noise)
@@ -42,12 +42,12 @@ class Estimate:
 
 
 def wilson(share: float, number: float, freedom: float = inf) -> Estimate:
-    """A share of so many independent patients.
+    """The Wilson interval of a share of `number` independent patients.
 
     Args:
         share: In [0, 1].
-        number: Of patients, above 0; effective ones.
-        freedom: Degrees of freedom of the variance that `number` follows from.
+        number: Effective number of patients, above 0.
+        freedom: Degrees of freedom of the variance behind `number`.
     """
     z = student(freedom)
     middle = share + z**2 / (2 * number)
@@ -57,10 +57,10 @@ def wilson(share: float, number: float, freedom: float = inf) -> Estimate:
 
 
 def student(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t, to 1 % from two degrees of freedom on.
+    """The 97.5 % quantile of Student's t, within 1 % from two degrees of freedom on.
 
-    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5. It is for each message of a
-    hospital, which takes less time than the import of scipy.special.
+    Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5. Each message of a hospital
+    needs it, and takes less time than the import of scipy.special.
     """
     z, terms = Z, max(freedom, 1.0)
     return (
@@ -77,9 +77,9 @@ def combine(
     """A weighted sum of estimates.
 
     Args:
-        weights: One for each.
+        weights: One for each estimate.
         parts: The estimates [A].
-        correlation: Of their errors, [A, A]; None if they are independent.
+        correlation: Correlations of their errors [A, A]; None = independent.
     """
     factors = np.array(weights)
     below = np.array([part.value - part.low for part in parts])
@@ -100,8 +100,8 @@ def auroc_error(area: float, own: float, others: float) -> float:
 
     Args:
         area: The AUROC.
-        own: Images of the class; effective ones.
-        others: Of all other classes.
+        own: Effective number of images of the class.
+        others: Effective number of images of all other classes.
     """
     if not own or not others:
         return 0.0

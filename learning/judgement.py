@@ -1,10 +1,10 @@
-"""When a model is of no use: the part of the rule that runs the network (docs/methods/run.md).
+"""Whether a model is of use: the part of the rule that runs the network (docs/methods/run.md).
 
-The loss of a model is the cross-entropy that nine tenths of some images stay below. So neither one
-image nor one odd batch decides.
+The loss of a model is the 90 % quantile of the cross-entropy over some images. So neither one image
+nor one odd batch decides.
 
-A model that arrives is of no use if its loss is beyond `HOPELESS` times that of guessing. A visit
-has blown up if its loss is beyond `WORSE` times that of guessing and of the model that came.
+An arriving model is of no use if its loss is above `HOPELESS` times the loss of guessing. A visit
+has blown up if its loss is above `WORSE` times the loss of guessing and of the received model.
 """
 
 from math import inf, log
@@ -21,17 +21,17 @@ _OUTPUTS = "outputs are not finite, or the same for all images"
 
 
 def sample(samples: Samples) -> Samples:
-    """At most `SAMPLE` of the samples, the same ones whenever they are asked for."""
+    """At most `SAMPLE` of the samples, the same ones at every call."""
     drawn = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0))[:SAMPLE]
     return samples[drawn.to(samples.labels.device)]
 
 
 def random_samples(like: Samples, classes: int) -> Samples:
-    """`SAMPLE` images of random pixels, of each class in turn: no patient's image decides.
+    """`SAMPLE` images of random pixels, of each class in turn, from no patient.
 
     Args:
-        like: Have the shape of the images, and their device.
-        classes: How many there are.
+        like: Samples of the wanted shape and device.
+        classes: The number of classes.
     """
     shape, device = (SAMPLE, *like.shape), like.labels.device
     noise = torch.Generator().manual_seed(0)
@@ -41,12 +41,12 @@ def random_samples(like: Samples, classes: int) -> Samples:
 
 @torch.inference_mode()
 def relative_loss(network: nn.Module, samples: Samples) -> float:
-    """The loss that `SHARE` of the samples stay below, in times of guessing.
+    """The `SHARE` quantile of the samples' losses, relative to the loss of guessing.
 
-    It is infinite for outputs that are no numbers, and for a model that says exactly the same of
-    all images though these differ: its units are dead, or the statistics of its BatchNorm absurd.
+    It is infinite for outputs that are no numbers, and for a model with equal outputs for all of
+    several different images: its units are dead, or the statistics of its BatchNorm are absurd.
 
-    The network is as before: its layers keep their modes, and no random number is drawn.
+    The network does not change: its layers keep their modes, and no random number is drawn.
     """
     modes = {module: module.training for module in network.modules()}
     network.eval()
@@ -62,12 +62,12 @@ def relative_loss(network: nn.Module, samples: Samples) -> float:
 
 
 def arrival_flaw(loss: float) -> str:
-    """What is wrong with a model that has arrived, in words; empty if nothing is."""
+    """The flaw of an arrived model, in words; empty if there is none."""
     wrong = f"{_OUTPUTS}, or the loss is beyond {HOPELESS:.0f} times that of guessing"
     return "" if loss <= HOPELESS else wrong
 
 
 def visit_flaw(before: float, after: float) -> str:
-    """What is wrong with a model after a visit, from its losses; empty if nothing is."""
+    """The flaw of a model after a visit, by its losses, in words; empty if there is none."""
     wrong = f"{_OUTPUTS}, or the loss is beyond {WORSE:.0f} times that of guessing and of before"
     return "" if after <= WORSE * max(1.0, before) else wrong

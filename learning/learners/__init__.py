@@ -1,4 +1,4 @@
-"""The learners by name: what each method minimises during a visit."""
+"""The learners by name: each method's objective during a visit."""
 
 from learning.learners.centralized import Centralized
 from learning.learners.cwc import CWC

@@ -5,7 +5,7 @@ from learning.samples import concatenate
 
 
 class Centralized(Learner):
-    """Cross-entropy on everybody's images, real, synthetic or both, as one set."""
+    """Cross-entropy on the images of all hospitals as one set: real, synthetic or both."""
 
     def begin_visit(self) -> None:
         """Join the images of the visit and the buffers."""

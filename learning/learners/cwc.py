@@ -17,7 +17,7 @@ from strategies.protocol.records import ParcelError
 
 
 class CWC(Learner):
-    """Cross-entropy and a pull towards the weights as received, each as strong as it is important.
+    """Cross-entropy, and a pull of each weight towards its received value, by its importance.
 
     Args:
         model: The network, with the weights w̃ as received.
@@ -33,7 +33,7 @@ class CWC(Learner):
     own: CWCSettings
 
     def begin_visit(self) -> None:
-        """Note where the weights start, and read C."""
+        """Keep the received weights, and read C."""
         self.parameters: dict[str, Tensor] = dict(self.model.named_parameters())
         self.weights = list(self.parameters.values())
         self.start = [weight.detach().clone() for weight in self.weights]  # w̃
@@ -45,8 +45,8 @@ class CWC(Learner):
         if any((entries < 0).any() for entries in self.consolidation):
             raise ParcelError("The consolidation matrix has negative entries.")
         self.importance = IMPORTANCE[self.own.importance](self.model, self.own.damping)
-        # w − w̃ now, and room for it after the next step. A small network's step takes about a
-        # millisecond; to allocate that room in each would take a good part of it.
+        # w − w̃ now, and memory for it after the next step. A small network's step takes about a
+        # millisecond; an allocation in each step would take a good part of that.
         self.drift, self.next_drift = list(self._zeros().values()), list(self._zeros().values())
 
     def _zeros(self) -> dict[str, Tensor]:
@@ -56,7 +56,7 @@ class CWC(Learner):
     def before_step(self) -> None:
         """Eq. 3: add 2 σ C (w − w̃) to the gradient of the task."""
         gradients = [
-            # The loss does not use such a parameter, and the optimizer leaves it alone.
+            # The loss does not use this parameter, and the optimizer skips it.
             torch.zeros_like(weight) if weight.grad is None else weight.grad
             for weight in self.weights
         ]
@@ -66,7 +66,7 @@ class CWC(Learner):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Note how far the weights have moved."""
+        """Measure the movement of the weights."""
         torch._foreach_copy_(self.next_drift, self.weights)
         torch._foreach_sub_(self.next_drift, self.start)
         torch._foreach_sub_(self.drift, self.next_drift)  # now it is minus the step

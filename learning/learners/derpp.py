@@ -1,4 +1,4 @@
-"""DER++: replay of kept images against their labels, and against what the network once said.
+"""DER++: replay of kept images, with their labels and with earlier logits of the network.
 
 Buzzega et al., "Dark experience for general continual learning: a strong, simple baseline",
 NeurIPS 2020, arXiv:2004.07211, Eq. 6. With a batch (x, y) of the stream, and two independent draws
@@ -6,13 +6,13 @@ NeurIPS 2020, arXiv:2004.07211, Eq. 6. With a batch (x, y) of the stream, and tw
 
     ℓ(M(x), y)  +  α ‖M(x') − z'‖²  +  β ℓ(M(x''), y'')
 
-The reservoir holds images, labels, and the logits z that the network gave when an image came by. It
-belongs to the hospital's stream, whichever models come. Each of the three is a forward pass of its
-own, as in the authors' code: BatchNorm normalises each by itself.
+The reservoir holds images, labels, and the network's logits z at the time of the image. It belongs
+to the hospital's stream and serves all models that come. Each of the three terms is a forward pass
+of its own, as in the authors' code: BatchNorm normalises each by itself.
 
 Deviations, both as in the authors' code:
  1. The squared norm is the mean over the logits, not their sum.
- 2. An image counts once for each time that it is trained on, in each epoch.
+ 2. An image counts every time that it is trained on, in every epoch.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class DERpp(Learner):
 
     Attributes:
         reservoir: Rows of `images` uint8 [m, C, H, W], `labels` int64 [m], `logits` [m, K].
-        drawn: How many of them are in a draw, or all if there are fewer.
+        drawn: Rows in a draw; all rows if there are fewer.
     """
 
     tables: tuple[tuple[str, type[Any]], ...] = (
@@ -43,7 +43,7 @@ class DERpp(Learner):
     own: DERppSettings
 
     def begin_visit(self) -> None:
-        """Take up the reservoir as the hospital's last visit left it."""
+        """Load the reservoir from the hospital's last visit."""
         chosen = self.settings.section("reservoir", ReservoirSettings)
         self.reservoir = Reservoir(chosen.size, self.received.rehearsal)
         self.drawn = chosen.batch_size
@@ -53,7 +53,7 @@ class DERpp(Learner):
         return self.replay_loss(batch, self.model(draws.view(batch.images)), draws)
 
     def replay_loss(self, batch: Samples, logits: Tensor, draws: Draws) -> Tensor:
-        """Eq. 6, from the logits [N, K] of a batch; then it comes by at the reservoir."""
+        """Eq. 6, from the logits [N, K] of a batch, which is then offered to the reservoir."""
         loss = self.cross_entropy(logits, batch.labels)
         if len(self.reservoir):
             loss = loss + self.replay_term(draws)
@@ -71,11 +71,11 @@ class DERpp(Learner):
         return self.own.alpha * distance + self.own.beta * replay
 
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
-        """‖M(x') − z'‖²: outputs [m, K] for kept rows, whose `logits` are z'."""
+        """‖M(x') − z'‖² of outputs [m, K] and the `logits` z' of kept rows."""
         return functional.mse_loss(outputs, kept["logits"])
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
-        """Let a batch [N], and what the network says of it [N, K], come by at the reservoir."""
+        """Offer a batch [N], with the network's logits [N, K], to the reservoir."""
         rows = {"images": batch.images, "labels": batch.labels, "logits": logits}
         self.reservoir.add(draws.generator, **rows)
 

@@ -1,4 +1,4 @@
-"""ER-ACE: replay, with a loss of new images that leaves the outputs of earlier classes alone.
+"""ER-ACE: replay, and a loss of new images that ignores the outputs of earlier classes.
 
 Caccia et al., "New insights on reducing abrupt representation change in online continual
 learning", ICLR 2022, arXiv:2104.05025: asymmetric cross-entropy. With a batch (x, y) of the stream
@@ -6,9 +6,9 @@ and a draw (x', y') from a reservoir, a step minimises
 
     ℓ(M(x), y | C)  +  ℓ(M(x'), y' | C ∪ C_old)
 
-where ℓ( | C) is the cross-entropy with a softmax over the classes C alone, those of the batch, and
-C_old are the classes seen before. Each term is a forward pass of its own, as in the authors' code:
-BatchNorm normalises each by itself.
+ℓ( | C) is the cross-entropy with a softmax over the classes C alone. C are the classes of the
+batch, and C_old the classes seen before. Each term is a forward pass of its own, as in the authors'
+code: BatchNorm normalises each by itself.
 
 Deviation:
  1. Classes that were never seen stay in the softmax of the first term, as in the authors' code.
@@ -33,13 +33,13 @@ class ERACE(Learner):
     own: ReservoirSettings
 
     def begin_visit(self) -> None:
-        """Take up the reservoir, and which classes [c] came by, as the last visit left them."""
+        """Load the reservoir and the seen classes [c] from the last visit."""
         kept = dict(self.received.rehearsal)
         self.seen = kept.pop("classes", self.samples.labels[:0])
         self.reservoir = Reservoir(self.own.size, kept)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Both terms; then the batch [N] comes by at the reservoir."""
+        """Both terms; the batch [N] is then offered to the reservoir."""
         logits = self.model(draws.view(batch.images))
         self.seen = torch.cat([self.seen, batch.labels]).unique()
         absent = self.seen[~torch.isin(self.seen, batch.labels)]
@@ -56,5 +56,5 @@ class ERACE(Learner):
         return functional.cross_entropy(restrict(self.seen, logits), kept["labels"])
 
     def rehearsal(self) -> dict[str, Tensor]:
-        """The reservoir, and the classes that came by."""
+        """The reservoir, and the seen classes."""
         return {**self.reservoir.state(), "classes": self.seen}

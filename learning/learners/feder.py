@@ -5,8 +5,8 @@ of the buffer that came with the model, as one batch of 2B, and minimises
 
     λ · mean over B of ℓ(M(x), y)  +  (1 − λ) · mean over B of ℓ(M(x'), y')
 
-For λ = 0.5 this is the mean over the 2B images, as in the authors' code. `train.class-balance` is
-about the first term alone: a buffer has as many images of each class.
+For λ = 0.5 this is the mean over the 2B images, as in the authors' code. `train.class-balance`
+changes the first term alone: a buffer has equally many images of each class.
 """
 
 from torch import Tensor
@@ -22,8 +22,8 @@ class FedER(Learner):
 
     Args:
         model: The network, with the weights as received.
-        samples: The hospital's images. If there are none (FedER-B), the first buffer, which is the
-            hospital's own, takes their place.
+        samples: The hospital's images. If there are none (FedER-B), the hospital's own buffer,
+            which is the first one, takes their place.
         settings: Of the run.
         received: A buffer to replay, if there is one.
     """
@@ -32,14 +32,14 @@ class FedER(Learner):
     own: ReplaySettings
 
     def begin_visit(self) -> None:
-        """Choose what is trained on, and what is replayed."""
+        """Choose the images to train on, and the buffer to replay."""
         buffers = list(self.received.buffers)
         if buffers and not len(self.samples):
             self.samples = buffers.pop(0)
         self.replay = buffers[0] if buffers and self.own.replay_weight > 0 else None
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 5, with as many random images of the buffer as the batch has: [N] -> [2N]."""
+        """Eq. 5, for a batch [N] and N random images of the buffer."""
         if self.replay is None:
             return super().observe(batch, draws)
         both = concatenate([batch, draws.draw(self.replay, len(batch))])

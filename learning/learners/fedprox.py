@@ -17,7 +17,7 @@ class FedProx(Learner):
     own: FedProxSettings
 
     def begin_visit(self) -> None:
-        """Note where the weights start."""
+        """Keep the received weights."""
         self.start = [weight.detach().clone() for weight in self.model.parameters()]  # w_t
 
     @torch.no_grad()

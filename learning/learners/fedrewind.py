@@ -21,7 +21,7 @@ class FedRewind(Learner):
     own: BatchNormSettings
 
     def begin_visit(self) -> None:
-        """Choose the epochs in which the network is in training mode, from the first one on."""
+        """Set the number of epochs in training mode, from the first one on."""
         self.training_epochs = self.settings.train.epochs
         if self.own.batch_norm == "reference":
             self.training_epochs = self.reference_epochs(self.received.leg)
@@ -31,12 +31,12 @@ class FedRewind(Learner):
         return 1 if leg == 1 else 0
 
     def begin_epoch(self, epoch: int) -> None:
-        """Put the network into its mode."""
+        """Set the network's mode."""
         self.model.train(epoch <= self.training_epochs)
 
 
 class FedRewindAveraged(FedRewind):
-    """The same where the server averages afterwards."""
+    """FedRewind for a server that averages afterwards."""
 
     withholds = False  # the statistics go with the model on the rewind leg
 

@@ -4,9 +4,9 @@ Park et al., arXiv:2110.09695. The encoder and a classifier are trained together
 
     E_z[ℓ(f_cls(z), y)] + β KL(N(µ, σ²) ‖ N(0, I)),    z = µ + σ ⊙ ε,  ε ~ N(0, I)    (Eq. 9 and 4)
 
-Afterwards nobody changes the encoder, and the classifier is trained on embeddings: at a hospital
-on those of its images, mixed with what it has kept of earlier tasks; at the server on those that
-hospitals have sent. ε is drawn anew at every step. With the network `ebr` z is f(x), and there is
+Afterwards the encoder does not change, and the classifier is trained on embeddings. A hospital uses
+those of its images, mixed with kept embeddings of earlier tasks. The server uses embeddings that
+hospitals have sent. ε is drawn anew at every step. With the network `ebr`, z is f(x), and there is
 no KL term.
 """
 
@@ -26,10 +26,10 @@ from strategies.protocol.settings import Settings
 
 
 def embedding(model: nn.Module) -> EmbeddingNetwork:
-    """The network, with its encoder.
+    """The network, as one with an encoder.
 
     Raises:
-        ModelError: It has none.
+        ModelError: The network has no encoder.
     """
     if not isinstance(model, EmbeddingNetwork):
         raise ModelError("The network is without an encoder: set 'model' to vee or ebr.")
@@ -37,7 +37,7 @@ def embedding(model: nn.Module) -> EmbeddingNetwork:
 
 
 class _OfEmbeddings(Learner):
-    """What the learners of this file have in common."""
+    """The common part of the learners of this file."""
 
     tables = (("filver", EmbeddingSettings),)
     own: EmbeddingSettings
@@ -83,17 +83,17 @@ class Rehearsal(_OfEmbeddings):
 
 
 class FilVer(Rehearsal):
-    """The same on the embeddings of a hospital's images, mixed with those that it has kept."""
+    """Cross-entropy of the classifier on new and on kept embeddings of a hospital's images."""
 
     def begin_visit(self) -> None:
-        """Encode the images, once: the encoder is not trained."""
+        """Encode the images once: the encoder is not trained."""
         self.samples = encode(self.network, self.samples)
         self.kept = earlier_samples(self.received.rehearsal, self.received.task)
         share, seed, task = self.own.share, self.settings.seed, self.received.task
         self.chosen = draw_rows(len(self.samples), share, seed, task)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """As many kept ones per new one as there are: an epoch is a pass over both."""
+        """The mean loss of a batch and of kept embeddings; an epoch is a pass over both."""
         new = super().observe(batch, draws)
         if self.kept is None:
             return new
@@ -127,7 +127,7 @@ def draw(embeddings: Tensor, draws: Draws) -> Tensor:
 
 
 def divergence(embeddings: Tensor) -> Tensor:
-    """KL(N(µ, σ²) ‖ N(0, I)) = ½ Σ (µ² + σ² − 1 − 2 log σ), over [N, 2, d] the mean of N; or 0."""
+    """KL(N(µ, σ²) ‖ N(0, I)) = ½ Σ (µ² + σ² − 1 − 2 log σ), the mean of N; 0 if P is 1."""
     if embeddings.shape[1] == 1:
         return embeddings.new_zeros(())
     means, log_sigmas = embeddings.unbind(dim=1)

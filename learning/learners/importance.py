@@ -1,4 +1,4 @@
-"""How important each parameter was for a visit: the Ω of CWC, by the names of `cwc.importance`.
+"""The importance of each parameter for a visit: the Ω of CWC, by the names of `cwc.importance`.
 
 An estimate is a list of tensors, none of them negative, in the shapes of the parameters.
 """
@@ -14,7 +14,7 @@ FISHER_IMAGES = 256  # enough for an estimate; the gradients of single images ta
 
 
 class SynapticIntelligence:
-    """How much each parameter has lowered the loss of the visit, relative to how far it moved.
+    """How much each parameter lowered the loss of a visit, relative to its movement.
 
     Zenke et al., "Continual learning through synaptic intelligence", ICML 2017, arXiv:1703.04200,
     Eq. 3 to 5. With g the gradient of the task's loss alone, over the steps t of one visit:
@@ -41,7 +41,7 @@ class SynapticIntelligence:
     def estimate(
         self, moved: list[Tensor], samples: Samples, rng: np.random.Generator
     ) -> list[Tensor]:
-        """Ω at the end of the visit, which has `moved` the parameters by Δ."""
+        """Ω at the end of the visit; `moved` is Δ."""
         return [
             (path / (delta.square() + self.damping)).clamp_(min=0)
             for path, delta in zip(self.path, moved, strict=True)
@@ -49,7 +49,7 @@ class SynapticIntelligence:
 
 
 class FisherInformation:
-    """How much the trained model's predictions depend on each parameter.
+    """How much the trained model's predictions depend on each parameter (EWC).
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (EWC), PNAS 2017,
     arXiv:1612.00796: the diagonal of the Fisher information, with labels y drawn from the model's

@@ -1,23 +1,23 @@
-"""LwF: what the network said before a task, of the task's own images, is kept to.
+"""LwF: distillation, on a task's own images, from the network as it was before the task.
 
 Li and Hoiem, "Learning without forgetting", ECCV 2016, arXiv:1606.09282, Figure 3 and Eq. 2 to 4.
-With M_old the network as it was when the task came, and T = 2, a step minimises
+With M_old the network at the start of the task, and T = 2, a step minimises
 
     ℓ(M(x), y)  −  α Σ_k p_k log q_k,    p = softmax(M_old(x) / T),  q = softmax(M(x) / T)
 
-with p and q over the classes of earlier tasks. No image is kept. Before, in the warm-up, only
-the outputs of the task's classes are trained, by cross-entropy among these classes; all other
-weights and the statistics of BatchNorm stay.
+with p and q over the classes of earlier tasks. No image is kept. A warm-up comes first: it trains
+only the outputs of the task's classes, by cross-entropy among these classes. All other weights and
+the statistics of BatchNorm stay.
 
 Deviations:
- 1. The paper has an output layer for each task; here all classes share one. So ℓ is over all that
-    the hospital has had up to now, as in mammoth, not over the task's alone; and in the warm-up
-    `train.weight-decay` acts on the whole layer.
- 2. M_old is kept and asked at every step; the paper records once what it says. It is asked about
-    the images without `train.augment`, so that this is the same.
- 3. The warm-up is a number of epochs; in the paper it goes on until it converges.
- 4. M_old is the first model that comes to the hospital in a task, and stays there for all visits of
-    the task, of whichever model.
+ 1. The paper has an output layer for each task; here all classes share one. So ℓ is over all
+    classes that the hospital has had, as in mammoth; in the paper it is over the task's classes. In
+    the warm-up `train.weight-decay` acts on the whole layer.
+ 2. M_old is kept and runs at every step; the paper records its outputs once. It gets the images
+    without `train.augment`, so the result is the same.
+ 3. The warm-up lasts a number of epochs; in the paper it lasts until convergence.
+ 4. M_old is the first model that comes to the hospital in a task. It serves all visits of the task,
+    also those of other models.
 """
 
 from copy import deepcopy
@@ -36,19 +36,19 @@ from learning.stream import restrict
 from strategies.protocol.settings import Settings
 
 TEMPERATURE = 2.0  # T
-KEPT = "network."  # how names of the kept network begin
+KEPT = "network."  # prefix of the kept network's keys
 
 
 class LwF(Learner):
     """Cross-entropy, and distillation from the network before the task.
 
     Raises:
-        ParcelError: The network that the hospital has kept is another.
-        ModelError: The network does not end in a linear layer, which could be warmed up.
+        ParcelError: The kept network is another one.
+        ModelError: The network does not end in a linear layer, so it cannot be warmed up.
 
     Attributes:
-        classes: int64 [c], those that the hospital has had, and `since`, in which task first.
-        earlier: Those of earlier tasks.
+        classes: int64 [c], classes that the hospital has had; `since` [c]: the first task of each.
+        earlier: Classes of earlier tasks.
         old: M_old; None in the first task.
     """
 
@@ -56,7 +56,7 @@ class LwF(Learner):
     own: LwFSettings
 
     def begin_visit(self) -> None:
-        """Find out what is new, and what to keep to."""
+        """Find the new classes, and M_old."""
         kept, task, none = self.received.rehearsal, self.received.task, self.samples.labels[:0]
         had, since = kept.get("classes", none), kept.get("since", none)
         self.present = self.samples.labels.unique()
@@ -78,12 +78,12 @@ class LwF(Learner):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network that could not be warmed up for the later tasks."""
+        """Refuse a network that cannot be warmed up for the later tasks."""
         if settings.tasks > 1 and cls.check(settings).warm_up:
             last_layer(model)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Warm up in the epochs before the first."""
+        """Warm up in epochs below 1, and then train."""
         self.warming = epoch < 1
         self.model.train(not self.warming)
 
@@ -99,7 +99,7 @@ class LwF(Learner):
         return loss + self.own.alpha * distillation(logits[:, self.earlier], before)
 
     def before_step(self) -> None:
-        """Take the gradient from all that stays: the optimizer then leaves it alone."""
+        """Remove the gradients of all weights that the warm-up leaves alone."""
         if self.warming:
             trained = {id(each) for each in self.outputs.parameters()}
             for parameter in self.model.parameters():
@@ -107,7 +107,7 @@ class LwF(Learner):
                     parameter.grad = None
 
     def rehearsal(self) -> dict[str, Tensor]:
-        """Which classes there were since which task, and M_old."""
+        """The classes, the first task of each, and M_old."""
         task = torch.tensor(self.received.task)
         kept = {"task": task, "classes": self.classes, "since": self.since}
         state = self.old.state_dict() if self.old is not None else {}

@@ -1,31 +1,32 @@
-"""MAH: outputs of classes to come are trained on other classes, and a class takes the best of them.
+"""MAH: outputs of future classes are trained on auxiliary classes, and a new class takes the best.
 
 Bellitto et al., "Effects of auxiliary knowledge on continual learning", ICPR 2022; thesis, section
-2.1. The outputs of the K − |C_1| classes that the first task lacks are given auxiliary classes, at
-random from a public archive that has as many or more (Eq. 2.3). A task is trained on its images D_t
-and on those of the auxiliary classes that are left, A_t:
+2.1. The first task lacks K − |C_1| classes. Their outputs get auxiliary classes, at random from a
+public archive that has at least as many (Eq. 2.3). A task is trained on its images D_t and on the
+images A_t of the remaining auxiliary classes:
 
     Σ_{(x, y) in D_t ∪ A_t} ℓ(f(x), y)  +  the replay of DER++ (derpp.py)                (Eq. 2.4)
 
-Before a later task, the mean logits of each new class c are taken, and c gets the output that
-answers most, of those with an auxiliary class, which leaves:
+Before a later task, each new class c gets an output that has an auxiliary class: the one with the
+largest mean logit over the images of c. That auxiliary class leaves:
 
     l_c = 1 / N_c  Σ_{y = c} f(x),      c -> argmax l_c                                  (Eq. 2.5)
 
-If two want one output, the larger value has it, and the other class gets its next best.
+If two classes choose one output, the class with the larger mean logit gets it, and the other class
+gets its next best.
 
-Output c of a network is class c for everybody else. So rows of the last layer are swapped: the
-chosen row goes to place c, and the row that was there, with its auxiliary class, to the other. No
-other output changes. What each output holds travels with the model. A hospital may keep logits from
-before a swap, or of another model that chose otherwise; they are compared where both models mean
-the same class, or where a new class' row was trained on the auxiliary class that was kept.
+Everywhere else output c of a network is class c. So rows of the last layer are swapped: the chosen
+row goes to place c, and row c, with its auxiliary class, to the place of the chosen row. No other
+output changes. The class of each output travels with the model. A hospital may have kept logits
+from before a swap, or from a model with other choices. Such logits are compared where both models
+mean the same class, or where the row of a new class was trained on the kept auxiliary class.
 
 Deviations:
- 1. The authors' code ranks outputs by how many images of a class have their largest logit there, of
-    all outputs, and a class without any gets the first that is free. Here it is Eq. 2.5.
- 2. Their code shows augmented images to Eq. 2.5, here they are as they are; both in eval mode.
- 3. Classes are those that a hospital has: where hospitals differ, a model gets the others later,
-    by the same rule, and what is its first task is what is at its first hospital.
+ 1. The authors' code ranks all outputs by the number of images of a class with their largest logit
+    there. A class without any gets the first free output. Here Eq. 2.5 decides.
+ 2. Their code applies Eq. 2.5 to augmented images, this code to plain ones; both in eval mode.
+ 3. Classes are those that a hospital has. Where hospitals differ, a model gets the other classes
+    later, by the same rule. Its first task is the one at its first hospital.
 """
 
 from collections.abc import Mapping
@@ -44,19 +45,19 @@ from learning.settings import MAHSettings
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, require, rng_for
 
-REAL = -1  # in `auxiliary`: a class that has come; in `before`: an output that never held another
+REAL = -1  # in `auxiliary`: the output's own class has come; in `before`: it never held another
 
 
 class MAH(DERpp):
     """DER++ on the images of a task and of auxiliary classes.
 
     Attributes:
-        auxiliary: int64 [K], the auxiliary class that each output holds, or REAL.
-        before: int64 [K], the one that it held before its class came, or REAL.
+        auxiliary: int64 [K], the auxiliary class of each output, or REAL.
+        before: int64 [K], the auxiliary class of each output before its own class came, or REAL.
 
     Raises:
         SettingsError: The archive has too few classes.
-        ParcelError: What travelled with the model cannot be what outputs hold.
+        ParcelError: The memory that travelled with the model is no assignment of outputs.
         ModelError: The network does not end in a linear layer.
     """
 
@@ -67,7 +68,7 @@ class MAH(DERpp):
     before: Tensor
 
     def begin_visit(self) -> None:
-        """Give the classes that have come their outputs; then train on the others', too."""
+        """Give new classes their outputs; add images of the remaining auxiliary classes."""
         super().begin_visit()
         head, device = last_layer(self.model), self.samples.labels.device
         unknown = torch.full((head.out_features,), REAL, device=device)
@@ -91,7 +92,7 @@ class MAH(DERpp):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network whose last layer cannot be told, or classes to come without archive."""
+        """Refuse a network without a known last layer, and future classes without an archive."""
         last_layer(model)
         chosen = settings.section("mah", MAHSettings).auxiliary
         given = settings.tasks > 1 and settings.task_cut in ("classes", "given")
@@ -103,7 +104,7 @@ class MAH(DERpp):
         require(bool(chosen) or complete, "mah.auxiliary", chosen, allowed)
 
     def _drawn(self, names: Tensor, count: int) -> Tensor:
-        """So many of the archive's classes, at random: the same for all models of a run."""
+        """`count` random classes of the archive, the same for all models of a run."""
         if len(names) < count:
             named = self.settings.section("mah", MAHSettings).auxiliary
             raise SettingsError(
@@ -114,7 +115,7 @@ class MAH(DERpp):
         return names[torch.from_numpy(order[:count]).to(names.device)]
 
     def _take_up(self, like: Tensor, names: Tensor) -> None:
-        """What outputs hold, as it travelled."""
+        """Load the assignment of outputs that travelled with the model."""
         memory, what = self.received.memory, "The memory of auxiliary classes"
         check_layout(memory, {"auxiliary": like, "before": like}, what)
         self.auxiliary, self.before = memory["auxiliary"].clone(), memory["before"].clone()
@@ -127,20 +128,20 @@ class MAH(DERpp):
 
     @torch.no_grad()
     def _assign(self, classes: Tensor) -> None:
-        """Eq. 2.5: each of the new classes takes an output from its auxiliary class."""
+        """Eq. 2.5: give each new class an output that has an auxiliary class."""
         if not len(classes):
             return
         logits = torch.stack([self._mean_logits(int(each)) for each in classes])  # [new, K]
         taken = chosen(logits.masked_fill(self.auxiliary == REAL, -torch.inf))
         leaving = self.auxiliary[taken]
         for c, name in zip(classes.tolist(), leaving.tolist(), strict=True):
-            place = int((self.auxiliary == name).nonzero())  # it may have moved for a class before
+            place = int((self.auxiliary == name).nonzero())  # an earlier swap may have moved it
             swap_rows(last_layer(self.model), c, place)
             self.auxiliary[place] = self.auxiliary[c]
             self.auxiliary[c], self.before[c] = REAL, name
 
     def _mean_logits(self, c: int) -> Tensor:
-        """l_c [K], over all images of a class."""
+        """l_c [K], the mean logits over all images of a class."""
         self.model.eval()
         images = self.samples[self.samples.labels == c].images
         parts = images.split(batch_size(images[0].numel()))
@@ -148,7 +149,7 @@ class MAH(DERpp):
         return total / len(images)
 
     def replay_term(self, draws: Draws) -> Tensor:
-        """That of DER++; of one image alone nothing, because BatchNorm cannot train on one."""
+        """The term of DER++; 0 for a single image, because BatchNorm cannot train on one."""
         alone = len(self.reservoir) == 1  # the others of the first batch were auxiliary
         return (
             torch.zeros((), device=self.samples.labels.device)
@@ -157,7 +158,7 @@ class MAH(DERpp):
         )
 
     def keep(self, batch: Samples, logits: Tensor, draws: Draws) -> None:
-        """The images of the task alone come by at the reservoir, with what outputs hold now."""
+        """Offer the images of the task alone to the reservoir, with the present `auxiliary`."""
         own = self.auxiliary[batch.labels] == REAL
         self.reservoir.add(
             draws.generator,
@@ -168,12 +169,12 @@ class MAH(DERpp):
         )
 
     def distance(self, outputs: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
-        """‖M(x') − z'‖², the mean over all outputs; one of which z' tells nothing counts 0."""
+        """‖M(x') − z'‖², the mean over all outputs; an output that z' does not have counts 0."""
         targets, known = align(kept["logits"], kept["auxiliary"], self.auxiliary, self.before)
         return ((outputs - targets) * known).square().mean()
 
     def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
-        """What each output holds, and has held."""
+        """The present and the earlier auxiliary class of each output."""
         return {"auxiliary": self.auxiliary, "before": self.before}
 
 
