@@ -1,4 +1,4 @@
-"""Which models to ask, and how much to make of each: a mixture that suits a hospital's own images.
+"""A mixture of models: the weights that suit a hospital's own images.
 
 Jacobs, Jordan, Nowlan and Hinton, "Adaptive mixtures of local experts", Neural Computation 3, 1991,
 with gates that are the same for all images. Shapes: `M` models, `N` images, `K` classes.
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from learning.balance import class_weights
 
-STEPS = 300  # of expectation maximisation, in which the likelihood never falls
+STEPS = 300  # of expectation maximisation; the likelihood never falls
 
 
 def mixture_weights(scores: Tensor, labels: Tensor) -> Tensor:
-    """The weights of models by which labels become most probable, each class counting as much.
+    """The weights of models that make labels most probable; all classes count the same.
 
     The log-likelihood is concave in the weights, so there is one best answer.
 
     Args:
         scores: Probabilities [M, N, K] of images by each model.
-        labels: What the images show, int64 [N].
+        labels: True classes, int64 [N].
 
     Returns:
         Weights that sum to 1, float64 [M].

@@ -1,7 +1,7 @@
-"""The model card: what a model is, who trained it on what, where it was tested, what it is not for.
+"""The model card: a model's purpose, training, tests and limits.
 
-After Mitchell et al., "Model cards for model reporting", FAT* 2019, arXiv:1810.03993. It says what
-is known where it is written, and where nothing is known it says that.
+After Mitchell et al., "Model cards for model reporting", FAT* 2019, arXiv:1810.03993. The card
+gives the known facts, and says which facts are not known.
 """
 
 import json
@@ -19,14 +19,14 @@ NOT_OWN = {
     "public": "a public archive, and on no image of the hospital",
     "none": "synthetic images alone, and on no image of the hospital's own",
 }
-# Of each class: titles, and what hospitals measure.
+# Figures of a class: titles of columns, and names of the figures.
 OF_CLASS = {"found": "recall", "sensitivity": "sensitivity", "specificity": "specificity"}
 
 
 def model_card(manifest: ModelManifest) -> str:
     """The card of a model, as Markdown, with the manifest at its end."""
     shape = manifest.network
-    # JSON has another way to write a backquote, which would end the block of code.
+    # A backquote would end the block of code; JSON can write it in another way.
     whole = json.dumps(json.loads(manifest.to_json()), indent=1).replace("`", "\\u0060")
     lines = [
         f"# Model {_plain(manifest.lineage)} ({_plain(manifest.settings['strategy'])})",
@@ -55,7 +55,7 @@ def model_card(manifest: ModelManifest) -> str:
 
 
 def write_card(model: Path, manifest: ModelManifest) -> Path:
-    """Write the card of a model beside its file; returns the card's.
+    """Write the card of a model beside its file; return the path of the card.
 
     Raises:
         OSError: It cannot be written.
@@ -122,7 +122,7 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
 
 
 def _seen(counts: Mapping[str, float], key: str, trained: bool) -> str:
-    """How many images; none to train on where the model was not trained."""
+    """A number of images as text; "none" to train on where the model was not trained."""
     if key.startswith("train") and not trained:
         return "none"
     return f"{counts[key]:g}" if key in counts else ""
@@ -194,7 +194,7 @@ def _is_noised(told: Mapping[str, float]) -> bool:
 
 
 def _figure(told: Mapping[str, float], name: str) -> str:
-    """A figure and its interval, as far as they are known."""
+    """A figure and its interval, if they are known."""
     if name not in told:
         return ""
     ends = [told[f"{name}-{end}"] for end in ("low", "high") if f"{name}-{end}" in told]
@@ -212,5 +212,5 @@ def _table(header: list[str], rows: Iterable[list[str]]) -> str:
 
 
 def _plain(text: object) -> str:
-    """A text from outside, so that Markdown shows it as it is."""
+    """A text from outside, escaped so that Markdown shows it unchanged."""
     return re.sub(r"([\\`*_{}\[\]<>#|!~&])", r"\\\1", printable(" ".join(str(text).split())))

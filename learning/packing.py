@@ -1,9 +1,9 @@
 """Networks, memories and buffers as records, and back.
 
 A network that arrives is checked before it is built: the names, dtypes and shapes of its arrays,
-and their numbers (strategies/protocol/soundness.py). So it takes no more memory than what has
-arrived. A network whose numbers are absurd does not leave. The images of a buffer travel as one PNG
-picture, one below the other, which is compressed without loss.
+and their numbers (strategies/protocol/soundness.py). So it takes no more memory than the parcel. A
+network with absurd numbers does not leave. The images of a buffer travel one below the other in one
+PNG picture, which is compressed without loss.
 """
 
 from collections.abc import Container, Mapping
@@ -36,17 +36,17 @@ def pack_network(
     withheld: Container[str] = (),
     half: bool = False,
 ) -> RecordDict:
-    """Make a parcel of a network and of the records that go beside it.
+    """A parcel of a network and of the records beside it.
 
     Args:
         network: The network.
-        manifest: Its label, without hashes.
+        manifest: The parcel's label, without hashes.
         beside: The other records.
         withheld: State-dict keys that do not travel.
         half: Whether floating-point numbers travel in 16 bits.
 
     Raises:
-        DivergedError: The network is of no use, or would not be in 16 bits.
+        DivergedError: The network is of no use, or is of no use in 16 bits.
     """
     state: dict[str, Tensor] = network.state_dict()
     travelling = {name: tensor for name, tensor in state.items() if name not in withheld}
@@ -63,7 +63,7 @@ def _check_converged(state: Mapping[str, Tensor]) -> None:
 
 
 def numpy_arrays(state: Mapping[str, Tensor]) -> dict[str, NDArray[Any]]:
-    """Tensors as NumPy sees them, by name; on a CPU they are not copied."""
+    """Tensors as NumPy arrays, by name; on a CPU they are not copied."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in state.items()}
 
 
@@ -72,7 +72,7 @@ def _record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
-    """Write what a method carries beside the model as a record.
+    """A method's memory, which travels beside the model, as a record.
 
     Raises:
         DivergedError: The memory is of no use.
@@ -82,10 +82,10 @@ def pack_memory(memory: Mapping[str, Tensor]) -> ArrayRecord:
 
 
 def unpack_memory(record: ArrayRecord, lineage: str, device: torch.device) -> dict[str, Tensor]:
-    """What a method carries beside a model; its learner checks names and shapes.
+    """A method's memory from a record; the learner checks names and shapes.
 
     Raises:
-        UselessError: The memory is.
+        UselessError: The memory is of no use.
     """
     memory = {name: torch.from_numpy(values_of(array)) for name, array in record.items()}
     _check_sound(memory, f"The memory of lineage '{lineage}'")
@@ -100,14 +100,14 @@ def unpack_network(
     The next parcel of the same architecture gets the same module with other weights.
 
     Args:
-        parcel: Has passed `check_parcel`, which gave `manifest`.
+        parcel: A parcel that `check_parcel` has accepted.
         manifest: Its label.
-        local: Arrays that stayed local, by state-dict key; they replace those that arrive.
-        device: The network's.
+        local: Arrays that stayed local, by state-dict key; they replace arriving ones.
+        device: Device of the network.
 
     Raises:
         ParcelError: The arrays are not those of the architecture.
-        UselessError: Their numbers are those of no usable model.
+        UselessError: Their numbers are of no use.
         ModelError: The architecture is unknown.
     """
     model = parcel.array_records["model"]
@@ -122,13 +122,13 @@ def unpack_network(
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """A tensor that travelled in 16 bits, in the 32 that networks have."""
+    """A tensor, in 32 bits if it travelled in 16."""
     return tensor.float() if tensor.dtype == torch.float16 else tensor
 
 
 @lru_cache(maxsize=8)
 def layout(architecture: str) -> dict[str, Tensor]:
-    """The state dict that an architecture (JSON) has, without memory for it.
+    """The state dict of an architecture (JSON), without memory for it.
 
     Raises:
         ModelError: There is no such network.
@@ -138,7 +138,7 @@ def layout(architecture: str) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=8)
 def activations(architecture: Architecture) -> tuple[int, int]:
-    """`Architecture.activations`, counted once.
+    """`Architecture.activations`, from a cache.
 
     Raises:
         ModelError: The network cannot train on such images.
@@ -155,7 +155,7 @@ def check_layout(state: Mapping[str, Tensor], expected: Mapping[str, Tensor], wh
     """Refuse tensors that differ from others in name, dtype or shape.
 
     Raises:
-        ParcelError: Names the tensor, and `what` it belongs to.
+        ParcelError: They differ; the message names the tensor, and `what` it belongs to.
     """
     if differing := sorted(state.keys() ^ expected.keys()):
         verb = "lacks" if differing[0] in expected else "has the unknown array"
@@ -191,7 +191,7 @@ def dossier_hash(record: ArrayRecord) -> str:
     """The SHA-256 of the dossier that a buffer names.
 
     Raises:
-        ParcelError: It names none.
+        ParcelError: The buffer names none.
     """
     hash_ = record["dossier"].numpy() if "dossier" in record else np.empty(0)
     if hash_.dtype != np.uint8 or hash_.shape != (32,):
@@ -227,7 +227,7 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
         raise ParcelError(f"A buffer has labels outside of 0 to {classes - 1}.")
     try:
         with Image.open(BytesIO(picture.numpy().tobytes()), formats=["PNG"]) as column:
-            # Before a pixel is decoded: a picture of another size could fill the memory.
+            # The check comes before the decoding: a large picture could fill the memory.
             found, mode = (column.mode, *column.size), "L" if channels == 1 else "RGB"
             if found != (mode, width, size * height):
                 setting = "image-channels" if column.mode != mode else "image-size"

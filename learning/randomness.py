@@ -1,4 +1,4 @@
-"""Randomness for what takes no generator of its own: initial weights and dropout, or none."""
+"""Randomness for code without a generator of its own, such as initial weights; or no randomness."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 def seeded(rng: np.random.Generator) -> Iterator[None]:
     """Inside, torch's global generators are seeded from `rng`; afterwards they are as before."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
-        # `torch.manual_seed` without a GPU notes the caller's stack, for one that may come.
+        # Without a GPU `torch.manual_seed` is slow: it records the caller's stack.
         seed = (
             torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
         )
@@ -30,7 +30,7 @@ class ZeroDraws(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default):
-            # Not left as it is: truncated normals draw again until all values are in range.
+            # Zeros are needed: truncated normals draw again until all values are in range.
             return args[0].zero_()
         return func(*args, **(kwargs or {}))
 
@@ -38,7 +38,7 @@ class ZeroDraws(TorchDispatchMode):
 class NoMemory(TorchFunctionMode):
     """Inside, weights get their shapes and no memory: they are on the device `meta`.
 
-    Not `torch.device("meta")`, under which torchvision's RegNets cannot compute their widths.
+    With `torch.device("meta")` torchvision's RegNets cannot compute their widths.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,7 +1,7 @@
-"""What a hospital keeps of a stream of images: a random sample of all that it has trained on.
+"""A hospital's reservoir: a random sample of all images of its stream.
 
 Vitter, "Random sampling with a reservoir", ACM TOMS 11(1), 1985, algorithm R: at any time each row
-that was seen has the same chance to be in the sample, and nobody needs to know how many will come.
+that was seen has the same chance to be in the sample. The length of the stream need not be known.
 An image counts each time that it is trained on, as in mammoth.
 """
 
@@ -12,14 +12,14 @@ from torch import Tensor
 
 
 class Reservoir:
-    """At most `size` rows, each of them made of some fields.
+    """At most `size` rows of several fields.
 
     Args:
-        size: Rows that are kept at most.
-        kept: What `state` gave, at the end of the last visit; empty at the first.
+        size: Most rows that are kept.
+        kept: The result of `state` at the end of the last visit; empty at the first.
 
     Attributes:
-        fields: By name [m, ...], a row for each that is kept.
+        fields: Kept rows [m, ...] by name.
     """
 
     def __init__(self, size: int, kept: Mapping[str, Tensor]) -> None:
@@ -36,7 +36,7 @@ class Reservoir:
         return {name: rows[drawn.to(rows.device)] for name, rows in self.fields.items()}
 
     def add(self, generator: torch.Generator, **rows: Tensor) -> None:
-        """Let new rows [n, ...] of each field come by, in their order."""
+        """Offer new rows [n, ...] of each field, in their order."""
         places: dict[int, int] = {}  # where rows go; a later one replaces an earlier one
         count = len(next(iter(rows.values())))
         chances = torch.rand(count, generator=generator, dtype=torch.float64).tolist()
@@ -56,5 +56,5 @@ class Reservoir:
             self.fields[name] = old
 
     def state(self) -> dict[str, Tensor]:
-        """All rows and how many came by, for `Learner.rehearsal`."""
+        """All rows and the number of rows that were offered, for `Learner.rehearsal`."""
         return {**self.fields, "seen": torch.tensor(self.seen)}

@@ -1,6 +1,6 @@
-"""Labelled images: what is trained and tested on.
+"""Labelled images, for training and tests.
 
-Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may stand in the place of images.
+Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may take the place of images.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Images and what they show.
+    """Images and their labels.
 
     Attributes:
         pixels: uint8 [M, C, H, W], these images and perhaps others; perhaps mapped from a file.
         labels: int64 [n], an index into the classes.
-        rows: int64 [n], where each image is in `pixels`; None = one after the other, M = n.
+        rows: int64 [n], the row of each image in `pixels`; None = one after the other, M = n.
     """
 
     pixels: Tensor
@@ -28,7 +28,7 @@ class Samples:
         return len(self.labels)
 
     def __getitem__(self, chosen: Tensor) -> "Samples":
-        """Some of the samples, in memory: an int64 [m] or a bool [n] says which."""
+        """Some of the samples, in memory, by an int64 [m] or a bool [n]."""
         rows = chosen if self.rows is None else self.rows[chosen]
         return Samples(self.pixels[rows], self.labels[chosen])
 
@@ -44,7 +44,7 @@ class Samples:
         return channels, height, width
 
     def to(self, device: torch.device) -> "Samples":
-        """The same on another device."""
+        """The samples on another device."""
         if device == self.pixels.device:
             return self
         return Samples(self.images.to(device), self.labels.to(device))

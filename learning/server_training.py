@@ -1,6 +1,6 @@
 """Training at the server: a classifier rehearses on embeddings (strategies/fil_ver.py).
 
-No other method trains there. Hospitals have sent the embeddings, and the server has no image.
+Only fil-ver trains at the server. Hospitals have sent the embeddings; the server has no image.
 """
 
 from collections.abc import Sequence
@@ -28,21 +28,21 @@ def rehearse(
     steps: int,
     rng: np.random.Generator,
 ) -> tuple[ArrayRecord, float]:
-    """Train a model's classifier on embeddings, as many of one task as of another.
+    """Train a model's classifier on embeddings, equally many of each task.
 
     Args:
         network: The model.
         architecture: Of the model, as JSON.
-        tasks: For each task what hospitals have sent (strategies/protocol/embeddings.py).
+        tasks: The hospitals' embeddings of each task (strategies/protocol/embeddings.py).
         settings: Of the run; `train.*` apply here, too.
-        steps: S_max; in each `train.batch-size` embeddings, drawn with replacement.
-        rng: Decides on these, and on the noise of those that are means and variances.
+        steps: S_max; each step has `train.batch-size` embeddings, drawn with replacement.
+        rng: Decides on the draws, and on the noise of embeddings with means and variances.
 
     Returns:
         The model, and the mean loss.
 
     Raises:
-        DivergedError: It is not finite.
+        DivergedError: The trained model is of no use.
     """
     torch.set_num_threads(settings.cpu_threads)  # as at hospitals (client_app.hospital)
     label = Manifest("server", architecture, [])
@@ -61,7 +61,7 @@ def rehearse(
 
 def _samples(sent: ArrayRecord) -> Samples:
     values, labels = (torch.from_numpy(sent[name].numpy()) for name in ("values", "labels"))
-    if values.shape[1] == 2:  # µ and σ², of which a learner wants µ and log σ
+    if values.shape[1] == 2:  # µ and σ²; the learner takes µ and log σ
         means, variances = values.unbind(dim=1)
         values = torch.stack([means, variances.log() / 2], dim=1)
     return Samples(values, labels)

@@ -1,6 +1,6 @@
-"""The settings of the learners: what a local objective alone reads of a run's settings.
+"""The settings of the learners: those that only a local objective reads.
 
-Hospitals judge them when they enrol, and `python -m server_app check` before.
+`python -m server_app check` checks them before a run, and hospitals when they enrol.
 """
 
 from typing import Annotated, Literal
@@ -42,7 +42,7 @@ class FedProxSettings:
 
 @declare
 class EmbeddingSettings:
-    """What FIL-VER's hospitals do: of the keys `filver.*`."""
+    """FIL-VER at hospitals: some of the keys `filver.*`."""
 
     share: ShareAboveZero
     beta: Amount
@@ -71,7 +71,7 @@ class BatchNormSettings:
 
 @declare
 class PrototypeSettings:
-    """PASS, and of FedSpace what it shares with it: the keys `pass.*`."""
+    """PASS, and the common part of FedSpace: the keys `pass.*`."""
 
     temperature: AboveZero
     prototype_weight: Amount  # λ
@@ -79,14 +79,14 @@ class PrototypeSettings:
 
 @declare
 class RepresentationSettings:
-    """What FedSpace's hospitals do: of the keys `fedspace.*`."""
+    """FedSpace at hospitals: some of the keys `fedspace.*`."""
 
     representation_weight: Amount  # λ_R
 
 
 @declare
 class ReservoirSettings:
-    """What a hospital keeps of its stream of images: the keys `reservoir.*`."""
+    """A hospital's reservoir: the keys `reservoir.*`."""
 
     # 2 at least, because BatchNorm cannot train on one image.
     size: Annotated[int, between(2, 100_000)]

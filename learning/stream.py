@@ -1,8 +1,8 @@
-"""What a hospital keeps of the tasks that it has seen: a share of each, no more and no less.
+"""A hospital's kept samples: a share of each task that it has seen.
 
-It is a learner's `rehearsal`: `values` [m, ...], `labels` [m] and `tasks` [m], for the tasks up to
-the present one, in the hospital's own order (`task-order`). A task's share is drawn once, at
-random, so that what is kept does not grow with the number of visits.
+They are a learner's `rehearsal`: `values` [m, ...], `labels` [m] and `tasks` [m], for the tasks up
+to the present one, in the hospital's own order (`task-order`). A task's share is drawn once, at
+random, so the number of kept samples does not grow with the number of visits.
 """
 
 from collections.abc import Mapping
@@ -15,27 +15,27 @@ from strategies.protocol.settings import rng_for
 
 
 def earlier_samples(kept: Mapping[str, Tensor], task: int) -> Samples | None:
-    """What is kept of the tasks before this one; None if there is nothing."""
+    """The kept samples of the tasks before this one; None if there are none."""
     if not kept or not (before := kept["tasks"] != task).any():
         return None
     return Samples(kept["values"][before], kept["labels"][before])
 
 
 def draw_rows(count: int, share: float, seed: int, task: int) -> Tensor:
-    """Which of a task's images are kept: int64 [m], one at least."""
+    """The rows of a task's images that are kept, int64 [m], at least one."""
     order = rng_for(seed, "rehearsal", task).permutation(count)
     return torch.from_numpy(order[: max(1, round(share * count))])
 
 
 def replay_size(batch: Samples, samples: Samples, kept: Samples) -> int:
-    """How many kept ones go with a batch of the samples, so that an epoch is a pass over both."""
+    """The number of kept samples beside a batch, so that an epoch is a pass over both sets."""
     return max(1, round(len(batch) * len(kept) / len(samples)))
 
 
 def add_task(
     kept: Mapping[str, Tensor], samples: Samples, rows: Tensor, task: int
 ) -> dict[str, Tensor]:
-    """What is kept from now on: that of earlier tasks, and these rows of the present one."""
+    """The samples to keep: those of earlier tasks, and some rows of the present task."""
     present = samples[rows.to(samples.labels.device)]
     found = {
         "values": present.pixels,
@@ -49,6 +49,6 @@ def add_task(
 
 
 def restrict(classes: Tensor, logits: Tensor) -> Tensor:
-    """Logits [N, K] such that a softmax is over some classes [c] alone: −∞ for the others."""
+    """Logits [N, K] for a softmax over some classes [c] alone: −∞ for the others."""
     others = torch.ones_like(logits[0], dtype=torch.bool).index_fill(0, classes, False)
     return logits.masked_fill(others, -torch.inf)

@@ -1,7 +1,7 @@
-"""Whether a learner can train a network with a run's settings and images, before it does.
+"""A check before a run: can a learner train a network with the run's settings and images?
 
-`python -m server_app check` asks before a run, and each hospital when it enrols. What a learner
-needs is declared beside it: `tables` and `check_suited`.
+`python -m server_app check` runs it, and each hospital when it enrols. A learner declares its needs
+in `tables` and `check_suited`.
 """
 
 from learning.augmentation import check_augmentation
@@ -12,7 +12,7 @@ from strategies.protocol.settings import Settings
 
 
 def check_suited(learner: str, architecture: Architecture, settings: Settings) -> None:
-    """Refuse what visits would fail with.
+    """Refuse settings and networks with which visits would fail.
 
     Raises:
         SettingsError: A setting that the learner reads cannot be used, or not with such images.

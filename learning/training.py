@@ -33,18 +33,18 @@ def train(
     """Train a model on a hospital's images, with a new optimizer.
 
     Args:
-        learner: The local objective; holds the model and the images, on one device.
+        learner: The local objective, with the model and the images on one device.
         settings: Batch size, optimizer, augmentation and class balance.
-        epochs: Passes over the images, after those in which the learner warms up.
+        epochs: Passes over the images, after the learner's warm-up.
         rng: Decides on the order of the images, on all draws of the learner, and on dropout.
         deadline: When to give up, in the time of `time.monotonic`.
-        after_epoch: Called with the number of each epoch, from 1, at its end.
-        progress: Called after every step with how many images are done, and of how many.
-        fewest: Images of a step.
-        private: Makes the steps those of DP-SGD; they draw their images, whatever `fewest` is.
+        after_epoch: Called at the end of each epoch with its number, from 1.
+        progress: Called after every step with the numbers of finished and of all images.
+        fewest: Fewest images of a step.
+        private: The steps of DP-SGD, which draw their own images and ignore `fewest`.
 
     Returns:
-        `train-loss`, the mean over the last epoch without the method's penalty, and `num-examples`.
+        `train-loss`, the mean loss of the last epoch without the method's penalty; `num-examples`.
 
     Raises:
         ModelError: The steps are private, and the network mixes images of a batch.
@@ -97,7 +97,7 @@ def train(
 def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Generator) -> Tensor:
     """The images of an epoch, int64 [n] on the CPU: each once, in random order.
 
-    With `train.class-balance` = "sampler" as many, drawn with replacement, any class as likely.
+    With `train.class-balance` = "sampler", n draws with replacement, any class as likely.
     """
     if settings.class_balance == "sampler":
         chances = class_weights(labels)[labels].cpu()
@@ -106,10 +106,10 @@ def epoch_order(labels: Tensor, settings: TrainSettings, generator: torch.Genera
 
 
 def batches(order: Tensor, size: int, fewest: int = 2) -> list[Tensor]:
-    """The numbers of images [n] cut into batches of `size`.
+    """The images [n], cut into batches of `size`.
 
-    Fewer than `fewest` that are left over join the batch before: BatchNorm cannot train on one
-    image, and a model can be made to learn from its last step alone.
+    A rest of fewer than `fewest` images joins the batch before: BatchNorm cannot train on one
+    image, and a manipulated model can learn from its last step alone.
     """
     cut = list(order.split(size))
     if len(cut) > 1 and len(cut[-1]) < fewest:

@@ -179,9 +179,9 @@ class MAH(DERpp):
 
 
 def chosen(logits: Tensor) -> Tensor:
-    """An output for each class, int64 [n]: the largest of all mean logits [n, K] goes first.
+    """An output for each class, int64 [n], by mean logits [n, K]: the largest goes first.
 
-    No two get the same; outputs of −∞ are given to nobody while there are others.
+    All outputs differ. Outputs of −∞ are given only if there are no others.
     """
     left, taken = logits.clone(), torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
     for _ in range(len(logits)):
@@ -192,26 +192,26 @@ def chosen(logits: Tensor) -> Tensor:
 
 
 def swap_rows(layer: torch.nn.Linear, one: int, other: int) -> None:
-    """Exchange two outputs of a layer; the function of all others stays as it is."""
+    """Exchange two outputs of a layer; the others do not change."""
     with torch.no_grad():
         for rows in layer.parameters():
             rows[[one, other]] = rows[[other, one]]
 
 
 def align(logits: Tensor, then: Tensor, now: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Kept logits in the order of the outputs as they are now.
+    """Kept logits in the order of the present outputs.
 
     Args:
         logits: [m, K].
-        then: What outputs held when each row was kept, int64 [m, K].
-        now: What they hold, int64 [K].
-        before: What they held before their classes came, int64 [K].
+        then: `MAH.auxiliary` when each row was kept, int64 [m, K].
+        now: `MAH.auxiliary` at present, int64 [K].
+        before: `MAH.before` at present, int64 [K].
 
     Returns:
-        [m, K] each: the logits, and whether they are known; where not they are 0.
+        The logits, and whether they are known, each [m, K]; unknown ones are 0.
     """
-    real = (then == REAL) & (now == REAL)  # [m, K]: the class had come, and so it is the same one
-    names = torch.where(now == REAL, before, now)  # whose images the row was trained on before
+    real = (then == REAL) & (now == REAL)  # [m, K]: the class had come, so both are the same one
+    names = torch.where(now == REAL, before, now)  # the auxiliary class behind each present row
     same = (then[:, :, None] == names) & (then != REAL)[:, :, None]  # [m, K then, K now]
     same = torch.where(real[:, None, :], torch.diag_embed(real), same)
     return torch.einsum("mi,mik->mk", logits, same.to(logits.dtype)), same.any(dim=1)

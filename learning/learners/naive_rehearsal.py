@@ -21,11 +21,11 @@ class NaiveRehearsal(Learner):
     own: RehearsalSettings
 
     def begin_visit(self) -> None:
-        """Find what is kept of earlier tasks."""
+        """Find the kept images of earlier tasks."""
         self.kept = earlier_samples(self.received.rehearsal, self.received.task)
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """The loss of a batch [N], with kept images beside it."""
+        """The loss of a batch [N] and of kept images beside it."""
         if self.kept is None:
             return super().observe(batch, draws)
         count = replay_size(batch, self.samples, self.kept)

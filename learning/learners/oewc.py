@@ -1,14 +1,14 @@
-"""Online EWC: a pull towards the weights after the tasks before, as strong as each mattered there.
+"""Online EWC: a pull of each weight towards its value after the task before, by its importance.
 
 Schwarz et al., "Progress & compress", ICML 2018, arXiv:1805.06370, section 3.1, after Kirkpatrick
 et al., arXiv:1612.00796. With F_t the diagonal of the Fisher information after task t, and w* the
-weights then, a step of task t minimises
+weights after task t − 1, a step of task t minimises
 
     ℓ(M(x), y)  +  λ Σ_i F*_i (w_i − w*_i)²,        F* = F_{t−1} + γ F_{t−2} + γ² F_{t−3} + ...
 
-A hospital does not know which visit of a task is the last. Each prepares F* and w* for the next
-task, in the place of what the visit before prepared, and the first visit of that task takes them
-up. Both are the hospital's own, whichever models come.
+A hospital does not know which visit of a task is the last. So each visit prepares F* and w* for the
+next task, and replaces those of the visit before. The first visit of the next task takes them up.
+Both belong to the hospital and serve all models that come.
 
 Deviations:
  1. λ stands for λ/2, and F* is not weighted with γ once more in the loss: both as in mammoth.
@@ -32,7 +32,7 @@ class OnlineEWC(Learner):
     """Cross-entropy, and a pull towards the weights after the task before.
 
     Raises:
-        ParcelError: What the hospital has kept is of another network.
+        ParcelError: The hospital has kept the state of another network.
     """
 
     tables = (("oewc", OnlineEWCSettings),)
@@ -61,7 +61,7 @@ class OnlineEWC(Learner):
                 weight.grad.addcmul_(fisher, drift, value=2 * self.own.strength)
 
     def rehearsal(self) -> dict[str, Tensor]:
-        """F* and w* of this task, and those for the next."""
+        """F* and w* of this task, and of the next one."""
         rng = rng_for(self.settings.seed, "fisher", self.received.task)
         information = FisherInformation(self.model, 0.0).estimate([], self.samples, rng)
         kept = {"task": self.task}
@@ -75,7 +75,7 @@ class OnlineEWC(Learner):
 
 
 def part(kept: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """What is kept under names that begin with a prefix, without it."""
+    """The kept entries with names that begin with a prefix, without the prefix."""
     return {
         name.removeprefix(prefix): each for name, each in kept.items() if name.startswith(prefix)
     }

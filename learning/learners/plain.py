@@ -1,4 +1,4 @@
-"""Cross-entropy on the hospital's own images: what most methods minimise."""
+"""Cross-entropy on the hospital's own images: the objective of most methods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,16 +15,17 @@ from strategies.protocol.settings import Settings
 
 @dataclass(frozen=True)
 class Received:
-    """What a visit finds beside the model and the hospital's images.
+    """The input of a visit beside the model and the hospital's images.
 
     Attributes:
         buffers: Synthetic images to train on.
-        memory: What travels with the model, by name; empty at the model's first visit.
-        rehearsal: What the hospital has kept for its stream, by name; empty at its first visit.
-        leg: Which of a visit's trainings of one model this is, from 1.
-        new_rounds: How many rounds have begun since the model's last visit.
-        task: Whose images the samples are, from 1; 0 if there are no tasks.
-        public: The images of the archive that the learner names; None if it names none.
+        memory: Tensors that travel with the model, by name; empty at the model's first visit.
+        rehearsal: Tensors that the hospital has kept for its stream, by name; empty at its first
+            visit.
+        leg: Number of the training of one model in a visit, from 1.
+        new_rounds: Rounds that have begun since the model's last visit.
+        task: Number of the task of the samples, from 1; 0 if there are no tasks.
+        public: Images of the archive that the learner names; None if it names none.
     """
 
     buffers: Sequence[Samples] = ()
@@ -37,26 +38,26 @@ class Received:
 
 
 class Learner:
-    """What a hospital minimises during one visit; other learners build on this one.
+    """A hospital's objective during one visit; other learners build on this one.
 
-    The loop (learning/training.py) calls `observe` for every batch, takes the gradient of the loss
-    that it returns and makes a step. A learner keeps things in three ways: `memory` travels with
-    the model; the state-dict keys that `local` names stay at the hospital, for the next model that
-    comes; and `rehearsal` stays at the hospital, for its stream of images.
+    The loop (learning/training.py) calls `observe` for every batch, and makes a step with the
+    gradient of the returned loss. A learner keeps state in three ways. `memory` travels with the
+    model. The state-dict keys of `local` stay at the hospital, for the next model that comes.
+    `rehearsal` stays at the hospital, for its stream of images.
 
     Args:
         model: The network, with the weights as received.
         samples: The images of the visit.
         settings: Of the run.
-        received: What came with the model and what was kept here.
+        received: The input that came with the model or was kept here.
 
     Attributes:
-        samples: The images that an epoch is a pass over.
-        tables: The settings that the learner reads, each table by its name and frozen dataclass.
-        own: Those of the first table.
-        archive: The setting that names a file of public images, if the learner wants some.
-        warm_up: Epochs before the first of the visit, numbered 0 and below.
-        withholds: Whether the keys that `local` names do not travel.
+        samples: The images of an epoch.
+        tables: The settings that the learner reads: each table's name and frozen dataclass.
+        own: The settings of the first table.
+        archive: The setting for a file of public images, if the learner uses one.
+        warm_up: Epochs before the first of the visit, with the numbers 0 and below.
+        withholds: Whether the keys of `local` do not travel.
     """
 
     tables: tuple[tuple[str, type[Any]], ...] = ()
@@ -76,14 +77,14 @@ class Learner:
         self.class_weights = class_weights(self.samples.labels) if weighted else None
 
     def begin_visit(self) -> None:
-        """Get ready to train, with all that the learner was given; here nothing."""
+        """Prepare the training; here nothing."""
 
     def begin_epoch(self, epoch: int) -> None:
-        """Put the network into its mode for an epoch, from 1 (after a warm-up)."""
+        """Set the network's mode for an epoch, numbered from 1 (after a warm-up)."""
         self.model.train()
 
     def trained(self) -> Iterable[nn.Parameter]:
-        """What the optimizer changes: the network's, unless the learner has others beside them."""
+        """The parameters that the optimizer changes; here the network's."""
         return self.model.parameters()
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
@@ -91,7 +92,7 @@ class Learner:
         return self.cross_entropy(self.model(draws.view(batch.images)), batch.labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The mean over own images by `train.class-balance`: logits [N, K], labels [N]."""
+        """The mean loss of own images, by `train.class-balance`: logits [N, K], labels [N]."""
         losses = self.losses(logits, labels)
         if self.class_weights is None:
             return losses.mean()
@@ -99,32 +100,32 @@ class Learner:
         return (weights * losses).sum() / weights.sum()
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """That of each image, by `train.focal-gamma`: logits [N, K], labels [N] -> [N]."""
+        """The loss of each image, by `train.focal-gamma`: logits [N, K], labels [N] -> [N]."""
         return focal_losses(logits, labels, self.settings.train.focal_gamma)
 
     def before_step(self) -> None:
         """Change the gradient before the optimizer's step; here nothing."""
 
     def after_step(self) -> None:
-        """Note what the optimizer's step has done; here nothing."""
+        """Use the result of the optimizer's step; here nothing."""
 
     def memory(self, rng: np.random.Generator) -> Mapping[str, Tensor]:
-        """What travels with the trained model, by name, in any shape; here nothing."""
+        """The tensors that travel with the trained model, by name, in any shape; here none."""
         return {}
 
     def rehearsal(self) -> Mapping[str, Tensor]:
-        """What the hospital keeps for its stream, by name, in any shape; here nothing."""
+        """The tensors that the hospital keeps for its stream, by name, in any shape; here none."""
         return {}
 
     @classmethod
     def check(cls, settings: Settings) -> Any:
-        """Those of its first table; all are read before the first hop, to refuse what is wrong."""
+        """The settings of the first table; all tables are read, to refuse wrong values."""
         found = [settings.section(*table) for table in cls.tables]
         return found[0] if found else None
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse, before the first hop, what no visit could begin with; here nothing.
+        """Refuse, before the first hop, a network or settings that no visit can use; here none.
 
         Args:
             model: The network, perhaps on the device `meta`.
@@ -132,14 +133,14 @@ class Learner:
 
         Raises:
             ModelError: The learner cannot train such a network.
-            SettingsError: It cannot train with such settings.
+            SettingsError: The learner cannot train with such settings.
         """
 
     @classmethod
     def local(cls, model: nn.Module, settings: Settings) -> set[str]:
-        """State-dict keys that stay local; here none.
+        """The state-dict keys that stay local; here none.
 
-        The next model that comes gets their values as this visit left them.
+        The next model that comes gets their values from the end of this visit.
         """
         return set()
 

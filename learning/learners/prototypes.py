@@ -1,4 +1,4 @@
-"""PASS and FedSpace at a hospital: means of features stand for classes that it no longer sees.
+"""PASS and FedSpace at a hospital: mean features stand for classes that it no longer sees.
 
 PASS: Zhu et al., CVPR 2021; with FedAvg, and FedSpace: Shenaj et al., "Asynchronous federated
 continual learning", CVPR workshops 2023, arXiv:2304.03626. Each image x comes in 4 rotations; x of
@@ -9,26 +9,26 @@ mean of f over class c (its prototype) and r the spread of f around it, a step m
     + λ mean over B of ℓ(g(p_c + r ε) / T, 4c)    over all outputs; c at random, ε ~ N(0, I)
     + λ_R L_R                                     FedSpace alone
 
-PASS takes its own prototypes, of all classes that the hospital has seen. FedSpace takes those of
-the server (strategies/fedspace.py) as soon as there are any, and in the second term those of
-classes that are not in the present task. L_R draws the features of a class together. With z the N
-features of images as they are and B of the form p_c + r ε, brought to length 1, P_c those of class
-c, and s_ij = e^{z_i z_j} / Σ_{k ≠ i} e^{z_i z_k}:
+PASS uses the hospital's own prototypes, of all classes that it has seen. FedSpace uses those of the
+server (strategies/fedspace.py) as soon as there are any. Its second term has only classes outside
+of the present task. L_R draws the features of a class together. z are the N features of unturned
+images and B features p_c + r ε, scaled to length 1. P_c are the z of class c. With
+s_ij = e^{z_i z_j} / Σ_{k ≠ i} e^{z_i z_k}:
 
     L_R = −1/(N + B) Σ_c Σ_{i ∈ P_c} 1/(|P_c| − 1) Σ_{j ∈ P_c, j ≠ i} log s_ij
 
 over the classes c of the task. r² is the mean over classes of tr(Cov) / d, in the first task.
 
 Deviations:
- 1. PASS also distils from the model before; FedSpace's code, of which the published numbers are,
-    does not, nor does this.
- 2. A class is seen once the hospital has had an image of it. In the code it is once its task has
-    begun, though there may be none.
- 3. Means and r are measured of images that are not augmented, as the model is after a visit; r
-    until the end of the first task. The code augments, and keeps the r of the first visit.
- 4. In the code the sum over k has 1 in the place of e^{z_i z_i}.
+ 1. PASS also distils from the model before. FedSpace's code, which gave the published numbers, does
+    not distil, and this code does not either.
+ 2. A class is seen once the hospital has had an image of it. In the authors' code a class is seen
+    once its task has begun, even without an image.
+ 3. Means and r are measured with the model after a visit, on images that are not augmented; r until
+    the end of the first task. The authors' code augments, and keeps the r of the first visit.
+ 4. In the authors' code the sum over k has 1 in place of e^{z_i z_i}.
 
-On a rewind leg nothing of what a hospital keeps changes, and it sends no prototypes.
+On a rewind leg the hospital's kept state does not change, and the hospital sends no prototypes.
 """
 
 from collections.abc import Mapping
@@ -63,15 +63,15 @@ class Pass(Learner):
         self, model: nn.Module, samples: Samples, settings: Settings, received: Received
     ) -> None:
         super().__init__(model, samples, settings, received)
-        if self.class_weights is not None:  # of the outputs of each class
+        if self.class_weights is not None:  # the same for all outputs of a class
             self.class_weights = self.class_weights.repeat_interleave(TURNS)
 
     def begin_visit(self) -> None:
-        """Find which classes the hospital has seen, and the prototypes.
+        """Find the classes that the hospital has seen, and the prototypes.
 
         Raises:
             ModelError: The network has no outputs for turned images.
-            ParcelError: It has not the features of the one whose prototypes the hospital has kept.
+            ParcelError: The kept prototypes have features of another network.
         """
         self.network = rotating(self.model)
         none = self._none()
@@ -85,7 +85,7 @@ class Pass(Learner):
         self.augmented = _known_classes(self.prototypes)
 
     def _none(self) -> dict[str, Tensor]:
-        """What stands for no prototypes: means [K, d], numbers of images [K], and r."""
+        """Empty prototypes: means [K, d], numbers of images [K], and r."""
         head = self.network.head
         means = head.weight.new_zeros(head.out_features // TURNS, head.in_features)
         return {"means": means, "counts": means[:, 0].clone(), "radius": means.new_zeros(())}
@@ -104,7 +104,7 @@ class Pass(Learner):
         return loss + self.extra_loss(features[: len(batch)], batch.labels, draws)
 
     def sample_around(self, classes: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """p_c + r ε [B, d] with c [B] drawn from some classes; B is `train.batch-size`."""
+        """Random p_c + r ε [B, d], with c [B] from some classes; B is `train.batch-size`."""
         count, means = self.settings.train.batch_size, self.prototypes["means"]
         chosen = torch.randint(len(classes), (count,), generator=draws.generator)
         noise = torch.randn((count, means.shape[1]), generator=draws.generator).to(means.device)
@@ -112,16 +112,16 @@ class Pass(Learner):
         return means[drawn] + self.prototypes["radius"] * noise, drawn
 
     def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """The term of a learner that builds on this one, of images as they are; here nothing."""
+        """A further term, from the features of unturned images; here 0."""
         return features.new_zeros(())
 
     @cached_property
     def measured(self) -> dict[str, Tensor]:
-        """The prototypes of the task's classes, once the model is trained."""
+        """The prototypes of the task's classes, from the trained model."""
         return class_prototypes(self.network, self.samples, len(self.kept["counts"]))
 
     def rehearsal(self) -> Mapping[str, Tensor]:
-        """The prototypes of all classes that were seen, r, and the task in which r is measured."""
+        """The prototypes of all seen classes, r, and the task in which r is measured."""
         if self.received.leg == REWIND:
             return self.received.rehearsal
         new, old, task = self.measured, self.kept, self.received.task
@@ -141,15 +141,15 @@ class Pass(Learner):
 
 
 class FedSpace(Pass):
-    """The same around the server's prototypes, and a loss that draws classes together."""
+    """PASS around the server's prototypes, with a loss that draws each class together."""
 
     tables = (*Pass.tables, ("fedspace", RepresentationSettings))
 
     def begin_visit(self) -> None:
-        """Take the server's prototypes, if there are some.
+        """Load the server's prototypes, if there are any.
 
         Raises:
-            ParcelError: They are not those of this network.
+            ParcelError: They are of another network.
         """
         super().begin_visit()
         self.weight = self.settings.section(*self.tables[1]).representation_weight
@@ -162,7 +162,7 @@ class FedSpace(Pass):
         self.augmented = known[~torch.isin(known, self.classes)]
 
     def extra_loss(self, features: Tensor, labels: Tensor, draws: Draws) -> Tensor:
-        """λ_R L_R, from the features [N, d] of images as they are, and their labels [N]."""
+        """λ_R L_R, from the features [N, d] of unturned images, and their labels [N]."""
         known = _known_classes(self.prototypes)
         if not len(known) or not self.weight:
             return super().extra_loss(features, labels, draws)
@@ -179,10 +179,10 @@ class FedSpace(Pass):
 
 
 def rotating(model: nn.Module) -> RotationNetwork:
-    """The network, with outputs for turned images.
+    """The network, as one with outputs for turned images.
 
     Raises:
-        ModelError: It has none.
+        ModelError: The network has no such outputs.
     """
     if not isinstance(model, RotationNetwork):
         raise ModelError(
@@ -193,14 +193,14 @@ def rotating(model: nn.Module) -> RotationNetwork:
 
 
 def turn(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Images [N, C, H, H], labels y [N] -> [4N, C, H, H], 4y + k: all of a turn, then the next."""
+    """Turn images [N, C, H, H] with labels y [N]: [4N, C, H, H] and 4y + k, one turn by one."""
     turns = range(TURNS)
     both = [(images.rot90(k, (-2, -1)), TURNS * labels + k) for k in turns]
     return torch.cat([image for image, _ in both]), torch.cat([label for _, label in both])
 
 
 def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
-    """L_R, from features [M, d], their classes [M], and the classes that are drawn together."""
+    """L_R, from features [M, d], their classes [M], and the classes to draw together."""
     unit = functional.normalize(features, dim=1)
     likeness = unit @ unit.T  # z_i z_k, [M, M]
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
@@ -212,14 +212,14 @@ def representation(features: Tensor, labels: Tensor, classes: Tensor) -> Tensor:
 
 @torch.no_grad()
 def extract_features(network: RotationNetwork, images: Tensor) -> Tensor:
-    """The features of images as they are: uint8 [n, C, H, W] -> [n, d]."""
+    """The features [n, d] of unturned images uint8 [n, C, H, W]."""
     network.eval()
     parts = images.split(batch_size(images[0].numel()))
     return torch.cat([network.features(part) for part in parts])
 
 
 def class_prototypes(network: RotationNetwork, samples: Samples, classes: int) -> dict[str, Tensor]:
-    """Of the features of samples: means [K, d], numbers of images [K], r; 0 where there is none."""
+    """Prototypes: means [K, d], numbers of images [K], r; 0 for a class without images."""
     features, labels = extract_features(network, samples.images), samples.labels
     counts = labels.bincount(minlength=classes).to(features.dtype)
     sums = features.new_zeros(classes, features.shape[1]).index_add_(0, labels, features)

@@ -1,27 +1,27 @@
-"""SER: a network that learns what is salient in images modulates the one that classifies them.
+"""SER: a saliency network modulates the classifier.
 
 Bellitto et al., "Selective attention-based modulation for continual learning", arXiv:2403.20086;
-thesis, section 2.3 (saliency-driven experience replay). For each batch (x, y) of the stream, of
-which an oracle says the saliency s,
+thesis, section 2.3 (saliency-driven experience replay). An oracle gives the saliency s of each
+batch (x, y) of the stream. The saliency network S makes a step of SGD of its own to minimise
 
     L_s = KL(s ‖ S(x)) = Σ_i s_i log(ε + s_i / (S_i(x) + ε))                             (Eq. 2.20)
 
-is minimised over the saliency network S, with a step of SGD of its own; then the classifier, its
-features multiplied by those that S had of x before that step (learning/models/saliency.py), by
+The classifier f multiplies its features by the features of S for x, from before that step
+(learning/models/saliency.py). f minimises
 
     ℓ(f(x), y) + the replay of DER++ (derpp.py)
 
-without any gradient in S. Both maps are scaled to a sum of 1. Kept images are shown to S in eval
-mode, and L_s is not minimised on them.
+without any gradient in S. Both maps are scaled to a sum of 1. For kept images S is in eval mode,
+and L_s is not minimised on them.
 
-The oracle is a file of maps (`ser.oracle`), such as DeepGaze IIE's, which the paper uses; or
-`contrast`, which is made by hand: it is no model of attention, and stands for none.
+The oracle is a file of maps (`ser.oracle`), such as those of DeepGaze IIE in the paper. The other
+choice, `contrast`, is a hand-made stand-in; it is no model of attention.
 
 Deviations:
  1. ε is inside the ratio too, as in the authors' code; in Eq. 2.20 it is added to the ratio alone.
- 2. Images are changed by `train.augment`, and their maps alike; the authors change none.
- 3. The momentum of S begins anew at every visit, as does that of every optimizer here.
- 4. S is not pretrained, unless `pretrained` names an exported network that was trained so.
+ 2. `train.augment` changes images and their maps alike; the authors change none.
+ 3. The momentum of S begins anew at every visit, as with every optimizer here.
+ 4. S is not pretrained, unless `pretrained` names an exported network with a pretrained S.
 """
 
 from collections.abc import Callable, Iterable
@@ -44,14 +44,14 @@ from strategies.protocol.settings import Settings, SettingsError
 
 EPSILON = float(np.finfo(np.float64).eps)
 MOMENTUM, DECAY = 0.9, 1e-4
-# Of the encoder, as shares of the decoder's, in the authors' code.
+# The encoder's learning rate and decay, as shares of the decoder's, from the authors' code.
 ENCODER_RATE, ENCODER_DECAY = 0.1, 0.1
 
 Oracle = Callable[[Tensor], Tensor]  # images uint8 [N, C, H, W] -> maps [N, H, W]
 
 
 class SER(DERpp):
-    """Saliency, and DER++ of the classifier that it modulates.
+    """The saliency loss, and DER++ of the classifier that the saliency network modulates.
 
     Raises:
         ModelError: The network has no saliency network.
@@ -61,7 +61,7 @@ class SER(DERpp):
     tables = (*DERpp.tables, ("ser", SERSettings))
 
     def begin_visit(self) -> None:
-        """Take up the reservoir, and get the oracle and an optimizer for the saliency network."""
+        """Load the reservoir; get the oracle and the saliency network's optimizer."""
         super().begin_visit()
         self.network = modulate(self.model)
         chosen = self.settings.section("ser", SERSettings)
@@ -98,7 +98,7 @@ class SER(DERpp):
         return self.replay_loss(batch, self.network.classify(images, features), draws)
 
     def replay_term(self, draws: Draws) -> Tensor:
-        """That of DER++, with the encoder in eval mode."""
+        """The term of DER++, with the encoder in eval mode."""
         self.network.encoder.eval()
         loss = super().replay_term(draws)
         self.network.encoder.train()
@@ -106,10 +106,10 @@ class SER(DERpp):
 
 
 def modulate(model: nn.Module) -> SaliencyNetwork:
-    """The network, with its saliency network.
+    """The network, as one with a saliency network.
 
     Raises:
-        ModelError: It has none.
+        ModelError: The network has none.
     """
     if not isinstance(model, SaliencyNetwork):
         raise ModelError(
@@ -119,7 +119,7 @@ def modulate(model: nn.Module) -> SaliencyNetwork:
 
 
 def divergence(wanted: Tensor, seen: Tensor) -> Tensor:
-    """Eq. 2.20, the mean over images: maps [N, H, W], each scaled to a sum of 1."""
+    """Eq. 2.20, the mean over images with maps [N, H, W], each scaled to a sum of 1."""
     s, p = (maps / maps.sum(dim=(1, 2), keepdim=True) for maps in (wanted, seen))
     return (s * (EPSILON + s / (p + EPSILON)).log()).sum(dim=(1, 2)).mean()
 
@@ -127,8 +127,8 @@ def divergence(wanted: Tensor, seen: Tensor) -> Tensor:
 def contrast(images: Tensor) -> Tensor:
     """A stand-in for a saliency oracle: local contrast times a centre prior, blurred.
 
-    Contrast is the distance of a pixel's brightness to the mean around it, within an eighth of the
-    image; the prior is a Gaussian with a deviation of a quarter of each side.
+    Contrast is the difference between a pixel's brightness and the mean around it, within an eighth
+    of the image. The prior is a Gaussian with a deviation of a quarter of each side.
 
     Args:
         images: uint8 [N, C, H, W].
@@ -145,19 +145,19 @@ def contrast(images: Tensor) -> Tensor:
         shape = [1, 1, 1, 1]
         shape[dim] = side
         prior = prior * (-(places**2) / (2 * 0.25**2)).exp().view(shape)
-    maps = _blurred((local + 1e-3) * prior, around)[:, 0]  # an image of one value has the prior
+    maps = _blurred((local + 1e-3) * prior, around)[:, 0]  # a constant image gets the prior
     return maps / maps.sum(dim=(1, 2), keepdim=True)
 
 
 def _blurred(maps: Tensor, around: int) -> Tensor:
-    """The mean of the pixels up to so many away, without what is outside of the image."""
+    """The mean over the pixels of the image that are at most `around` away."""
     return functional.avg_pool2d(
         maps, 2 * around + 1, stride=1, padding=around, count_include_pad=False
     )
 
 
 def read_maps(path: str, samples: Samples) -> Oracle:
-    """The maps in a file: `images` uint8 [n, C, H, W] and `maps` [n, H, W], 0 or more.
+    """The oracle from a file: `images` uint8 [n, C, H, W] and `maps` [n, H, W], 0 or more.
 
     An image is found by its bytes.
 

@@ -1,8 +1,8 @@
-"""TwF: a network keeps those features of a teacher that gates choose, task by task.
+"""TwF: for each task, gates choose the features of a teacher that a network keeps.
 
 Boschini et al., "Transfer without forgetting", ECCV 2022, arXiv:2206.00388; thesis, section 2.2.
-The teacher ĥ is a network that was trained before, and is frozen; the student starts as it is. With
-a batch of the stream and a draw from a reservoir, a step minimises over the student and gates M
+The teacher ĥ was trained before and is frozen; the student starts with its weights. With a batch of
+the stream and a draw from a reservoir, a step minimises over the student and gates M
 
     ℓ(f(x), y)  +  α ‖f(x') − l'‖² + β ℓ(f(x'), y')                                 (Eq. 2.13, 2.15)
     + λ { 1/L Σ_l ‖M(ĥ_l; t) ⊙ (h_l − ReLU_m(ĥ_l))‖²          x and x', t the task of each image
@@ -10,21 +10,21 @@ a batch of the stream and a draw from a reservoir, a step minimises over the stu
         + λ_d 1/L Σ_l L_AUX }                                 x, and x' of this task      (Eq. 2.12)
 
 The points l are before non-linearities (learning/models/taps.py); gates, distance and diversity are
-in learning/models/gates.py. The reservoir holds images, labels, logits, tasks, and the masks m: M
-without noise, at half the size where a map has 16 or more a side.
+in learning/models/gates.py. The reservoir holds images, labels, logits, tasks, and the masks m. A
+mask is M without noise, at half the size if a map has 16 or more values a side.
 
-The gates travel with the model. Teacher and reservoir are the hospital's.
+The gates travel with the model. Teacher and reservoir stay at the hospital.
 
 Deviations:
- 1. λ weighs the three terms of gates, as in the authors' code; the equations have none there.
- 2. Their code masks ℓ(f(x), y) to the outputs of the task; here it is that of the equation.
- 3. Their code leaves the vectors of L_AUX as they are; here they have a norm of 1, as in the
-    equation. It is the mean over images, as in the code.
- 4. Masks are taken at the end of each visit, of all images of its task that are kept. Until then
-    nothing reads them: they are replayed from the next task on. In the code some images get masks
-    of others there.
- 5. Without `twf.teacher` the teacher is the network as it first comes to the hospital: with
-    `pretrained`, these weights, if the hospital is the first that trains it.
+ 1. λ weighs the three terms of gates, as in the authors' code; the equations have no λ there.
+ 2. Their code masks ℓ(f(x), y) to the outputs of the task; here all outputs count, as in the
+    equation.
+ 3. Their code does not scale the vectors of L_AUX; here they have a norm of 1, as in the equation.
+    L_AUX is the mean over images, as in the code.
+ 4. Masks are computed at the end of each visit, for all kept images of its task. Nothing reads them
+    before: they are replayed from the next task on. In the code some images get masks of others.
+ 5. Without `twf.teacher` the teacher is the network as it first comes to the hospital. It has the
+    weights of `pretrained`, if the hospital is the first that trains it.
 """
 
 import copy
@@ -50,7 +50,7 @@ from learning.samples import Samples
 from learning.settings import ReservoirSettings, TwFSettings
 from strategies.protocol.settings import Settings, rng_for
 
-HALVED = 16  # maps of so many values a side are kept at half their size
+HALVED = 16  # maps with at least so many values a side are kept at half their size
 
 
 class TwF(Learner):
@@ -58,14 +58,14 @@ class TwF(Learner):
 
     Attributes:
         teacher: Frozen, in eval mode.
-        gates: For each point.
+        gates: One `Gates` for each point.
         reservoir: Rows of `images` uint8 [m, C, H, W], `labels` and `tasks` int64 [m], `logits`
             [m, K], and for each point `mask-<l>` bool [m, C_l, h_l, w_l].
 
     Raises:
         ModelError: The network has no points, or the teacher's file does not fit it.
-        ParcelError: What travelled with the model are not its gates, or the teacher that is kept is
-            of another architecture.
+        ParcelError: The memory that travelled with the model does not fit the gates, or the kept
+            teacher has another architecture.
     """
 
     tables = (("twf", TwFSettings), ("reservoir", ReservoirSettings))
@@ -73,7 +73,7 @@ class TwF(Learner):
     own: TwFSettings
 
     def begin_visit(self) -> None:
-        """Take up teacher, gates and reservoir, or begin with them."""
+        """Load teacher, gates and reservoir, or create them."""
         kept = dict(self.received.rehearsal)
         state = {name[8:]: kept.pop(name) for name in list(kept) if name.startswith("teacher.")}
         self.teacher = self._teacher(state)
@@ -93,12 +93,12 @@ class TwF(Learner):
 
     @classmethod
     def check_suited(cls, model: nn.Module, settings: Settings) -> None:
-        """Refuse a network without points, or whose last layer cannot be told."""
+        """Refuse a network without points, or without a known last layer."""
         points(model)
         last_layer(model)
 
     def _teacher(self, state: dict[str, Tensor]) -> nn.Module:
-        """The teacher that is kept; else that of the setting, or the network as it is now."""
+        """The kept teacher; otherwise the setting's teacher, or the network as it is now."""
         teacher = copy.deepcopy(self.model)
         if state:
             check_layout(state, teacher.state_dict(), "The teacher that the hospital has kept")
@@ -117,7 +117,7 @@ class TwF(Learner):
         return teacher.eval()
 
     def _train(self, teacher: nn.Module, public: Samples) -> None:
-        """Train a teacher from the start on a public archive, with a head of its classes."""
+        """Train a teacher from random weights on a public archive, with a head for its classes."""
         from learning.training import train  # imports this module's package
 
         head = last_layer(teacher)
@@ -135,11 +135,11 @@ class TwF(Learner):
 
     @torch.no_grad()
     def _taught(self, images: Tensor) -> list[Tensor]:
-        """ĥ at each point."""
+        """The features ĥ at each point."""
         return tap(self.teacher, images)[1]
 
     def begin_epoch(self, epoch: int) -> None:
-        """Both in training mode."""
+        """Put the network and the gates into training mode."""
         super().begin_epoch(epoch)
         self.gates.train()
 
@@ -148,7 +148,7 @@ class TwF(Learner):
         return chain(self.model.parameters(), self.gates.parameters())
 
     def observe(self, batch: Samples, draws: Draws) -> Tensor:
-        """Eq. 2.15, in one pass over a batch [N] and a draw of those that are kept."""
+        """Eq. 2.15, in one pass over a batch [N] and a draw of kept images."""
         kept = self.reservoir.draw(self.drawn, draws.generator) if len(self.reservoir) else {}
         images, masks = draws.view(batch.images), []
         tasks = torch.full_like(batch.labels, self.task)
@@ -174,7 +174,7 @@ class TwF(Learner):
         masks: list[Tensor],
         draws: Draws,
     ) -> Tensor:
-        """The terms of gates: images [N + m, ...], the student's features; masks of the last m."""
+        """The terms of gates, from images [N + m, ...], student's features, masks of the last m."""
         total = torch.zeros((), device=tasks.device)
         earlier = tasks != self.task
         for point, taught in enumerate(self._taught(images)):
@@ -190,7 +190,7 @@ class TwF(Learner):
         return total / len(self.gates)
 
     def keep(self, batch: Samples, logits: Tensor, features: list[Tensor], draws: Draws) -> None:
-        """Let a batch [N] come by at the reservoir; its masks are closed until the visit ends."""
+        """Offer a batch [N] to the reservoir; its masks are closed until the visit ends."""
         count = len(batch)
         masks = {
             f"mask-{point}": torch.zeros(
@@ -208,12 +208,12 @@ class TwF(Learner):
         )
 
     def memory(self, rng: np.random.Generator) -> dict[str, Tensor]:
-        """The gates' parameters, and statistics of their normalisation."""
+        """The gates' parameters, and the statistics of their normalisation."""
         return dict(self.gates.state_dict())
 
     @torch.no_grad()
     def rehearsal(self) -> dict[str, Tensor]:
-        """The teacher, and the reservoir with masks of the present task's images."""
+        """The teacher, and the reservoir with new masks for the present task's images."""
         self.gates.eval()
         fields = self.reservoir.fields
         present = (fields["tasks"] == self.task).nonzero()[:, 0]
@@ -233,10 +233,10 @@ def halve(maps: Tensor) -> Tensor:
 
 
 def _fit(network: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Load weights into a network, but for its last layer: it is for other classes.
+    """Load weights into a network, except its last layer, which is for other classes.
 
     Returns:
-        The names of what is missing, or has another shape; that stays as it is.
+        The names of entries that are missing or have another shape; these do not change.
     """
     head = {id(each) for each in last_layer(network).parameters()}
     kept = {name for name, each in network.named_parameters() if id(each) in head}

@@ -23,17 +23,17 @@ from learning.models.small import cnn, mlp
 from learning.randomness import NoMemory, ZeroDraws
 from strategies.protocol.shapes import ShapeError, from_json
 
-MAX_SIZE = 2**20  # of a layer, of a number of classes
+MAX_SIZE = 2**20  # of a layer, and of a number of classes
 MAX_SIDE = 4096  # pixels of an image
-MAX_LAYERS = 100  # hidden ones of an mlp
+MAX_LAYERS = 100  # hidden layers of an mlp
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """What a network is built from; travels with the weights.
+    """The description of a network; it travels with the weights.
 
     Raises:
-        ModelError: No model has this name, or a size is not above 0.
+        ModelError: No model has this name, or a size is out of range.
     """
 
     name: str  # a key of MODELS, or one of torchvision's
@@ -77,7 +77,7 @@ class Architecture:
         return network
 
     def blank(self) -> nn.Module:
-        """The network with zeros in place of random weights: built faster, to load weights into."""
+        """The network with zeros as weights: faster to build, and enough to load weights into."""
         with ZeroDraws():  # type: ignore[no-untyped-call]
             return self.build()
 
@@ -100,17 +100,17 @@ class Architecture:
         return self.skeleton().state_dict()
 
     def check(self) -> None:
-        """Check, once before a run, that the model can train on such images.
+        """Check, once before a run, that the model can train on images of this shape.
 
         Raises:
-            ModelError: It cannot; the message gives torch's reason.
+            ModelError: The model cannot; the message gives torch's reason.
         """
         self.activations()
 
     def activations(self) -> tuple[int, int]:
-        """Bytes that training keeps of one image until the backward pass: all, and the largest.
+        """Bytes that training keeps for an image until the backward pass: all, and the largest.
 
-        They are counted on the device `meta`, where a pass has shapes alone and takes no memory.
+        They are counted on the device `meta`: a pass there computes shapes and takes no memory.
 
         Raises:
             ModelError: The model cannot train on such images; the message gives torch's reason.
@@ -141,12 +141,12 @@ class Architecture:
         return sum(sizes), max(sizes, default=0)
 
     def to_json(self) -> str:
-        """The text that `from_json` reads."""
+        """The description as JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "Architecture":
-        """Read what `to_json` wrote, perhaps at a hospital that runs another version.
+        """Read a description from JSON, perhaps of another version.
 
         Raises:
             ModelError: A key is missing, unknown or of another type, or no model has the name.
@@ -160,7 +160,7 @@ class Architecture:
             ) from error
 
 
-@lru_cache(maxsize=8)  # every model that arrives has one
+@lru_cache(maxsize=8)  # every arriving model has a description
 def _from_json(text: str) -> Architecture:
     return from_json(text, Architecture)
 

@@ -4,8 +4,8 @@ Park et al., arXiv:2110.09695, section 5. Two convolutions of 5x5 with ReLU and 
 linear layers of 1000, and then one of 256 (`ebr`: f(x)), or one for µ and one for log σ (`vee`).
 The classifier is a perceptron with two hidden layers of 1000.
 
-The paper does not say how many channels the convolutions have, nor how they are padded: here 32 and
-64, without padding. Images need 16 pixels or more a side.
+The paper does not give the number of channels of the convolutions, nor their padding. Here they
+have 32 and 64 channels and no padding. Images need 16 pixels or more a side.
 """
 
 from itertools import pairwise
@@ -50,7 +50,7 @@ class Encoder(nn.Module):
 
 
 class EmbeddingNetwork(nn.Module):
-    """Encoder and classifier. As a whole it is tested, and so it uses the mean of an embedding."""
+    """Encoder and classifier. `forward` is for tests, so it uses the mean of an embedding."""
 
     def __init__(self, architecture: "Architecture", parts: int) -> None:
         super().__init__()
@@ -70,16 +70,16 @@ class EmbeddingNetwork(nn.Module):
         return logits
 
     def embed(self, images: Tensor) -> Tensor:
-        """Images as bytes, uint8 [N, C, H, W] -> [N, P, 256]."""
+        """The embeddings [N, P, 256] of images as bytes, uint8 [N, C, H, W]."""
         embeddings: Tensor = self.encoder(self.scale(images))
         return embeddings
 
 
 def ebr(architecture: "Architecture") -> nn.Module:
-    """With an encoder to f(x)."""
+    """The network with an encoder to f(x)."""
     return EmbeddingNetwork(architecture, parts=1)
 
 
 def vee(architecture: "Architecture") -> nn.Module:
-    """With an encoder to µ and log σ."""
+    """The network with an encoder to µ and log σ."""
     return EmbeddingNetwork(architecture, parts=2)

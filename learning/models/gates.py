@@ -1,4 +1,4 @@
-"""Which features of a teacher a student is to have: TwF's gates, M of Eq. 2.9 to 2.11.
+"""TwF's gates: the choice of a teacher's features for a student, M of Eq. 2.9 to 2.11.
 
 Boschini et al., arXiv:2206.00388; thesis, section 2.2. Two branches look at the teacher's features
 h at a point; their sum is mapped to a logit for each value, and a gate is open where it is above 0:
@@ -7,15 +7,17 @@ h at a point; their sum is mapped to a logit for each value, and a gate is open 
     M_Sp = C_1x1 ∘ C_3x3 ∘ C_3x3 ∘ C_1x1 (h)                                             (Eq. 2.10)
     M_Ch = tanh(BN(W_1 g)) · σ(BN(W_2 g)) + W_3 g,   g = GAP(h)                          (Eq. 2.11)
 
-Scale and shift of BN, and all W, are a task's own; its statistics are those of all tasks. Settings
-that the paper does not tell are as in the authors' code: the 3x3 convolutions have a dilation of 2,
-the first convolution leaves a quarter of the channels, and the last one in a branch has no ReLU.
+Each task has its own scale and shift of BN, and its own W; all tasks share the statistics of BN.
+Settings that the paper does not give are from the authors' code: the 3x3 convolutions have a
+dilation of 2, the first convolution keeps a quarter of the channels, and the last one in a branch
+has no ReLU.
 
 Deviations from the authors' code:
- 1. It has a logit for an open and one for a closed gate, and compares the two. Here W gives their
-    difference, on which alone it depends. Noise is logistic, the difference of two of Gumbel.
- 2. Each W is drawn as by Kaiming et al.; in the code those of the gates themselves have a deviation
-    of 1, because their initialisation is never called.
+ 1. The code has a logit for an open and one for a closed gate, and compares the two. Here W gives
+    their difference, which alone decides. The noise is logistic: the difference of two Gumbel
+    variables.
+ 2. Each W is initialised as by Kaiming et al. In the code the W of the gates themselves have a
+    deviation of 1, because their initialisation is never called.
 
 Shapes: `N` images, `C` channels, `T` tasks, numbered from 0.
 """
@@ -40,7 +42,7 @@ class TaskNorm(nn.Module):
         self.shift = nn.Parameter(torch.zeros(tasks, channels))
 
     def forward(self, values: Tensor, tasks: Tensor) -> Tensor:
-        """Values as they are, tasks int64 [N] -> the same shape."""
+        """Normalise values by the tasks int64 [N] of the images; the shape stays."""
         maps = values.reshape(*values.shape[:2], *(values.shape[2:] or (1, 1)))
         scale, shift = self.scale[tasks, :, None, None], self.shift[tasks, :, None, None]
         normed: Tensor = scale * self.norm(maps) + shift
@@ -56,7 +58,7 @@ class TaskLinear(nn.Module):
         self.weight = nn.Parameter(deviation * torch.randn(tasks, channels, channels))
 
     def forward(self, values: Tensor, tasks: Tensor) -> Tensor:
-        """One for each image, by its task: int64 [N]."""
+        """Apply to each image the matrix of its task, int64 [N]."""
         columns = values.reshape(*values.shape[:2], -1)  # [N, C, H·W]
         return torch.bmm(self.weight[tasks], columns).view(values.shape)
 
@@ -81,7 +83,7 @@ class Gates(nn.Module):
         self.gate = TaskLinear(channels, tasks)
 
     def forward(self, features: Tensor, tasks: Tensor) -> Tensor:
-        """[N, C, H, W]; above 0 where a gate is more likely open than closed."""
+        """Logits [N, C, H, W]: above 0 where a gate is more likely open than closed."""
         both = self.channel(features, tasks)[:, :, None, None] + self.spatial(features, tasks)
         logits: Tensor = self.gate(both, tasks)
         return logits
@@ -118,7 +120,7 @@ def sample_gates(logits: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def diversity(gates: Tensor) -> Tensor:
-    """Eq. 2.12 for one point, a scalar: how alike the gates [N, C, H, W] of different images are.
+    """Eq. 2.12 for one point, a scalar: how alike gates [N, C, H, W] of different images are.
 
     1/N Σ_j log( 1/N Σ_k e^{g_j·g_k / T} ) − g_j·g_j / T,      g = GAP(M) / ‖GAP(M)‖,  T = 2
     """
@@ -130,10 +132,10 @@ def diversity(gates: Tensor) -> Tensor:
 def distance(student: Tensor, teacher: Tensor, gates: Tensor) -> Tensor:
     """Eq. 2.8 for one point, a scalar, from features before the non-linearity, all [N, C, H, W].
 
-    The margin of ReLU_m is a channel's mean of what is negative in the batch. Both are scaled to a
-    norm of 1 over the space of each channel. What is below 0 at the teacher, and no greater at the
-    student, is no distance (Heo et al., arXiv:1904.01866). The squares are summed over channels;
-    of space and images it is the mean.
+    The margin of ReLU_m is the mean of a channel's negative values in the batch. Features have a
+    norm of 1 over the space of each channel. A value counts 0 if it is at most 0 at the teacher
+    and no greater at the student (Heo et al., arXiv:1904.01866). The squares are summed over
+    channels, and averaged over space and images.
     """
     negative = teacher < 0
     count = negative.sum(dim=(0, 2, 3), keepdim=True)

@@ -1,6 +1,6 @@
-"""From the bytes of images to the numbers that a network computes with: the setting `pixels`.
+"""The scaling of an image's bytes for a network: the setting `pixels`.
 
-Every network takes bytes and begins with this, so that nobody else can use another scale. Shapes:
+Every network takes bytes and begins with this scaling, so nobody can use another scale. Shapes:
 `N` images, `C` channels, `H, W` pixels; bytes are uint8, results float32.
 """
 
@@ -20,9 +20,9 @@ def symmetric(images: Tensor) -> Tensor:
 
 
 def per_image(images: Tensor) -> Tensor:
-    """The darkest value of each image -> 0, its brightest -> 1; an image of one value -> 0.
+    """Scale each image from 0 (its darkest value) to 1 (its brightest); a constant image is 0.
 
-    FedER's code does it to real and synthetic images alike: devices differ in their range.
+    FedER's code does this to real and synthetic images alike, because devices differ in range.
     """
     lowest, highest = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     return (images - lowest) / (highest - lowest).clamp(min=1)
@@ -36,6 +36,6 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def scale_input(network: nn.Module, pixels: str) -> None:
-    """Have a network scale what it is given, by one of `SCALES`; its state dict stays as it is."""
+    """Make a network scale its input by one of `SCALES`; its state dict does not change."""
     scale = SCALES[pixels]
     network.register_forward_pre_hook(lambda network, inputs: scale(*inputs))

@@ -1,7 +1,7 @@
 """Pretrained weights to start from: torchvision's own for ImageNet, or those in a file.
 
 A file is a state dict for one of torchvision's networks, or an exported model of any kind
-(learning.export), which is known by its ending.
+(learning.export). The ending of its name decides.
 """
 
 import re
@@ -21,17 +21,17 @@ from learning.models import MODELS, Architecture
 
 IMAGENET = "imagenet"
 EXPORTED = ".safetensors"
-AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads that files may have, and our networks have not
+AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our networks do not have
 
 
 def load_pretrained(
     network: nn.Module, architecture: Architecture, source: str, classes: Sequence[str] = ()
 ) -> None:
-    """Replace all weights of a new network but those of its head.
+    """Replace all weights of a new network, except those of its head.
 
-    The head is the last layer, whose shape depends on the number of classes. It keeps its random
-    weights, even if the pretrained head has as many classes, because they are other classes; only
-    an exported model names its classes, and gives its head too if they are the same.
+    The head is the last layer: its shape depends on the number of classes. It keeps its random
+    weights, because a pretrained head is for other classes. Only an exported model names its
+    classes; its head is loaded if the classes are the same.
 
     Args:
         network: As `architecture` has built it.
@@ -104,21 +104,21 @@ def _head(network: nn.Module, architecture: Architecture) -> dict[str, Tensor]:
 
 
 def _misfit(network: nn.Module, weights: Any, head: dict[str, Tensor]) -> str:
-    """Load `weights`, but for the head, and say why they do not fit; empty if they do."""
+    """Load `weights` except for the head; the reason why they do not fit, or an empty text."""
     if not isinstance(weights, dict) or not all(isinstance(entry, str) for entry in weights):
         return f"it is a {type(weights).__name__}, not a dict from names to tensors"
     for entry in list(weights):  # in place: MNASNets need an attribute of torch's dict
         value = weights.pop(entry)
         if not entry.startswith(AUXILIARY):
-            # Densenets have other names than when their weights were published.
+            # Densenets had other names when their weights were published.
             weights[re.sub(r"(denselayer\d+\.(?:norm|conv))\.(?=\d)", r"\1", entry)] = value
     weights.update(head)
     try:
         missing, unexpected = network.load_state_dict(weights, strict=False)
     except (RuntimeError, ValueError) as error:  # shapes and types; the first line has no reason
         return str(error).splitlines()[:2][-1].strip().rstrip(".")
-    # The text leaves the hospital: it quotes a name out of the file only if the file has all names
-    # of the model, and so does hold a network.
+    # The text leaves the hospital. It quotes a name from the file only if the file has all names of
+    # the model: only then the file holds a network.
     if missing:
         return f"it has no '{missing[0]}'"
     return f"the model has no '{unexpected[0]}'" if unexpected else ""
@@ -145,7 +145,7 @@ def weights_in(path: str, setting: str) -> dict[str, Tensor]:
     """The weights in an exported model (*.safetensors), or in the state dict in another file.
 
     Raises:
-        ModelError: The file, which a setting names, has none.
+        ModelError: The setting's file has no weights.
     """
     weights = read_state(Path(path))[0] if path.endswith(EXPORTED) else _file(Path(path), setting)
     if isinstance(weights, dict) and all(isinstance(each, Tensor) for each in weights.values()):

@@ -1,9 +1,9 @@
-"""Networks that tell classes and, in training, by how far an image is turned: those of PASS.
+"""PASS's networks: they classify images and, in training, also the rotation of an image.
 
 Zhu et al., "Prototype augmentation and self-supervision for incremental learning", CVPR 2021: a
 body gives the features of an image, and a linear layer of 4K outputs follows. Output 4y + k is
-class y turned by k quarters. As a whole a network gives [N, K], the outputs 4y of images as they
-are; learners that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
+class y turned by k quarters. `forward` gives [N, K], the outputs 4y for unturned images. Learners
+that train all outputs (learning/learners/prototypes.py) call `features` and `head`.
 """
 
 from typing import TYPE_CHECKING
@@ -23,12 +23,12 @@ class RotationNetwork(nn.Module):
     """A body and a head of 4K outputs.
 
     Args:
-        architecture: Says how bytes become numbers, and how many classes there are.
+        architecture: Scale of the pixels, and number of classes.
         body: Scaled images [N, C, H, W] -> [N, d].
         width: d.
 
     Raises:
-        ValueError: Images would not fit when they are turned.
+        ValueError: The images are not square.
     """
 
     def __init__(self, architecture: "Architecture", body: nn.Module, width: int) -> None:
@@ -51,17 +51,17 @@ class RotationNetwork(nn.Module):
 
 
 def rotation_mlp(architecture: "Architecture") -> nn.Module:
-    """On the hidden layers of the mlp."""
+    """A rotation network on the hidden layers of the mlp."""
     return _replace_head(mlp(architecture), architecture)
 
 
 def rotation_cnn(architecture: "Architecture") -> nn.Module:
-    """On the convolutions of the cnn; 128 features."""
+    """A rotation network on the convolutions of the cnn; 128 features."""
     return _replace_head(cnn(architecture), architecture)
 
 
 def rotation_resnet18(architecture: "Architecture") -> nn.Module:
-    """On a ResNet-18 for images of 32 x 32 pixels: a stem of 3x3, no max-pooling; 512 features."""
+    """A rotation network on a ResNet-18 for 32 x 32 pixels: 3x3 stem, no pooling; 512 features."""
     from torchvision.models import resnet18  # its import takes seconds
 
     body = resnet18(num_classes=1)
@@ -72,7 +72,7 @@ def rotation_resnet18(architecture: "Architecture") -> nn.Module:
 
 
 def _replace_head(network: nn.Sequential, architecture: "Architecture") -> nn.Module:
-    """The head in the place of a network's last layer."""
+    """A rotation network with its head in place of a network's last layer."""
     last = network[-1]
     assert isinstance(last, nn.Linear)
     return RotationNetwork(architecture, network[:-1], last.in_features)

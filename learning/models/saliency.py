@@ -1,15 +1,15 @@
 """SER's networks: a classifier whose features are multiplied by those of a saliency network.
 
 Bellitto et al., arXiv:2403.20086; thesis, section 2.3. The encoder of the saliency network and the
-classifier are built alike. At each point before a non-linearity (learning/models/taps.py) the
-classifier goes on with the product of both:
+classifier have the same layers. At each point before a non-linearity (learning/models/taps.py) the
+classifier continues with the product of both features:
 
     z_c = ReLU(c · s)
 
-This is the paper's prose and the authors' code; its Eq. 2.21 multiplies what comes behind the
+This is the paper's prose and the authors' code. The paper's Eq. 2.21 multiplies features after the
 non-linearity of the layer before. No gradient of the logits reaches the encoder.
 
-The decoder is one of our own, of two layers; the authors' is UNISAL's (Droste et al., 2020). Points
+The decoder is our own and has two layers; the authors use UNISAL's (Droste et al., 2020). Points
 and shapes are those of taps.py.
 """
 
@@ -32,7 +32,7 @@ RESNET18_WIDTHS = (64, 64, 128, 256, 512)
 
 
 class Decoder(nn.Module):
-    """Features at all points -> how salient each pixel is."""
+    """Features at all points -> the saliency of each pixel."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
@@ -57,9 +57,9 @@ class SaliencyNetwork(nn.Module):
     """Encoder, decoder and classifier, each with weights of its own.
 
     Args:
-        architecture: Of the whole.
+        architecture: Architecture of the encoder and of the classifier.
         backbone: Builds the encoder and the classifier.
-        widths: The channels at each of its points.
+        widths: Channels at each point.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class SaliencyNetwork(nn.Module):
 
 
 def ser_cnn(architecture: "Architecture") -> nn.Module:
-    """Of two `cnn`."""
+    """The network with two `cnn`."""
     return SaliencyNetwork(architecture, cnn, CNN_WIDTHS)
 
 
 def ser_resnet18(architecture: "Architecture") -> nn.Module:
-    """Of two of torchvision's ResNet-18."""
+    """The network with two of torchvision's ResNet-18."""
 
     def resnet18(architecture: "Architecture") -> nn.Module:
         from dataclasses import replace

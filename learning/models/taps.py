@@ -1,8 +1,8 @@
 """The points of a network just before a non-linearity, to read or to replace; and its last layer.
 
-Points are where features are a map for each channel: before every ReLU of `cnn`; in a ResNet before
-that of the stem, and before the last one of each of the four stages. Shapes: `N` images, `K`
-classes; at point l there are `C_l` channels of `H_l`×`W_l`.
+At a point, features are a map for each channel. `cnn` has a point before every ReLU. A ResNet has
+one before the ReLU of its stem, and one before the last ReLU of each of its four stages. Shapes:
+`N` images, `K` classes; at point l there are `C_l` channels of `H_l`×`W_l`.
 """
 
 from collections.abc import Callable
@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from learning.errors import ModelError
 from learning.models.rotation import RotationNetwork
 
-Replace = Callable[[int, Tensor], Tensor]  # the number of a point and what is there
+Replace = Callable[[int, Tensor], Tensor]  # the number of a point and the features there
 
 
 def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Each point as the ReLU behind it, and at which of its calls in a pass, from 1.
+    """Each point: the ReLU after it, and the number of that ReLU's call in a pass, from 1.
 
-    The ReLUs of the network no longer work in place: they would change what was read.
+    The ReLUs of the network no longer work in place, because that would change the features.
 
     Raises:
         ModelError: The network has no such points.
@@ -45,15 +45,15 @@ def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
 def tap(
     network: nn.Module, images: Tensor, replace: Replace = lambda point, found: found
 ) -> tuple[Tensor, list[Tensor]]:
-    """One pass of a network, with what is at its points.
+    """Run a network once, and read the features at its points.
 
     Args:
         network: The network.
         images: [N, C, H, W].
-        replace: What is put in the place of what is found at a point, from 0.
+        replace: Gives the new features at a point, from its number (from 0) and the old ones.
 
     Returns:
-        The logits [N, K], and what was found at each point, [N, C_l, H_l, W_l].
+        The logits [N, K], and the old features at each point, [N, C_l, H_l, W_l].
 
     Raises:
         ModelError: The network has no such points.
@@ -88,7 +88,7 @@ def last_layer(network: nn.Module) -> nn.Linear:
         ModelError: The network ends otherwise.
     """
     layers = [module for module in network.modules() if not list(module.children())]
-    turned = isinstance(network, RotationNetwork)  # whose rows are for classes and turns
+    turned = isinstance(network, RotationNetwork)  # its rows are for classes and turns
     if layers and isinstance(layers[-1], nn.Linear) and not turned:
         return layers[-1]
     raise ModelError(

@@ -25,7 +25,7 @@ def torchvision_model(architecture: "Architecture") -> nn.Module:
 
 
 def _options(architecture: "Architecture") -> dict[str, Any]:
-    """What a few models must be told beside the number of classes."""
+    """Further options that a few models need."""
     if architecture.name.startswith("vit_"):
         return {"image_size": architecture.height}
     if architecture.name == "maxvit_t":
