@@ -63,11 +63,11 @@ def relative_loss(network: nn.Module, samples: Samples) -> float:
 
 def arrival_flaw(loss: float) -> str:
     """The flaw of an arrived model, in words; empty if there is none."""
-    wrong = f"{_OUTPUTS}, or the loss is beyond {HOPELESS:.0f} times that of guessing"
+    wrong = f"{_OUTPUTS}, or the loss is above {HOPELESS:.0f} times the loss of guessing"
     return "" if loss <= HOPELESS else wrong
 
 
 def visit_flaw(before: float, after: float) -> str:
     """The flaw of a model after a visit, by its losses, in words; empty if there is none."""
-    wrong = f"{_OUTPUTS}, or the loss is beyond {WORSE:.0f} times that of guessing and of before"
+    wrong = f"{_OUTPUTS}, or the loss is above {WORSE:.0f} times the loss of guessing and of before"
     return "" if after <= WORSE * max(1.0, before) else wrong

@@ -38,7 +38,7 @@ def model_card(manifest: ModelManifest) -> str:
         "answers with one of these, whatever the image shows.",
         f"Images are bytes of {shape.channels} x {shape.height} x {shape.width} (channels, height, "
         f"width), brought to this form with {_form(manifest)}. The interpolation is "
-        f"{_plain(manifest.resized)}: with another one some answers are others. Bytes are scaled "
+        f"{_plain(manifest.resized)}; another one changes some answers. Bytes are scaled "
         f"inside the model (pixels = {_plain(shape.pixels)}).",
         "## Who trained it",
         *_training(manifest),
@@ -85,8 +85,8 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         )
     elif manifest.round:
         yield (
-            "The mean of the models that hospitals trained; a server computed it, and it carries "
-            "no list of these hospitals."
+            "A server averaged the models of several hospitals. This model has no list of these "
+            "hospitals."
         )
         trainers = set(manifest.images)
     else:
@@ -100,11 +100,11 @@ def _training(manifest: ModelManifest) -> Iterator[str]:
         visits_of = ", ".join(
             f"{_plain(name)} in {counted(n, 'visit')}" for name, n in lent.items()
         )
-        yield f"Synthetic images that it was trained on: of {visits_of}."
+        yield f"It was also trained on synthetic images: of {visits_of}."
     elif manifest.visited:
         yield "It was trained on no synthetic images."
     if not manifest.images:
-        yield "How many images the hospitals have is not known here."
+        yield "The hospitals' numbers of images are not known here."
         return
     rows = [
         [_plain(hospital), title, *(_seen(counts, key, hospital in trainers) for key in keys)]
@@ -142,12 +142,12 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
         ],
     )
     text = (
-        "Behind a figure is its 95 % interval over patients, or over images where none are named."
+        "Each figure has its 95 % interval over patients, or over images if no patients are named."
     )
     if noised := [_plain(h) for h, told in manifest.tested.items() if _is_noised(told)]:
         text += (
-            f" Figures of {', '.join(noised)} are as they leave a hospital: with noise, which the "
-            "intervals allow for, and without classes that few patients have."
+            f" Figures of {', '.join(noised)} are those that left the hospital: with noise, which "
+            "the intervals allow for, and without classes of few patients."
         )
     yield text
     rows = [
@@ -160,9 +160,9 @@ def _tests(manifest: ModelManifest) -> Iterator[str]:
     if rows:
         yield _table(["hospital", "class", "test images", *OF_CLASS], rows)
         yield (
-            "Found: how many images of a class get it as their answer. Sensitivity and specificity "
-            "are of the class against all others, at a threshold that the hospital has chosen on "
-            "training images."
+            "Found: the share of a class's images with the right answer. Sensitivity and "
+            "specificity compare the class with all others, at a threshold that the hospital has "
+            "chosen on training images."
         )
 
 
@@ -170,7 +170,7 @@ def _limits(manifest: ModelManifest) -> Iterator[str]:
     tested = ", ".join(map(_plain, manifest.tested)) or "none that is known here"
     yield (
         "- It is **not a medical device**: nobody has approved it for diagnosis or treatment.\n"
-        f"- Hospitals that tested it: {tested}. What it is worth for other hospitals, devices and "
+        f"- Hospitals that tested it: {tested}. Its performance for other hospitals, devices and "
         "patients is not known."
     )
     for hospital, told in manifest.tested.items():

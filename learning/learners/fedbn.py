@@ -18,8 +18,8 @@ class FedBN(Learner):
         """Refuse a model without BatchNorm layers, since this would be FedAvg."""
         if not batchnorm_keys(model):
             raise ModelError(
-                "For 'fedbn' a model has BatchNorm layers, and this one has no BatchNorm layer: "
-                "choose one that has some, such as cnn or resnet18."
+                "The strategy 'fedbn' needs a model with BatchNorm layers, and this model has no "
+                "BatchNorm layer: choose another one, such as cnn or resnet18."
             )
 
     @classmethod

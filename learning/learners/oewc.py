@@ -49,7 +49,7 @@ class OnlineEWC(Learner):
         )
         for each in (self.fisher, self.anchor):
             if each:
-                check_layout(each, self.weights, "What the hospital keeps of the tasks before")
+                check_layout(each, self.weights, "The hospital's memory of earlier tasks")
 
     @torch.no_grad()
     def before_step(self) -> None:

@@ -76,7 +76,7 @@ class Pass(Learner):
         self.network = rotating(self.model)
         none = self._none()
         self.kept = self.received.rehearsal or none
-        check_layout({name: self.kept[name] for name in none}, none, "What the hospital has kept")
+        check_layout({name: self.kept[name] for name in none}, none, "The hospital's memory")
         self.classes = self.samples.labels.unique()  # of the task
         seen = self.kept["counts"] > 0  # [K]
         seen[self.classes] = True

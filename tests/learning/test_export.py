@@ -191,7 +191,7 @@ def test_the_card_says_what_is_known_and_what_is_not():
     manifest = json.loads(card.split("```json\n")[1].split("```")[0])
     assert ModelManifest.from_json(json.dumps(manifest)) == ModelManifest(**manifest)
     bare = model_card(manifest_of(architecture(), images={}, tested={}))
-    assert "How many images the hospitals have is not known here." in bare
+    assert "The hospitals' numbers of images are not known here." in bare
     assert "No figures are known here." in bare
 
 
@@ -204,7 +204,7 @@ def test_the_card_says_what_a_model_has_seen_and_nothing_else():
     assert "| linz | all | 735 | 80 |" in card
     assert "| wien | all | none | 80 |" in card
     assert "| wien | naevus | none |" in card
-    assert "Synthetic images that it was trained on: of graz in 2 visits." in card
+    assert "It was also trained on synthetic images: of graz in 2 visits." in card
     card = model_card(
         manifest_of(architecture(), **changes, not_own=["1=none", "2=none", "3=none"])
     )

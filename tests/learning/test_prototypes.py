@@ -299,7 +299,7 @@ def test_prototypes_of_another_network_are_refused(network):
     wrong["means"] = torch.zeros(CLASSES, WIDTH + 1)
     with pytest.raises(ParcelError, match=r"The prototypes has 'means' as .* \[3, 3\]"):
         learner_of(FedSpace, network, images(0), memory=wrong)
-    with pytest.raises(ParcelError, match=r"What the hospital has kept has 'means'"):
+    with pytest.raises(ParcelError, match=r"The hospital's memory has 'means'"):
         learner_of(Pass, network, images(0), wrong)
     with pytest.raises(ParcelError, match="The prototypes lacks 'counts'"):
         learner_of(FedSpace, network, images(0), memory={"means": wrong["means"]})
