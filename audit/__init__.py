@@ -1,14 +1,15 @@
-"""What something gives away that is about to leave a hospital.
+"""Audits: what does an object reveal that is about to leave a hospital?
 
-Each audit plays somebody who has it, and asks what they learn of the images behind it. Images that
-nothing was learnt from say what chance tells. All write the same report (report.py).
+Each audit plays an attacker who has the object, and measures what the attacker learns about the
+images behind it. Images outside of the training set show what chance achieves. All audits write the
+same report (report.py).
 
-    copies.py       is a synthetic image a training image in another dress? (search, dresses, ranks)
-    buffer.py       do synthetic images tell which images were learnt from?
-    model.py        does a model tell which images it was trained on?
-    embeddings.py   do embeddings tell whose they are, and what the images show?   (decoders)
-    membership.py   what the scores of an attack are worth, beside a control
-    epsilon.py      what an attack proves of a guarantee
+    copies.py       is a synthetic image a changed training image?     (search, dresses, ranks)
+    buffer.py       do synthetic images reveal the training images of the generator?
+    model.py        does a model reveal its training images?
+    embeddings.py   do embeddings reveal their images, and their content?   (decoders)
+    membership.py   the success of an attack, beside a control
+    epsilon.py      the lower bound on ε that an attack proves
 
-Nothing here knows a hospital: its store, its policy and its settings are in client_app/release.
+No hospital is known here: its store, its policy and its settings are in client_app/release.
 """

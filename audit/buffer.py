@@ -1,35 +1,36 @@
-"""Attacks that tell, from synthetic images, which real images a generator has learnt from.
+"""Membership attacks on a buffer: which real images was the generator trained on?
 
-The attacker has the synthetic images, images of the same kind that nothing was learnt from (the
-references), and an image in question. Its score is the higher, the likelier this is a member:
+The attacker has the synthetic images, images of the same kind outside of the training set (the
+references), and an image in question. A high score means that the image is likely a member:
 
 - by the nearest neighbour (Hilprecht et al., PETS 2019; Chen et al., "GAN-Leaks", CCS 2020,
-  arXiv:1909.03935, Eq. 10, with references in place of their reference model): the log of how far
-  the nearest reference is, less the log of how far the nearest synthetic image is;
+  arXiv:1909.03935, Eq. 10, with references in place of their reference model): the log of the
+  distance to the nearest reference, minus the log of the distance to the nearest synthetic image;
 - by the density (van Breugel et al., "Membership inference attacks against synthetic data through
   overfitting detection", DOMIAS, AISTATS 2023, arXiv:2302.12580, Eq. 2): the log of the density of
-  synthetic images there, less that of references;
+  synthetic images there, minus the log of the density of references;
 - by shadows (Carlini et al., "Membership inference attacks from first principles", LiRA,
   arXiv:2112.03570, Eq. 4): the attacker trains generators of its own, half of them with the image,
-  and compares how near the nearest synthetic image is. It knows all other images.
+  and compares the distances to the nearest synthetic image. It knows all other images.
 
-Images are compared as small ones of mean 0 and length 1, up to their sign, so that brightness,
-contrast and inversion do not matter; for the nearest neighbour in all mirrorings and turns by 90
-degrees, too. Densities are kernel estimates in the space of the first principal components.
+Images are compared as small ones of mean 0 and length 1, up to their sign. So brightness, contrast
+and inversion do not matter. For the nearest neighbour, mirrorings and turns by 90 degrees do not
+matter either. Densities are kernel estimates in the space of the first principal components.
 
-Others, from which nothing was learnt, come in two halves. An attacker has one half as references,
-and is asked about the other and about half of the members; a second one has it the other way round.
-What decides is the excess of an attack over its negative control, members against members, as a
-share of the excess of an attack that tells each member that a buffer of this size can be a copy of,
-and guesses at the rest: its leak. 0 is nothing, 1 is a buffer of copies.
+Others, which are images outside of the training set, come in two halves. One attacker has the first
+half as references, and scores the second half and half of the members. A second attacker has the
+halves exchanged. The negative control is the same attack on members against members. The leak of an
+attack is its excess over this control, as a share of the excess of the best attack. The best attack
+knows each member that a buffer of this size can copy, and guesses the rest. A leak of 0 is nothing,
+and 1 is a buffer of copies.
 
-A buffer is refused if a leak is sure (its interval is above 0) and may be above the limit. It
-passes if no true positive rate may be above the limit. Where images are so few that a rate may be
-above it by chance, nobody can tell. The AUC, which asks about all images at once, needs some
-thousand test images for such a decision: it refuses, and lets nothing pass.
+A buffer is refused if a leak is certain (its interval is above 0) and may be above the limit. It
+passes if no true positive rate may be above the limit. If the images are so few that a rate may be
+above the limit by chance, there is no decision. The AUC covers all images at once. It needs some
+thousand test images for a decision, so it can refuse a buffer but lets none pass.
 
 The positive control is the same buffer with near-copies of members in place of some of its images.
-If not even half are noticed, the images are too few to tell anything by an attack, too.
+If the attacks do not notice even half of near-copies, the images are too few for a decision.
 
 Shapes: `N` images, `S` synthetic ones, `R` references, `C` channels, `H, W` pixels, `D` numbers of
 a small image, `K` shadows.
@@ -54,11 +55,11 @@ from learning.intervals import Estimate
 SIDE = 16  # most pixels of a small image, each way
 COMPONENTS = 8  # most principal components: more make a kernel estimate of few images flat
 COPY_NOISE = 20.0  # standard deviation of a near-copy's noise, in grey levels
-NEAREST = 1e-6  # the least distance: what is nearer is a copy
+NEAREST = 1e-6  # the least distance; a nearer image is a copy
 BLOCK = 4096  # images that are compared at once
-LEAST = 4  # references and synthetic images that an attack needs
+LEAST = 4  # fewest references, and fewest synthetic images, for an attack
 COPIED = (0.1, 0.25, 0.5)  # shares of near-copies in the positive control
-NO_LIMIT = 1.0  # the most that may leak: nothing is attacked
+NO_LIMIT = 1.0  # the limit at which nothing is attacked
 SHADOWS = "shadow generators"
 
 
@@ -68,11 +69,11 @@ class Trial:
 
     Attributes:
         attack: Its name.
-        worth: What it tells, beside its negative control.
-        held_out_auc: Of others against others, where it can tell nothing either.
-        held_out_tpr: Likewise.
-        leak_auc: By the excess of its AUC.
-        leak_tpr: By the excess of its true positive rate at 1 % false positives.
+        worth: Its success, beside its negative control.
+        held_out_auc: AUC on others against others, where there is nothing to find.
+        held_out_tpr: True positive rate, likewise.
+        leak_auc: The leak by the excess of its AUC.
+        leak_tpr: The leak by the excess of its true positive rate at 1 % false positives.
     """
 
     attack: str
@@ -85,13 +86,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a sampler claims, and what attacks prove.
+    """A sampler's claim of ε, and the lower bound that attacks prove.
 
     Attributes:
         epsilon: ε of the claim.
         delta: δ of the claim.
-        audited: The ε that the attacks prove, with 95 % confidence (epsilon.py), as if the
-            buffer told of each image on its own.
+        audited: The ε that the attacks prove, with 95 % confidence (epsilon.py), if the buffer's
+            answers about different images are independent.
     """
 
     epsilon: float
@@ -106,17 +107,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Attacked:
-    """What attacks on a buffer found.
+    """The results of the attacks on a buffer.
 
     Attributes:
         limit: The most that may leak (`release.max-membership`).
-        members: Images that the sampler learnt from.
-        others: Images that it did not learn from, as many as were asked about.
+        members: Training images of the sampler.
+        others: Images outside of the training set that are scored.
         references: Images of the smaller half, which an attacker knows.
         synthetic: Images of the buffer.
         trials: One for each attack; none if there are too few images, or there is no limit.
         noticed: The least share of near-copies that is noticed; None if none is.
-        bound: What the attacks say of a guarantee; None if none is claimed, or there are no trials.
+        bound: The claim and the proven ε; None without a claim or without trials.
     """
 
     limit: float
@@ -130,9 +131,10 @@ class Attacked:
 
     @property
     def leak(self) -> Estimate | None:
-        """The one that decides: one that is refused, else that of a true positive rate.
+        """The leak that decides; None without trials.
 
-        Of several the one that may be largest. None without trials.
+        It is a leak for which the buffer is refused, or else one of a true positive rate. Of
+        several, the leak with the highest upper end decides.
         """
         leaks = [each.leak_tpr for each in self.trials]
         leaks += [each.leak_auc for each in self.trials if exceeds(each.leak_auc, self.limit)]
@@ -140,12 +142,12 @@ class Attacked:
 
     @property
     def leaks(self) -> bool:
-        """Whether there is a leak for sure, and it may be above the limit."""
+        """Whether a leak is certain, and may be above the limit."""
         return self.leak is not None and exceeds(self.leak, self.limit)
 
     @property
     def verdict(self) -> str:
-        """What it comes to, in a word: "refused", "passed", "too small to tell", "not attacked"."""
+        """The verdict: "refused", "passed", "too small to tell" or "not attacked"."""
         if self.limit >= NO_LIMIT:
             return "not attacked"
         if self.leaks or (self.bound and self.bound.refuted):
@@ -155,7 +157,7 @@ class Attacked:
         return "passed"
 
     def checked_claim(self, epsilon: float, delta: float) -> "Attacked":
-        """The same with what the attacks say of a guarantee."""
+        """The same results, with a bound for a claim of ε and δ."""
         if not self.trials:
             return self
         proven = [
@@ -175,19 +177,19 @@ class Attacked:
         """The report of the attacks.
 
         Args:
-            untested: Whether images may leave of which no attack can tell anything.
+            untested: Whether a buffer may leave for which the attacks give no decision.
         """
         refusal = ""
         if self.leaks:
             refusal = (
-                "An attack tells from them which images the generative model has learnt from "
+                "An attack on them reveals training images of the generative model "
                 "(release.max-membership)."
             )
         elif self.bound and self.bound.refuted:
-            refusal = "An attack tells more from them than their guarantee (ε) allows."
+            refusal = "An attack on them reveals more than their guarantee (ε) allows."
         elif self.verdict == "too small to tell" and not untested:
             refusal = (
-                "The hospital has too few images for an attack to tell whether they leak, and "
+                "The hospital has too few images to measure by an attack whether they leak, and "
                 "release.untested (or the policy) does not allow such a release."
             )
         leak = self.leak
@@ -196,17 +198,17 @@ class Attacked:
 
 
 class Attacker:
-    """What an attacker knows: synthetic images and references."""
+    """An attacker with synthetic images and references."""
 
     def __init__(self, synthetic: Tensor, references: Tensor) -> None:
         """Prepare both attacks.
 
         Args:
             synthetic: uint8 [S, C, H, W].
-            references: uint8 [R, C, H, W], none of which was learnt from.
+            references: uint8 [R, C, H, W], outside of the training set.
 
         Raises:
-            ValueError: There are fewer than four of either.
+            ValueError: There are fewer than four synthetic images or references.
         """
         if min(len(synthetic), len(references)) < LEAST:
             raise ValueError(f"An attack needs {LEAST} synthetic images and {LEAST} references.")
@@ -223,7 +225,7 @@ class Attacker:
         """Scores [N] of images uint8 [N, C, H, W] by the ratio of densities."""
         places = self._places(small(images))
         of_synthetic, of_references = (
-            # Scott's rule: a bandwidth for as many images in as many dimensions.
+            # Scott's rule: the bandwidth follows from the numbers of images and dimensions.
             KernelDensity(bandwidth="scott").fit(self._places(small(known))).score_samples(places)
             for known in (self.synthetic, self.references)
         )
@@ -239,14 +241,14 @@ ATTACKS = {"nearest neighbour": Attacker.neighbour_scores, "density": Attacker.d
 def attack_buffer(
     members: Tensor, halves: tuple[Tensor, Tensor], synthetic: Tensor, limit: float, seed: int
 ) -> Attacked:
-    """What the attacks find in synthetic images.
+    """Attack synthetic images.
 
     Args:
         members: uint8 [N, C, H, W], in a random order.
-        halves: Of the others.
+        halves: The two halves of the others.
         synthetic: uint8 [S, C, H, W].
         limit: The most that may leak.
-        seed: Of the positive control.
+        seed: Seed of the positive control.
     """
     others = sum(map(len, halves))
     sizes = (len(members), others, min(map(len, halves)), len(synthetic))
@@ -262,7 +264,7 @@ def attack_buffer(
 
 
 def mix_copies(synthetic: Tensor, members: Tensor, share: float, seed: int) -> Tensor:
-    """Synthetic images, of which a share is replaced by near-copies of members."""
+    """Synthetic images with near-copies of members in place of a share of them."""
     count = round(share * len(synthetic))
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(members), generator=rng)
@@ -277,16 +279,16 @@ def shadow_trial(
     count: int,
     draw: Callable[[int, NDArray[np.bool_]], Tensor],
 ) -> Trial:
-    """The attack with generators of its own.
+    """The attack with shadow generators.
 
-    Each learns from half of members and others, and the next one from the other half.
+    A shadow is trained on half of members and others, and the next one on the other half.
 
     Args:
         everyone: uint8 [N, C, H, W], the members first.
-        members: How many they are.
+        members: The number of members.
         synthetic: uint8 [S, C, H, W].
-        count: Of shadows, an even number.
-        draw: Trains shadow k, from 0, with the images that are chosen, bool [N], and draws.
+        count: The number of shadows, even.
+        draw: Trains shadow k, from 0, on the images chosen by bool [N], and draws its images.
     """
     near, learnt = [], []
     for k in range(count):
@@ -299,7 +301,7 @@ def shadow_trial(
 
 
 def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -> tuple[Trial, ...]:
-    """Each attack, by an attacker who has one half as references and is asked about the other."""
+    """The trials of all attacks; each half of the others is once the references, once scored."""
     attackers = [Attacker(synthetic, references) for references in halves]
     trials = []
     for name, score in ATTACKS.items():
@@ -312,14 +314,14 @@ def _trials(synthetic: Tensor, members: Tensor, halves: tuple[Tensor, Tensor]) -
 
 
 def _trial(name: str, members: Scores, others: Scores, synthetic: int) -> Trial:
-    """What scores are worth, of so many synthetic images."""
-    reach = min(1.0, synthetic / len(members))  # the share of members that they can copy
+    """The trial of an attack, from its scores and the number of synthetic images."""
+    reach = min(1.0, synthetic / len(members))  # the share of members that a buffer can copy
     worth = contrast(members, others)
     return Trial(name, worth, *control(others, len(others) // 2), *worth.leaks(reach))
 
 
 def nearness(images: Tensor, synthetic: Tensor) -> Scores:
-    """How near the nearest of the synthetic images is, in the attacks' own measure [N].
+    """Minus the log distance [N] of each image to the nearest synthetic image.
 
     Args:
         images: uint8 [N, C, H, W].
@@ -333,12 +335,12 @@ def nearness(images: Tensor, synthetic: Tensor) -> Scores:
 def shadow_scores(target: Scores, shadows: Scores, learnt: NDArray[np.bool_]) -> Scores:
     """Scores [N]: the log of the likelihood ratio of two normal distributions.
 
-    As shadows are few, all images have one variance (section VI.C of the paper).
+    Shadows are few, so all images have one variance (section VI.C of the paper).
 
     Args:
-        target: `nearness` [N] of the synthetic images in question.
-        shadows: Of those of each shadow [K, N].
-        learnt: Whether the shadow has learnt from the image [K, N]; of each image some have.
+        target: `nearness` [N] to the synthetic images in question.
+        shadows: `nearness` to the images of each shadow [K, N].
+        learnt: Whether the shadow was trained on the image [K, N]; some shadows were, some not.
     """
     within = np.average(shadows, axis=0, weights=learnt)
     without = np.average(shadows, axis=0, weights=~learnt)
@@ -365,7 +367,7 @@ def mirrorings(images: Tensor) -> Iterator[Tensor]:
 
 
 def draw_copies(images: Tensor, seed: int) -> Tensor:
-    """What a generator that leaks would render: images uint8 [N, C, H, W], mirrored, with noise."""
+    """Near-copies of images uint8 [N, C, H, W], as a leaking generator: mirrored, with noise."""
     rng = torch.Generator().manual_seed(seed)
     noise = COPY_NOISE * torch.randn(images.shape, generator=rng)
     mirrored = images.flip(3).float() + noise.to(images.device)

@@ -1,12 +1,13 @@
-"""The release check: no buffer of synthetic images leaves a hospital without passing it.
+"""The release check: each buffer of synthetic images must pass it before it leaves a hospital.
 
-It checks the form of a buffer, searches for training images behind each synthetic one in any dress
-(audit/search.py), and asks whether the buffer as a whole is nearer to the training images than to
-held-out ones. Held-out images, which the generator has not seen, set the scale: they are searched
-for in the same way, as they are and in dresses (audit/dresses.py). What is more like a training
-image than all but a `quantile` of them is refused, and so is any copy.
+The check has three parts: the form of a buffer; a search for training images behind each synthetic
+image, also changed ones (audit/search.py); and whether the buffer as a whole is nearer to the
+training images than to held-out ones. Held-out images, which the generator has not seen, set the
+scale: they are searched for in the same way, unchanged and changed (audit/dresses.py). An image is
+refused if it is more like a training image than all but a `quantile` of the held-out images, and
+also if it is a copy.
 
-The check is no proof of privacy, and says little about what a buffer reveals as a whole.
+The check is no proof of privacy. It says little about the information in a buffer as a whole.
 
 N images, C channels, H x W pixels.
 """
@@ -28,13 +29,13 @@ from gan.synthesis import save_grid
 
 HELD_OUT = 300  # held-out images that are enough to set the scale
 MOST = 2.0  # weight of a copy in the test of a whole buffer
-LEVEL = 0.001  # share of honest buffers that are refused for being nearer to training images
+LEVEL = 0.001  # share of honest buffers that the test of nearness refuses
 NAMED = 10  # refused images that a reason names
 PAIRS, COLUMNS, PIXELS = 60, 4, 96  # pairs, pairs in a row, smallest side of an image in pixels
 
 
 class Auditor:
-    """Checks buffers against a hospital's images; what depends on these alone is computed once."""
+    """Checks buffers against a hospital's images; the work for these images is done once."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class Auditor:
         quantile: float,
         patients: Tensor | None = None,
     ) -> None:
-        """Set the thresholds: how much held-out images are like training images.
+        """Set the thresholds, by the likeness of held-out images to training images.
 
         Held-out images that are copies of a training image are left out: they would pull the
         thresholds to zero.
@@ -59,7 +60,7 @@ class Auditor:
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
             quantile: Share of the held-out images that may be refused, in [0, 1).
-            patients: Whose the training images are, int64 [.]; None if nobody knows.
+            patients: The patient of each training image, int64 [.]; None = not known.
 
         Raises:
             ValueError: All held-out images are copies of training images.
@@ -70,8 +71,7 @@ class Auditor:
         kept = ~self._exact_copies(held_out)
         if not kept.any():
             raise ValueError(
-                "Every held-out image is a copy of a training image: there is no other to compare "
-                "with."
+                "Every held-out image is a copy of a training image: none is left for the comparison."
             )
         every, labels = held_out[kept], held_out_labels[kept]
         rng = torch.Generator().manual_seed(0)
@@ -98,20 +98,20 @@ class Auditor:
         """Whether images [N, C, H, W] uint8 with labels [N] int64 may leave the hospital.
 
         Figures: `release-refused`, the share of images that are too near; `release-median-rank`,
-        the share of held-out images, with those in dresses, that are more like a training image
-        than the synthetic image in the middle; `held-out-refused`, the share of undressed held-out
-        images that the thresholds would refuse; `release-nearer-to-training` and
-        `release-nearer-p` (see `nearness_test`). A buffer of the wrong form has no figures.
+        the share of held-out images, changed ones included, that are more like a training image
+        than the median synthetic image; `held-out-refused`, the share of unchanged held-out images
+        that the thresholds would refuse; `release-nearer-to-training` and `release-nearer-p` (see
+        `nearness_test`). A buffer of the wrong form has no figures.
         """
         if faults := tuple(self._faults(images, labels)):
-            return Report(refusal="They are not what a buffer must be.", reasons=faults)
+            return Report(refusal="They do not have the form of a buffer.", reasons=faults)
         ranks = self.ranks(self._search_once(images).residuals, labels)
         refused = self.refuses(images, labels).nonzero().flatten().tolist()
         near, far = (self.search.align(images, each) for each in self.equal)
         share, p = nearness_test(near, far, len(self.equal[0]))
         reasons: dict[str, str] = {}  # for the server, and for the hospital's own log
         if refused:
-            # How near an image comes is about the one patient whose image is nearest.
+            # The distance of an image is a fact about the patient with the nearest image.
             told = "Too many of them are too near to a training image (release.quantile)."
             named = "; ".join(self._why(i, images) for i in refused[:NAMED])
             more = ", ..." if len(refused) > NAMED else "."
@@ -122,9 +122,9 @@ class Auditor:
         if p < LEVEL:
             told = "As a whole they are nearer to its training images than to others."
             reasons[told] = (
-                f"{share:.0%} of the images are nearer to a training image than to a held-out one, "
-                f"and by so much: that is so of {p:.2g} of generators that have memorised nothing, "
-                f"and {LEVEL:g} is the limit."
+                f"{share:.0%} of the images are nearer to a training image than to a held-out one. "
+                f"A share of {p:.2g} of generators that have memorised nothing comes as near; the "
+                f"limit is {LEVEL:g}."
             )
         figures = {
             "release-refused": len(refused) / len(images),
@@ -141,11 +141,11 @@ class Auditor:
         )
 
     def draw(self, path: Path, images: Tensor) -> None:
-        """Draw images beside the training images that they are most like (`save_found`)."""
+        """Draw images beside the most similar training images (`save_found`)."""
         save_found(path, images, self.search, self._search_once(images))
 
     def _faults(self, images: Tensor, labels: Tensor) -> Iterator[str]:
-        """What is wrong with a buffer's form."""
+        """The faults of a buffer's form."""
         shape = tuple(self.training.shape[1:])
         if images.dtype != torch.uint8:
             yield f"Images are {images.dtype}, not torch.uint8."
@@ -161,7 +161,7 @@ class Auditor:
             yield "No image of class " + ", ".join(self.classes[i] for i in missing) + "."
 
     def _search_once(self, images: Tensor) -> Found:
-        """What the search finds for images; each is searched for once."""
+        """The results of the search; each image is searched for once."""
         keys = list(map(_hash, images))
         new = [i for i, key in enumerate(keys) if key not in self.searched]
         if new:
@@ -188,22 +188,24 @@ def nearness_test(
 ) -> tuple[float, float]:
     """Whether images are nearer to training images than to as many others.
 
-    A permutation test: if nothing was memorised, training and other images can be exchanged, and
-    each real image has the synthetic ones to which it is nearest whichever it is. Each of these has
-    a weight: the logarithm of how many times farther the second nearest real image is, `MOST` at
-    the most, so that a few copies show among many images that are near to nobody. The sum of the
-    weights of those with a training image is then that over half of all real images, drawn at
-    random; its distribution is approximated by the normal one with the same mean and variance. (A
-    test that took the images as independent would refuse too much: some real images attract many.)
+    A permutation test: if nothing was memorised, training and other images can be exchanged, and a
+    real image keeps the synthetic images that are nearest to it. Each synthetic image has a weight:
+    the logarithm of the ratio of the distances to its second nearest and its nearest real image, at
+    most `MOST`. So a few copies show among many images that are near to none. The test statistic is
+    the sum of weights of the synthetic images that are nearest to a training image. Without
+    memorising it is the sum over a random half of all real images; its distribution is approximated
+    by the normal one with the same mean and variance. A test that took the images as independent
+    would refuse too much: some real images attract many synthetic ones.
 
     Args:
-        training: How similar the two nearest training images are to each image, and which, [N, 2].
-        others: The same of the other images.
+        training: The similarities of the two nearest training images to each image, and their
+            indices, [N, 2].
+        others: The same for the other images.
         size: Number m of training images, and of others.
 
     Returns:
-        The share of images that are nearer to a training image, and the probability of so large a
-        sum or a larger one.
+        The share of images that are nearer to a training image, and the probability of a sum that
+        is at least as large.
     """
     (near, index), (far, other) = training, others
     wins = near[:, 0] > far[:, 0]
@@ -224,10 +226,10 @@ def nearness_test(
 
 
 def save_found(path: Path, images: Tensor, search: Search, found: Found) -> None:
-    """Draw images uint8 [N, C, H, W] with what was found; the most similar come first.
+    """Draw images uint8 [N, C, H, W] with the training images that were found, similar ones first.
 
-    Each is followed by the image that it is most like, and by the same in the dress that was found:
-    turned, mirrored, moved, and as light as the first. In grey, as they are compared.
+    Each image is followed by the most similar training image, and by that image turned, mirrored,
+    moved, and made as light as the first one. All are grey, as in the comparison.
     """
     order = found.residuals.amin(dim=1).argsort(stable=True)[:PAIRS]
     side = max(2, min(SIDE, *images.shape[2:]))

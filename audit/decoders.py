@@ -1,9 +1,9 @@
-"""Decoders: what comes back of images from their embeddings.
+"""Decoders: attacks that restore images from their embeddings.
 
 The attacker has embeddings of other images of the same hospital, with the images and their classes.
 Two decoders correct the mean image of the class: a ridge regression in closed form, and a network
-of one hidden layer that draws the noise anew at each step. The best penalty, and the best length of
-training, are those that suit the very images that are to be restored.
+of one hidden layer that draws the noise anew at each step. The penalty and the length of training
+are chosen as the best ones for the attacked images themselves.
 
 n known and m unknown embeddings of k numbers, P pixels, K classes.
 """
@@ -18,19 +18,19 @@ from torch.nn import functional
 
 from learning.errors import DeadlineError
 
-FEW = 5  # known images of a class, of which there is a mean
+FEW = 5  # fewest known images of a class for a mean of its own
 PENALTIES = [10.0**power for power in range(-9, 0)]  # as shares of a coordinate's variance
-SMALLEST = 1e-3  # variance of a direction, from which on the network sees it in full
+SMALLEST = 1e-3  # variance from which on the network sees a direction in full
 HIDDEN, STEPS, BATCH, LEARNING_RATE, EVERY = 512, 600, 128, 3e-3, 100
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """What an attacker learns from.
+    """The attacker's training data.
 
     Attributes:
         centres: Means of embeddings, in units of their coordinates' spread, float64 [n, k].
-        noise: Variances around these, [n, k].
+        noise: Variances around these means, [n, k].
         pixels: Of the images, float [n, P].
         classes: The class of each image as a row with a single 1, [n, K].
     """
@@ -41,9 +41,9 @@ class Known:
     classes: Tensor
 
     def class_means(self, rows: Tensor, classes: Tensor) -> Tensor:
-        """The mean [m, .] of those of the rows [n, .] whose class is that of each of `classes`.
+        """The mean [m, .] of the rows [n, .] of each class in `classes` [m, K].
 
-        Of a class that fewer than `FEW` known images have it is the mean of all.
+        A class with fewer than `FEW` known images has the mean of all rows.
         """
         of = self.classes.to(rows.dtype)
         counts = of.sum(0)[:, None]
@@ -52,12 +52,12 @@ class Known:
 
 
 def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> Iterator[Tensor]:
-    """What an attacker makes of embeddings, again and again; the first guess has the class alone.
+    """An attacker's guesses at images from embeddings; the first guess uses the class alone.
 
     Args:
-        known: What he learns from.
-        values: The embeddings, as `known.centres`, [m, k].
-        classes: Their classes, as `known.classes`, [m, K].
+        known: The attacker's training data.
+        values: The embeddings, in the units of `known.centres`, [m, k].
+        classes: Their classes, in the form of `known.classes`, [m, K].
         deadline: When to give up, in the time of `time.monotonic`.
 
     Yields:

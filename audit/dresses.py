@@ -1,7 +1,7 @@
-"""The dresses in which held-out images are compared with training images.
+"""The dresses: changes of held-out images before they are compared with training images.
 
-They are those that make images more or less like others: the search (audit/search.py) is blind to
-mirrors, turns by 90 degrees, brightness, contrast and inversion.
+These changes make images more or less like others. Mirrors, turns by 90 degrees, brightness,
+contrast and inversion are not among them: the search (audit/search.py) ignores these.
 
 N images, C channels, H x W pixels; values from 0 to 255.
 """
@@ -17,7 +17,7 @@ from audit.search import blur
 
 
 def dress(images: Tensor) -> Tensor:
-    """Images uint8 [N, C, H, W], each in the next dress; the first stays as it is."""
+    """Images uint8 [N, C, H, W] in the dresses by turns; the first dress changes nothing."""
     rng = torch.Generator().manual_seed(0)
     dressed = images.float()
     for start, dress in enumerate(DRESSES):

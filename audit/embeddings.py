@@ -1,22 +1,22 @@
 """The release check of embeddings: they are attacked at the hospital before they leave it.
 
-The encoder comes from elsewhere, and can have been made so that embeddings give images away. Three
-attackers know it, and the class of each image:
+The encoder comes from another site, and may be made so that embeddings reveal images. Three
+attackers know the encoder, and the class of each image:
 
-- One has the hospital's training images, and asks of which an embedding is. The answer is the image
-  for which it is the most likely (`embedding-linked`).
-- One has embeddings of other images of the hospital, and these images, and trains decoders
+- The first has the hospital's training images, and looks for the image of an embedding. The answer
+  is the image with the highest likelihood (`embedding-linked`).
+- The second has embeddings of other images of the hospital, and these images, and trains decoders
   (`embedding-inverted`, audit/decoders.py).
-- One can do anything. What N(µ, σ²) tells of its image is at most, on the average over images, its
-  Kullback-Leibler divergence from any distribution that all have in common; here the normal one
-  with the mean and the variance of all embeddings (`embedding-bits`; Alemi et al. 2017, Deep
-  variational information bottleneck, arXiv:1612.00410). T draws for one image tell up to T times
-  as much: an image's embedding may leave once.
+- The third has no limits. The information of N(µ, σ²) about its image is bounded, on average over
+  the images, by its Kullback-Leibler divergence from any common distribution. Here that is the
+  normal distribution with the mean and the variance of all embeddings (`embedding-bits`; Alemi et
+  al. 2017, Deep variational information bottleneck, arXiv:1612.00410). T draws for one image reveal
+  up to T times as much, so an image's embedding may leave once.
 
-The first two say what attackers of that strength achieve, and guarantee nothing. Without noise
-(`ebr`, and `stats`, which has σ² besides) there is no such bound, and each embedding is linked.
+The first two figures describe attackers of that strength; they guarantee nothing. Without noise
+(`ebr`, and `stats`, which also has σ²) there is no such bound, and each embedding is linked.
 
-n images, m of which embeddings leave, d coordinates of µ, k numbers that leave of an image.
+n images, embeddings of m of them leave, d coordinates of µ, k numbers that leave for an image.
 """
 
 import math
@@ -35,22 +35,22 @@ from learning.errors import DeadlineError
 from learning.randomness import seeded
 from learning.samples import Samples
 
-ATTACKED, CANDIDATES = 1000, 20_000  # most embeddings that are attacked, images they may be of
+ATTACKED, CANDIDATES = 1000, 20_000  # most embeddings that are attacked; most candidate images
 LEARNT, FEWEST = 2000, 50  # most and fewest other images that decoders are trained on
-SIDE = 32  # pixels: decoders restore images of so many in height and width at the most
-FINEST = 1e-4  # share of a coordinate's spread that noise has at the least
-TIE = 1e-3  # difference of log-likelihoods that tells nothing
+SIDE = 32  # pixels: most height and width of the images that decoders restore
+FINEST = 1e-4  # least noise, as a share of a coordinate's spread
+TIE = 1e-3  # difference of log-likelihoods that counts as none
 BLOCK = 100  # embeddings that are compared at once
 SHOWN = 16  # images in a picture
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """What an encoder makes of all training images of a hospital.
+    """An encoder's output for all training images of a hospital.
 
     Attributes:
-        kind: What leaves of an image, a key of `strategies.protocol.embeddings.PARTS`: `sampled`
-            µ + σε, `stats` µ and σ², `ebr` f(x).
+        kind: The numbers that leave for an image, a key of
+            `strategies.protocol.embeddings.PARTS`: `sampled` µ + σε, `stats` µ and σ², `ebr` f(x).
         samples: The images and their classes, n.
         means: µ or f(x), [n, d].
         variances: σ², [n, d]; 0 for `ebr`.
@@ -62,7 +62,7 @@ class Encoded:
     variances: Tensor
 
     def outgoing(self) -> tuple[Tensor, Tensor]:
-        """Mean and variance of the numbers that would leave of each image, float64 [n, k]."""
+        """Mean and variance of the numbers that would leave for each image, float64 [n, k]."""
         means, variances = self.means.double().cpu(), self.variances.double().cpu()
         if self.kind == "stats":
             means = torch.cat([means, variances], dim=1)
@@ -74,19 +74,20 @@ def audit_embeddings(
 ) -> Report:
     """Attack embeddings that are about to leave.
 
-    Nothing can be measured of what is not finite, or if fewer than `FEWEST` images stay.
+    Nothing can be measured if numbers are not finite, or if fewer than `FEWEST` images stay.
 
     Args:
         encoded: All training images.
-        rows: Of which images embeddings leave, int64 [m], each once.
+        rows: The images of which embeddings leave, int64 [m], each once.
         values: These embeddings, [m, k].
-        rng: Decides who is attacked, on what decoders are trained, and how they begin.
+        rng: Chooses the attacked embeddings and the decoders' training images, and initialises
+            the decoders.
         deadline: When to give up, in the time of `time.monotonic`.
 
     Returns:
-        The figures, NaN where nothing can be measured; and [3 s, C, H, W] pictures: s <= `SHOWN`
-        images that embeddings leave of, from the best restored to the worst; what is restored of
-        them; and what their class alone tells.
+        The figures, NaN if nothing can be measured; and [3 s, C, H, W] pictures: s <= `SHOWN`
+        images with outgoing embeddings, from the best restored to the worst; the restored images;
+        and guesses from the class alone.
 
     Raises:
         DeadlineError: The deadline has passed.
@@ -122,7 +123,7 @@ def audit_embeddings(
 
 
 def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
-    """How much embeddings tell of their images, in bits; in units of the spread, [m, d]."""
+    """The information of embeddings about their images, in bits; in units of the spread, [m, d]."""
     # KL(N(µ, σ²) ‖ N(0, 1)), as the mean of all is 0 and their variance 1.
     nats = 0.5 * (means.square() + variances - 1 - variances.log()).sum(dim=1)
     bits = nats / math.log(2)
@@ -130,7 +131,7 @@ def _bits(means: Tensor, variances: Tensor) -> dict[str, float]:
 
 
 def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) -> dict[str, float]:
-    """Which of the images [n, k] embeddings [m, k] are of; image i is that of embedding i."""
+    """Link embeddings [m, k] to images [n, k]; image i is the right one of embedding i."""
     precision = 1 / variances
     shares, own, nearest = [], [], []
     for begin in range(0, len(values), BLOCK):
@@ -138,12 +139,12 @@ def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) 
             raise DeadlineError("The check of embeddings took longer than allowed.")
         some = values[begin : begin + BLOCK]
         images = torch.arange(begin, begin + len(some))[:, None]
-        # -2 log N(z; µ, σ²), but for a constant.
+        # -2 log N(z; µ, σ²), up to a constant.
         surprise = some.square() @ precision.T - 2 * some @ (means * precision).T
         surprise += (means.square() * precision + variances.log()).sum(dim=1)
         best = surprise.min(dim=1, keepdim=True).values
         fits = surprise <= best + 2 * TIE
-        # Of several images that fit as well, one is named at random.
+        # Of several images that fit equally well, one is named at random.
         shares.append(fits.gather(1, images)[:, 0] / fits.sum(dim=1))
         distance = torch.cdist(some, means) / math.sqrt(means.shape[1])
         own.append(distance.gather(1, images)[:, 0])
@@ -156,7 +157,7 @@ def _linkage(values: Tensor, means: Tensor, variances: Tensor, deadline: float) 
 
 
 def _inversion(every: Iterator[Tensor], truth: Tensor) -> tuple[float, Tensor]:
-    """How much of images [m, C, H, W] the best guess has beyond the first, in [0, 1]; pictures."""
+    """The share of images [m, C, H, W] that the best guess adds to the first one; pictures."""
     base = best = next(every)
     base_errors = errors = _errors(base, truth)  # [m]
     for guess in every:

@@ -1,13 +1,13 @@
-"""What an attack proves about ε: a lower bound, with its confidence.
+"""The lower bound on ε that an attack proves, with its confidence.
 
-Under (ε, δ) every attack that tells with a record from without obeys, whatever its rule
-(Kairouz, Oh and Viswanath, ICML 2015),
+Under (ε, δ)-differential privacy every attack that tries to tell data with a record from data
+without it obeys (Kairouz, Oh and Viswanath, ICML 2015)
 
     TPR ≤ exp(ε) FPR + δ        and        1 - FPR ≤ exp(ε) (1 - TPR) + δ.
 
-So rates that were measured bound ε from below (Jagielski, Ullman and Oprea, NeurIPS 2020,
-arXiv:2006.07709; Nasr et al., IEEE S&P 2021, arXiv:2101.04535). A bound above the ε that is claimed
-refutes the claim. One below it proves nothing: another attack may do better.
+So measured rates bound ε from below (Jagielski, Ullman and Oprea, NeurIPS 2020, arXiv:2006.07709;
+Nasr et al., IEEE S&P 2021, arXiv:2101.04535). A bound above the claimed ε refutes the claim. A
+bound below it proves nothing: another attack may do better.
 """
 
 from math import inf, log
@@ -23,7 +23,7 @@ def audited_epsilon(
     delta: float,
     confidence: float = 0.95,
 ) -> float:
-    """The ε that an attack proves to be exceeded or reached.
+    """The largest ε that an attack proves to be reached or exceeded.
 
     The rates are replaced by the ends of their Clopper-Pearson intervals (Biometrika 26, 1934),
     each of which fails with probability (1 - confidence) / 2. Trials must be independent, such as
@@ -31,18 +31,18 @@ def audited_epsilon(
     chosen on them.
 
     Args:
-        true_positives: Trials with the record in which the attack says so.
+        true_positives: Trials with the record in which the attack says that it is there.
         positives: Trials with the record.
         false_positives: Trials without it in which the attack says that it is there.
         negatives: Trials without it.
         delta: δ, in [0, 1).
-        confidence: That ε is no less than what is returned, in (0, 1).
+        confidence: Probability that ε is at least the returned value, in (0, 1).
 
     Returns:
         0 or more; 0 if the attack proves nothing.
 
     Raises:
-        ValueError: Counts, δ or the confidence are not as above.
+        ValueError: Counts, δ or the confidence are out of range.
     """
     if not (0 <= true_positives <= positives and 0 <= false_positives <= negatives):
         raise ValueError(

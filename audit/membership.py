@@ -1,11 +1,11 @@
-"""What the scores of a membership attack are worth, beside a control in which nothing can be told.
+"""The success of a membership attack, beside a control in which there is nothing to find.
 
-An attack gives an image a score, the higher, the likelier something was learnt from it: buffer.py
-and model.py have such attacks. What it is worth is told as Carlini et al. (arXiv:2112.03570) have
-it: the true positive rate at a false positive rate of 1 %, beside AUC and accuracy. What it has
-above its control, of all that could be told, is its leak. Intervals are at 95 %.
+An attack gives an image a score: a high score means that the image was likely a training image
+(buffer.py and model.py). Success is measured as by Carlini et al. (arXiv:2112.03570): the true
+positive rate at a false positive rate of 1 %, beside AUC and accuracy. The leak is the excess over
+the control, as a share of the largest possible excess. Intervals are at 95 %.
 
-Shapes: `M` members, from which something was learnt, `O` others.
+Shapes: `M` members, which are training images, `O` others.
 """
 
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Success:
-    """What an attack is worth.
+    """The success of an attack.
 
     Attributes:
-        members: How many were scored.
-        others: How many were scored.
+        members: The number of members that were scored.
+        others: The number of others that were scored.
         auc: Of members against others; the interval by Hanley and McNeil (Radiology 143, 1982).
-        accuracy: Half the sum of the shares of members and of others that are told rightly.
-        tpr: Share of members above a threshold that at most 1 % of others pass, with the interval
+        accuracy: The mean of the shares of members and of others with the right answer.
+        tpr: Share of members above a threshold that at most 1 % of others exceed, with the interval
             of Clopper and Pearson (Biometrika 26, 1934).
-        fpr: Share of others that pass it, likewise.
+        fpr: Share of others above this threshold, likewise.
     """
 
     members: int
@@ -45,12 +45,12 @@ class Success:
 
 
 def success(members: Scores, others: Scores, threshold: float) -> Success:
-    """What scores are worth.
+    """The success of an attack, from its scores.
 
     Args:
         members: Scores [M], M > 0; the higher, the likelier a member.
         others: Scores [O], O > 0.
-        threshold: For the accuracy, from elsewhere: what is at or above it is called a member.
+        threshold: For the accuracy, from other data: a score at or above it means a member.
     """
     told = clopper_pearson(int((members >= threshold).sum()), len(members))
     spared = clopper_pearson(int((others < threshold).sum()), len(others))
@@ -66,7 +66,7 @@ def success(members: Scores, others: Scores, threshold: float) -> Success:
 
 
 def strictest(others: Scores, rate: float = FALSE_POSITIVES) -> float:
-    """The lowest of the scores [O] of others that at most a share `rate` of them are above."""
+    """The lowest score [O] of others that at most a share `rate` of them exceed."""
     ordered = np.sort(others)
     return float(ordered[len(ordered) - 1 - int(rate * len(ordered))])
 
@@ -77,27 +77,27 @@ def auc(members: Scores, others: Scores) -> Estimate:
     area = float(roc_auc_score(truth, np.concatenate((members, others))))
     m, n = len(members), len(others)
     error = auroc_error(area, m, n)
-    # Wilson's interval for as many images as have this error: it does not leave [0, 1].
+    # Wilson's interval for the number of images with this error: it stays in [0, 1].
     return wilson(area, area * (1 - area) / error**2 if error else min(m, n))
 
 
 def clopper_pearson(hits: int, number: int, level: float = 0.95) -> Estimate:
-    """A share of hits with its exact interval."""
+    """A share of hits, with its exact interval."""
     exact = binomtest(hits, number).proportion_ci(level, "exact")
     return Estimate(hits / number, float(exact.low), float(exact.high))
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """What an attack is worth beside its negative control, where there is nothing to tell.
+    """The success of an attack beside its negative control, where there is nothing to find.
 
     Attributes:
-        attack: On members and others.
-        control_auc: The same of members against members, over many random splits in as many others
-            as the attack had: their mean, and what 95 % of them are between.
-        control_tpr: Likewise. Its mean is above 1 % where others are few.
-        excess_auc: What the attack has above its control.
-        excess_tpr: Likewise.
+        attack: Success on members and others.
+        control_auc: AUC of members against members, over many random splits with as many others as
+            in the attack: the mean, and the range of 95 % of the splits.
+        control_tpr: True positive rate, likewise. Its mean is above 1 % if others are few.
+        excess_auc: AUC of the attack minus that of its control.
+        excess_tpr: True positive rate, likewise.
     """
 
     attack: Success
@@ -107,10 +107,10 @@ class Contrast:
     excess_tpr: Estimate
 
     def leaks(self, reach: float = 1.0) -> tuple[Estimate, Estimate]:
-        """The excesses of AUC and of true positive rate, as shares of the most they could be.
+        """The excesses of AUC and of true positive rate, as shares of the largest possible ones.
 
         Args:
-            reach: The share of members that an attack could tell at all.
+            reach: The share of members that an attack could find at all.
         """
         most = (0.5 * reach, (1 - FALSE_POSITIVES) * reach)
         by_auc, by_tpr = (
@@ -120,23 +120,23 @@ class Contrast:
         return by_auc, by_tpr
 
     def leak(self, reach: float = 1.0) -> Estimate:
-        """The one of `leaks` of which more is sure: 0 is nothing, 1 is all that can be told."""
+        """The leak with the higher lower end: 0 is nothing, 1 is the largest possible excess."""
         return max(self.leaks(reach), key=lambda each: each.low)
 
 
 def exceeds(leak: Estimate, limit: float) -> bool:
-    """Whether there is a leak for sure, and it may be above the limit: doubt is against release."""
+    """Whether a leak is certain, and may be above the limit: doubt counts against release."""
     return leak.low > 0 and leak.high > limit
 
 
 def contrast(members: Scores, others: Scores, seed: int = 0, draws: int = 200) -> Contrast:
-    """Compare what scores are worth with the negative control.
+    """Compare the success of an attack with its negative control.
 
     Args:
         members: Scores [M], M > 1; the higher, the likelier a member.
         others: Scores [O], O > 0.
-        seed: Of the random splits.
-        draws: How many.
+        seed: Seed of the random splits.
+        draws: The number of random splits.
     """
     worth = success(members, others, threshold=float(np.median(members)))
     controls = control(members, min(len(others), len(members) // 2), seed, draws)
@@ -148,22 +148,22 @@ def contrast(members: Scores, others: Scores, seed: int = 0, draws: int = 200) -
 
 
 def control(scores: Scores, few: int, seed: int = 0, draws: int = 200) -> tuple[Estimate, Estimate]:
-    """AUC and true positive rate of an attack on images that are all alike, as `Contrast` has it.
+    """AUC and true positive rate of an attack on images of one kind, as `Contrast` has them.
 
     Args:
         scores: Of the images [N].
-        few: How many are taken for others, 0 < few < N.
-        seed: Of the random splits.
-        draws: How many.
+        few: The number of images that count as others, 0 < few < N.
+        seed: Seed of the random splits.
+        draws: The number of random splits.
     """
     rng = np.random.default_rng(seed)
-    # Ties are broken at random: what is the same for all tells less of the next image than it says.
+    # Ties are broken at random: an equal score of all images says less about the next image.
     ranks = rankdata(rng.permutation(scores), method="ordinal")
     areas, rates = np.empty(draws), np.empty(draws)
     for k in range(draws):
         drawn = rng.permutation(ranks)
         alike, rest = drawn[:few], drawn[few:]
-        # Mann and Whitney's count of pairs that are told rightly.
+        # Mann and Whitney's count of pairs in the right order.
         areas[k] = (rest.sum() - len(rest) * (len(rest) + 1) / 2) / (len(rest) * few)
         rates[k] = (rest > strictest(alike)).mean()
     of_area, of_rate = (

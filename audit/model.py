@@ -1,17 +1,18 @@
-"""Attacks that tell, from what a model says of an image, whether it was trained on it.
+"""Membership attacks on a model: was it trained on an image?
 
-The attacks see probabilities and labels alone, as anybody does who has the model and the image:
+The attacks see probabilities and labels alone, like anybody who has the model and the image:
 
 - by loss (Yeom et al., "Privacy risk in machine learning: analyzing the connection to overfitting",
-  CSF 2018, arXiv:1709.01604, Adversary 2): a member is what has less loss than the mean member;
+  CSF 2018, arXiv:1709.01604, Adversary 2): less loss than the mean loss of members means a member;
 - by a network on the sorted probabilities (Jia et al., "MemGuard", CCS 2019, arXiv:1909.10594),
-  with the loss of the label beside them. Its training is the protocol of PLAN (arXiv:2306.12968).
+  and the loss of the label. Its training is the protocol of PLAN (arXiv:2306.12968).
 
 Numbered deviations:
-1. PLAN does not say which members are scored: here as many that nothing was trained on as there are
-   others, so that chance is 50 %. Both kinds count alike while the network is trained.
-2. Nor how the attacker is chosen: here it is the epoch with the least loss on the images for it.
-3. Nor when the learning rate drops: here after three quarters of the epochs.
+1. PLAN does not say which members are scored. Here they are as many as the others, outside of the
+   attacker's training images, so that chance is 50 %. Both kinds count alike in training.
+2. PLAN does not say how the attacker is chosen. Here it is the epoch with the least loss on the
+   images for the choice.
+3. PLAN does not say when the learning rate drops. Here it drops after three quarters of the epochs.
 
 Shapes: `N` images, `K` classes.
 """
@@ -31,7 +32,7 @@ from audit.report import Report
 from learning.intervals import Estimate
 
 LEAST = torch.finfo(torch.float32).tiny  # a probability that is rounded to 0
-FEWEST = 4  # members and others that an attack by a network needs
+FEWEST = 4  # fewest members, and fewest others, for an attack by a network
 TRAINED, CHOSEN = 0.3, 0.1  # shares of the images that an attacker is trained and chosen on
 WIDTHS = (512, 256, 128)
 SEEDS, EPOCHS = 5, 400  # PLAN's
@@ -40,11 +41,11 @@ BATCH, LEARNING_RATE = 64, 0.01
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a model says of images.
+    """A model's predictions for images.
 
     Attributes:
-        probabilities: Of the classes, [N, K].
-        labels: What the images show, int64 [N].
+        probabilities: Probabilities of the classes, [N, K].
+        labels: True classes, int64 [N].
     """
 
     probabilities: Tensor
@@ -59,7 +60,7 @@ class Predictions:
         return -at_label.double().clamp(min=LEAST).log()
 
     def scores(self) -> Scores:
-        """Those of the attack by loss [N]."""
+        """The scores [N] of the attack by loss."""
         return -self.losses().cpu().numpy()
 
 
@@ -69,16 +70,16 @@ def audit_model(
     """Attack a model by its loss, and by networks.
 
     Args:
-        members: What it says of images that it was trained on, more than one.
-        others: And of others, one or more.
+        members: The model's predictions for training images, more than one.
+        others: Its predictions for other images, one or more.
         limit: The most that may leak.
-        seeds: How many networks attack it, too; none if there are too few images.
-        epochs: Of each.
+        seeds: The number of networks that attack it, too; none if there are too few images.
+        epochs: Epochs of each network.
 
     Returns:
-        The leaks of the attack by loss, and as evidence `limit`, `leak` (of the two leaks that of
-        which more is sure), `by-loss`, `by-network` and `able`: whether a model that tells them all
-        apart would be noticed.
+        The leaks of the attack by loss. The evidence has `limit`, `leak` (the one of the two leaks
+        with the higher lower end), `by-loss`, `by-network` and `able`: whether a model that reveals
+        all members would be noticed.
     """
     found = contrast(members.scores(), others.scores())
     perfect = contrast(np.ones(found.attack.members), np.zeros(found.attack.others))
@@ -107,12 +108,12 @@ def network_attack(
     Args:
         members: 4 or more; at most as many are scored as others.
         others: 4 or more.
-        seeds: How many networks; each with a split of its own.
+        seeds: The number of networks; each has its own split.
         epochs: Passes over the attacker's training images.
 
     Returns:
-        The means over the seeds of figures and of the ends of their intervals. No narrower than
-        one seed's: all are about the same images.
+        The means over the seeds of figures and of the ends of their intervals. Intervals are as
+        wide as for one seed, because all seeds are about the same images.
 
     Raises:
         ValueError: There are too few images to split.
@@ -142,7 +143,7 @@ def _attack_once(members: Predictions, others: Predictions, seed: int, epochs: i
 
 
 def _split(whole: Predictions, others: int) -> tuple[Predictions, Predictions, Predictions]:
-    """At random what the attacker is trained on, chosen with, and scored on."""
+    """A random split: the attacker's training images, those for its choice, and the scored ones."""
     order = torch.randperm(len(whole.labels)).to(whole.labels.device)
     trained = ceil(TRAINED * len(order))
     chosen = trained + ceil(CHOSEN * min(others, len(order)))
@@ -162,7 +163,7 @@ def _examples(members: Predictions, others: Predictions) -> tuple[Tensor, Tensor
 
 
 def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: int) -> nn.Module:
-    """The network, as it was after the epoch with the least loss on the images to choose by."""
+    """The network after the epoch with the least loss on the images for the choice."""
     inputs, truth = train
     layers: list[nn.Module] = []
     width = inputs.shape[1]
@@ -188,7 +189,7 @@ def _train(train: tuple[Tensor, Tensor], choose: tuple[Tensor, Tensor], epochs: 
 
 
 def _loss(network: nn.Module, inputs: Tensor, truth: Tensor, all_truth: Tensor) -> Tensor:
-    """The cross-entropy, in which members and others have the same weight over all."""
+    """The cross-entropy, in which members and others have equal total weights."""
     members = all_truth.mean()
     weights = (0.5 / members).where(truth == 1, 0.5 / (1 - members))
     return binary_cross_entropy_with_logits(network(inputs)[:, 0], truth, weights)

@@ -1,26 +1,26 @@
 """Ranks of images by several residuals, for each class.
 
-N images, S residuals of each; the smaller a residual, the more an image is like a training image.
+N images, S residuals of each. A small residual means that an image is like a training image.
 """
 
 import torch
 from torch import Tensor
 
-PRIOR = 10  # held-out images that the mean and variance of all classes count for in each
-TAIL = 0.1  # share of the held-out images that says how residuals end
-FEW = 20  # of a class with fewer held-out images the stricter of its own and the common mean counts
+PRIOR = 10  # weight of all classes' mean and variance in each class, in held-out images
+TAIL = 0.1  # share of the held-out images from which the tail of residuals is estimated
+FEW = 20  # held-out images; a class with fewer uses the stricter of its own and the common mean
 
 
 class Ranks:
     """Ranks of images among held-out ones of their class.
 
-    The residuals of a class are brought to mean 0 and variance 1, its moments drawn towards those
-    of all classes as by `PRIOR` images more. Each is brought to the share of held-out images that
-    have less; below a share of `TAIL` that is an exponential distribution, as the ends of most
-    distributions are (Pickands, Annals of Statistics 3, 1975), so that a copy has much less than a
-    held-out image that merely comes first. An image's smallest share is ranked among the smallest
-    ones of held-out images. So of new images of the same distribution a share q has a rank of q or
-    less, but for errors of estimation.
+    The residuals of a class are scaled to mean 0 and variance 1. The moments of a class are drawn
+    towards those of all classes, which count as `PRIOR` images more. A scaled residual becomes the
+    share of held-out images that have a smaller one. Below a share of `TAIL` an exponential
+    distribution gives that share, because most distributions have such a tail (Pickands, Annals of
+    Statistics 3, 1975). So a copy gets a much smaller share than a held-out image that merely comes
+    first. An image's smallest share is ranked among the smallest shares of held-out images. So of
+    new images of the same distribution a share q has a rank of q or less, up to estimation errors.
     """
 
     def __init__(self, residuals: Tensor, labels: Tensor, classes: int) -> None:
@@ -49,9 +49,9 @@ class Ranks:
         self.smallest = self._smallest(residuals, labels).sort().values  # [M]
 
     def __call__(self, residuals: Tensor, labels: Tensor) -> Tensor:
-        """Shares [N] of the held-out images that are as much like a training image, or more.
+        """Shares [N] of the held-out images that are at least as much like a training image.
 
-        Of images with residuals [N, S] and classes int64 [N].
+        The images have residuals [N, S] and classes int64 [N].
         """
         smallest = self._smallest(residuals.double(), labels)
         return torch.searchsorted(self.smallest, smallest, right=True).double() / len(self.smallest)
@@ -64,6 +64,6 @@ class Ranks:
         return shares.where(standard >= self.end, tail).amin(dim=1)
 
     def _standard(self, residuals: Tensor, labels: Tensor) -> Tensor:
-        """Of a score that all held-out images have alike nothing is learnt: 0."""
+        """Scaled residuals; 0 for a score that is the same for all held-out images."""
         known = self.scale[labels] > 1e-6
         return torch.where(known, (residuals - self.mean[labels]) / self.scale[labels], 0.0)

@@ -1,4 +1,4 @@
-"""What an audit found: the one report of all of them."""
+"""The report of an audit, the same for all audits."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,17 +11,17 @@ from learning.intervals import Estimate
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """What is known of something that is about to leave.
+    """The findings about an object that is about to leave.
 
     Attributes:
-        figures: What was measured, by the names of METRICS (strategies/protocol/may_leave.py).
-        refusal: Why it may not leave, in words for the server that name no image and no distance;
-            empty = it may.
-        reasons: The same for the hospital's own log.
+        figures: The measured figures, by the names of METRICS (strategies/protocol/may_leave.py).
+        refusal: The reason why it may not leave, for the server, without any image or distance;
+            empty = it may leave.
+        reasons: The reasons for the hospital's own log.
         refused: Indices of the synthetic images that may not leave.
-        leaks: What attacks tell, each in its own way: 0 is nothing, 1 all that can be told.
-        evidence: What attacks measured, as JSON has it. It stays.
-        pictures: uint8 [., C, H, W]. They stay.
+        leaks: The leaks by several attacks: 0 is nothing, 1 the most that can leak.
+        evidence: The measurements of attacks, as JSON. They stay at the hospital.
+        pictures: uint8 [., C, H, W]. They stay at the hospital.
     """
 
     figures: dict[str, float] = field(default_factory=dict)

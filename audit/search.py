@@ -13,10 +13,10 @@ dress of the copy (dresses.py). Each image is compared with all training images 
 3. Altered: the image is fitted by a training image, the same blurred, and its square. That finds
    blur and changes of gamma. The candidates of steps 1 and 2 are tried.
 4. Alone: the best moved candidate is compared with the others. The source of a noisy copy stands
-   out. Images that are like many, such as blurred ones, have no such source.
+   out. Images that are like many others, such as blurred ones, have no such source.
 5. In parts: each block of the image is compared with blocks of a training image. Blocks near its
    place find bent copies; blocks anywhere find patches that were moved. The third of the blocks
-   that fits best counts: the rest may be hidden, or of another image.
+   with the best fit counts: the rest may be hidden, or belong to another image.
 6. Elsewhere: halves and quarters of the image are compared with shrunken training images, and its
    colours, as grey images, with training images and their colours.
 7. Of a patient: two moved candidates of one patient count as more than one.
@@ -39,41 +39,41 @@ SCORES = (
     *("aligned", "mixed", "altered", "moved", "moved and altered", "alone"),
     *("bent", "in parts", "shrunken", "in colour", "of a patient"),
 )
-SIDE, COARSE = 32, 12  # pixels a side in which images are compared, and windows are looked for
-MIDDLE = 0.75  # side of the middle of an image that is looked for in others, as a share
+SIDE, COARSE = 32, 12  # pixels a side for the comparison of images, and for the search of windows
+MIDDLE = 0.75  # side of the middle of an image that is searched for in others, as a share
 WINDOW, WINDOW_FEATURES = 8, 24  # pixels a side of a coarse window; its features
-FEATURES = 256  # most of an image
+FEATURES = 256  # most features of an image
 SHIFTS = (-0.24, -0.16, -0.08, 0.0, 0.08, 0.16, 0.24)  # of windows, in halves of a side
 SCALES, ANGLES = (0.8, 0.9, 1.0, 1.12, 1.25), (-0.15, 0.15)  # of windows; turned ones at scale 1
-NEAREST, SECONDS = 4, 5  # candidates: aligned, and as the first of a mix
+NEAREST, SECONDS = 4, 5  # candidates for aligned images; candidates for the first part of a mix
 COARSELY = 40, 0.02  # moved candidates: at least so many, or this share of the training images
-MOVED = 10  # those that are left when all were registered
+MOVED = 10  # moved candidates that remain after the first registration
 BLOCKS, BLOCK = 4, 4  # blocks a side of an image; the least side of one in pixels
-BLOCK_FEATURES, PLACES = 24, 4  # of a block; candidates by blocks in their place, and by moved ones
+BLOCK_FEATURES, PLACES = 24, 4  # features of a block; candidates by blocks, in place and moved
 SEEN = 3  # one in so many blocks counts: the rest may be hidden
 FAINT = 0.02  # contrast (norm) of a block that counts half: flat blocks are alike by chance
-EXACT = 0.002  # residual of a block at which it is taken for the same
+EXACT = 0.002  # residual of a block that counts as the same
 SOFT = 0.7  # deviation in pixels of the filter
 STEPS = (0.06, 0.06, 0.1, 0.1)  # of a registration: shifts, log scale, angle
 FIRST, LAST = 3, 4  # its rounds, for all candidates and for the best
-LEAST_GAIN = 0.2  # steps of less similar windows would be too long
+LEAST_GAIN = 0.2  # least gain of a window: below it steps would be too long
 SHARP, PLAIN, ROUGH = 0.05, 30.0, 1.0  # added to eigenvalues, as a share of their mean
 LEARNT = 4000  # training images that the whitening is learnt from
 QUERIES, VALUES = 64, 2**19  # images, and correlations, at once
-LEAST = 1e-5  # residual of an exact copy: below it float32 tells nothing
+LEAST = 1e-5  # residual of an exact copy; a lower one is below the precision of float32
 
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """What the search found for N images.
+    """The results of the search for N images.
 
     Attributes:
         residuals: Float32 [N, scores]: the logarithm of the share of an image that training images
             do not explain, for each of `SCORES`. It is small for copies. For "alone" it is the
             logarithm of a ratio of two such shares.
         index: The most similar training image by any score, int64 [N].
-        frame: The orientation, of the 8, in which the image is most like it, int64 [N].
-        pose: Where its middle lies in the training image: shifts, log scale and angle, [N, 4].
+        frame: The orientation of the image, of 8, that is most like this training image, int64 [N].
+        pose: The place of its middle in the training image: shifts, log scale and angle, [N, 4].
     """
 
     residuals: Tensor
@@ -83,14 +83,14 @@ class Found:
 
 
 class Search:
-    """Looks for copies of training images among others."""
+    """Searches images for copies of training images."""
 
     def __init__(self, training: Tensor, patients: Tensor | None = None) -> None:
         """Prepare the search.
 
         Args:
             training: Images [M, C, H, W] uint8.
-            patients: Whose they are, int64 [M]; without them each is of another patient.
+            patients: The patient of each image, int64 [M]; None = a patient for each image.
         """
         self.patients = torch.arange(len(training)) if patients is None else patients
         self.patients = self.patients.to(training.device)
@@ -137,13 +137,13 @@ class Search:
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Found:
-        """Search for the training images that are behind images [N, C, H, W] uint8."""
+        """Search for the training images behind images [N, C, H, W] uint8."""
         found = [self._search_block(some) for some in images.split(QUERIES)]
         return Found(*map(torch.cat, zip(*found, strict=True)))
 
     @torch.no_grad()
     def align(self, images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-        """How similar each image's two nearest others are in any orientation, and which, [N, 2]."""
+        """Similarities and indices [N, 2] of the two nearest others, in any orientation."""
         known = _unit(_vectors(squares(others, SIDE)) @ self.plain)  # [M, F]
         best = [
             _correlations(_vectors(_frames(some)) @ self.plain, known).abs().amax(1)
@@ -153,7 +153,7 @@ class Search:
         return top.values, top.indices
 
     def dress(self, index: Tensor, frame: Tensor, pose: Tensor, side: int) -> Tensor:
-        """Training images in the dress that was found: float [N, 1, side, side]."""
+        """Training images in the changed form that was found: float [N, 1, side, side]."""
         drawn = _sample(self.whole[index], pose, 1.0, side)
         return torch.stack([_back(each, int(f)) for each, f in zip(drawn, frame, strict=True)])
 
@@ -207,7 +207,7 @@ class Search:
         )
 
     def _explain_mixed(self, correlations: Tensor) -> Tensor:
-        """How much of images two training images explain, [n, firsts], from those [n, 8, M]."""
+        """The share of images that two training images explain, [n, firsts], from [n, 8, M]."""
         rows = torch.arange(len(correlations), device=correlations.device)
         index, frames = _top(correlations, SECONDS)
         explained = []
@@ -221,9 +221,9 @@ class Search:
         return torch.stack(explained, 1)
 
     def _parts(self, framed: Tensor, index: Tensor, frame: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithms [n, candidates] of what is not explained of blocks, in place and anywhere.
+        """Log shares [n, candidates] of blocks that are not explained, in place and anywhere.
 
-        The candidates are those given [n, K], in their orientations, and those that blocks find.
+        The candidates are the given ones [n, K], in their orientations, and those found by blocks.
         """
         count, rows = len(framed), torch.arange(len(framed), device=framed.device)[:, None]
         blocks = self._blocks(framed.flatten(0, 1), self.block)  # [8n, B, F]
@@ -232,7 +232,7 @@ class Search:
             by_place += _evidence(own @ known.T)
         blocks = blocks.view(count, 8, *blocks.shape[1:])
         anywhere = blocks.new_zeros(count, len(self.whole))
-        for own in blocks[:, 0].movedim(1, 0):  # one orientation: blocks were moved, not the whole
+        for own in blocks[:, 0].movedim(1, 0):  # one orientation: only blocks were moved
             best = (own @ self.loose[0].T).abs_()
             for known in self.loose[1:]:
                 torch.maximum(best, (own @ known.T).abs_(), out=best)
@@ -255,14 +255,14 @@ class Search:
         return torch.stack(bent, 1), torch.stack(parts, 1)
 
     def _blocks(self, images: Tensor, step: int) -> Tensor:
-        """Vectors [n, B, F] of blocks of images [n, 1, R, R]: of length 1, faint ones shorter."""
+        """Vectors [n, B, F] of blocks of images [n, 1, R, R]: of length 1, or shorter if faint."""
         blocks = unfold(images, self.block, stride=step).mT
         blocks = blocks - blocks.mean(dim=2, keepdim=True)
         strength = blocks.square().sum(dim=2, keepdim=True)
         return _unit(blocks @ self.fine) * (strength / (strength + FAINT**2))
 
     def _elsewhere(self, pieces: list[Tensor], known: Tensor) -> Tensor:
-        """Logarithms [n, pieces] of what training images do not explain of pieces [n, 1, *, *]."""
+        """Log shares [n, pieces] of pieces [n, 1, *, *] that training images do not explain."""
         side, explained = self.small.shape[-1], []
         for each in pieces:
             framed = _frames(interpolate(each, (side, side), mode="area"))
@@ -291,11 +291,11 @@ class Search:
     def _register(
         self, framed: Tensor, index: Tensor, frame: Tensor, pose: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The best of candidates [n, L], registered: with orientations [n, K], and poses [n, K, 4].
+        """The best of candidates [n, L], registered, with orientations [n, K], poses [n, K, 4].
 
         Lucas and Kanade's method, inverse compositional (Baker and Matthews 2004), with a gain g.
-        The target t and its derivatives J to shift, scale and angle are fitted to a window
-        w = g t + g J δ once. The window is moved by -δ.
+        The target t and its derivatives J to shift, scale and angle are fitted once to a window
+        w = g t + g J δ. The window is moved by -δ.
         """
         rows = torch.arange(len(framed), device=framed.device)[:, None]
         soft = blur(framed.flatten(0, 1), SOFT)
@@ -318,7 +318,7 @@ class Search:
         return index, frame, pose
 
     def _fit(self, targets: Tensor) -> Tensor:
-        """Matrices [n, 5, G·G]: from a window to gain, and gain x steps."""
+        """Matrices [n, 5, G·G] from a window to the gain, and to the products gain x steps."""
         square = targets.unflatten(1, (self.pixels, self.pixels))
         down, right = torch.gradient(square, spacing=2 / self.pixels, dim=(1, 2))
         at = (torch.arange(self.pixels, device=targets.device) + 0.5) * 2 / self.pixels - 1
@@ -333,7 +333,7 @@ class Search:
         return fit
 
     def _step(self, poses: Tensor, fitted: Tensor) -> Tensor:
-        """Poses [n, 4] after the steps back that gain, and gain x steps [n, 5], tell of."""
+        """Poses [n, 4] after steps back, by the gain and the products gain x steps [n, 5]."""
         gain = fitted[:, :1]
         gain = gain.abs().clamp(min=LEAST_GAIN).copysign(gain)
         steps = (fitted[:, 1:] / gain).clamp(-2, 2) * poses.new_tensor(STEPS)
@@ -356,7 +356,7 @@ class Search:
         return windows.view(*framed.shape[:2], -1)
 
     def _family(self, index: Tensor) -> list[Tensor]:
-        """Training images [n·K, 1, R, R], the same behind a filter, and their squares."""
+        """Training images [n·K, 1, R, R], blurred ones, and their squares."""
         known = self.whole[index].flatten(0, 1)
         return [known, self.soft[index].flatten(0, 1), known.square()]
 
@@ -389,12 +389,12 @@ def _colours(images: Tensor) -> Tensor:
 
 
 def _evidence(alike: Tensor) -> Tensor:
-    """How surely blocks are the same, by their correlations."""
+    """The evidence that blocks are the same, from their correlations."""
     return -(1 + EXACT - alike.square()).log()
 
 
 def blur(images: Tensor, sigma: float) -> Tensor:
-    """Images [N, C, H, W] behind a Gaussian filter."""
+    """Images [N, C, H, W] after a Gaussian filter."""
     reach = max(1, round(3 * sigma))
     offsets = torch.arange(-reach, reach + 1, device=images.device)
     kernel = torch.exp(-(offsets**2) / (2 * sigma**2))
@@ -411,13 +411,13 @@ def _frames(images: Tensor) -> Tensor:
 
 
 def _back(image: Tensor, frame: int) -> Tensor:
-    """An image [1, R, R] in the orientation from which `_frames` made `frame`."""
+    """An image [1, R, R] in its original orientation, from the orientation `frame`."""
     unflipped = image.flip(2) if frame % 2 else image
     return unflipped.rot90(-(frame // 2), (1, 2))
 
 
 def _sample(images: Tensor, poses: Tensor, middle: float, pixels: int) -> Tensor:
-    """Windows [n, 1, pixels, pixels] of images [n, 1, R, R] at poses [n, 4], without a gap."""
+    """Windows [n, 1, pixels, pixels] of images [n, 1, R, R] at poses [n, 4]; edges are extended."""
     dx, dy, zoom, angle = poses[:, :, None, None].unbind(1)  # [n, 1, 1]
     size = middle * zoom.exp()
     cos, sin = size * angle.cos(), size * angle.sin()
@@ -441,12 +441,12 @@ def _vectors(images: Tensor) -> Tensor:
 
 
 def _whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
-    """A matrix [values, F] after which the second moments of vectors are nearly equal.
+    """A matrix [values, F] that makes the second moments of vectors nearly equal.
 
     Args:
         vectors: [n, values].
-        added: To each eigenvalue, as a share of their mean: the more, the less is whitened.
-        most: Eigenvectors that are kept, those of the largest eigenvalues.
+        added: Addend to each eigenvalue, as a share of their mean; more of it whitens less.
+        most: The number of eigenvectors that are kept, with the largest eigenvalues.
     """
     values, axes = torch.linalg.eigh((vectors.T @ vectors).double() / len(vectors))
     values, axes = values.clamp(min=0).flip(0), axes.flip(1)
@@ -456,22 +456,22 @@ def _whitening(vectors: Tensor, added: float, most: int = FEATURES) -> Tensor:
 
 
 def _correlations(vectors: Tensor, known: Tensor) -> Tensor:
-    """Of each of n images in 8 orientations [n, 8, F] with M known ones: [n, 8, M]."""
+    """Correlations [n, 8, M] of n images in 8 orientations [n, 8, F] with M known images."""
     return _unit(vectors) @ known.T
 
 
 def _top(correlations: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The most similar of M known images [n, count], and in which orientation, of [n, 8, M]."""
+    """The most similar of M known images [n, count], and their orientations, from [n, 8, M]."""
     value, frame = correlations.abs().max(dim=1)
     index = value.topk(min(count, value.shape[1]), dim=1).indices
     return index, frame.gather(1, index)
 
 
 def _explain_altered(targets: Tensor, family: Sequence[Tensor]) -> Tensor:
-    """How much [n, K] of unit vectors [n, K, values] images [n·K, 1, ...] explain together."""
+    """The share [n, K] of unit vectors [n, K, values] that images [n·K, 1, ...] explain."""
     basis: list[Tensor] = []
     for vector in map(_vectors, family):
-        for other in basis:  # Gram-Schmidt; what is left of a vector that adds nothing is zero
+        for other in basis:  # Gram-Schmidt; a vector that adds nothing becomes zero
             vector = vector - (vector * other).sum(dim=1, keepdim=True) * other
         norm = vector.norm(dim=1, keepdim=True)
         basis.append(torch.where(norm > 1e-3, vector / norm.clamp(min=1e-3), 0.0))
