@@ -71,7 +71,7 @@ class Auditor:
         kept = ~self._exact_copies(held_out)
         if not kept.any():
             raise ValueError(
-                "Every held-out image is a copy of a training image: none is left for the comparison."
+                "Every held-out image is a copy of a training image: none is left to compare with."
             )
         every, labels = held_out[kept], held_out_labels[kept]
         rng = torch.Generator().manual_seed(0)

@@ -96,5 +96,5 @@ def test_what_does_not_fit_is_refused():
         with pytest.raises(SettingsError, match=rf"'oewc\.{key}' is {wrong}"):
             OnlineEWC.check(settings(**{f"oewc__{key}": wrong}))
     kept = learner_of(OnlineEWC, network(), received=Received(task=1)).rehearsal()
-    with pytest.raises(ParcelError, match="keeps of the tasks before"):
+    with pytest.raises(ParcelError, match="memory of earlier tasks"):
         oewc(kept, task=2)
