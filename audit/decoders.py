@@ -58,7 +58,7 @@ def guesses(known: Known, values: Tensor, classes: Tensor, deadline: float) -> I
         known: The attacker's training data.
         values: The embeddings, in the units of `known.centres`, [m, k].
         classes: Their classes, in the form of `known.classes`, [m, K].
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: Time limit, on the clock of `time.monotonic`.
 
     Yields:
         Pixels [m, P].

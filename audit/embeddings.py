@@ -82,7 +82,7 @@ def audit_embeddings(
         values: These embeddings, [m, k].
         rng: Chooses the attacked embeddings and the decoders' training images, and initialises
             the decoders.
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: Time limit, on the clock of `time.monotonic`.
 
     Returns:
         The figures, NaN if nothing can be measured; and [3 s, C, H, W] pictures: s <= `SHOWN`

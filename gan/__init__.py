@@ -1,1 +1,1 @@
-"""A generative model of private images: training, rendering, and what it gives away. No Flower."""
+"""A generative model of private images: training, rendering and samplers. No Flower."""

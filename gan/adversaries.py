@@ -1,16 +1,16 @@
-"""Generator and discriminator against each other: one step of their training, and its losses.
+"""Generator and discriminator: one training step of both networks, and its losses.
 
 Papers: StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), StyleGAN2-ADA (Karras et al. 2020,
 arXiv:2006.06676), FedER (Pennisi et al. 2023, arXiv:2206.10048).
 
-Where this is not StyleGAN2-ADA as published:
+Differences from StyleGAN2-ADA as published:
 1. R1 is taken with respect to augmented real images: resampling has no second derivative in torch.
 2. Both networks see the same synthetic images in a step, which saves one pass of the generator.
 3. Batches are sorted by class, and the minibatch standard deviation compares neighbours.
-4. The discriminator adds a logit of its own to the projection, as Miyato & Koyama do.
-5. Path lengths are taken on the whole batch, without style mixing; in the authors' code on half of
-   it, with mixing.
-6. Augmentation resamples bilinearly; its shifts and turns are continuous ones only.
+4. The discriminator adds its own logit to the projection, as in Miyato & Koyama.
+5. Path lengths are taken on the whole batch without style mixing; the authors' code uses half of
+   the batch, with mixing.
+6. Augmentation resamples bilinearly; its shifts and turns are only continuous ones.
 
 Shapes: `N` images, `C` channels, `R` pixels a side, `b` a batch, `D` size of a latent, `L` styles.
 """
@@ -37,13 +37,13 @@ PATH_MEMORY = 0.01  # weight of the newest path length in their running mean
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """What a generative model learns from.
+    """Training data of a generative model.
 
     Attributes:
         images: uint8 [N, C, R, R], R the preset's resolution.
         labels: int64 [N].
-        classes: Number of classes; those without an image are never drawn.
-        fingerprint: Changes with the images and labels.
+        classes: Number of classes; a class without images is never drawn.
+        fingerprint: A text that changes with the images and labels.
     """
 
     images: Tensor
@@ -58,7 +58,7 @@ class Privacy:
 
     Attributes:
         weight: α; 0 = no phase 2.
-        reduction: How pairwise distances become one (`gan.losses.privacy`).
+        reduction: Rule that reduces pairwise distances to one (`gan.losses.privacy`).
         distance: Perceptual distances [a, b] of images [a, C, R, R] and [b, C, R, R] in [-1, 1].
     """
 
@@ -68,14 +68,14 @@ class Privacy:
 
 
 class Adversaries:
-    """Both networks in training, with all that their next step depends on.
+    """Both networks in training, with the whole state behind their next step.
 
     Attributes:
-        average: The generator with averaged weights: the one to render with.
+        average: The generator with averaged weights, for rendering.
         ada: The controller of the augmentation.
-        sums: Of what the steps measured, until somebody sets them to zero: loss of the
-            discriminator, loss of the generator without the privacy term, and mean distance of
-            synthetic from real images (0 without the privacy term), [3].
+        sums: Sums [3] over the steps since they were set to zero: loss of the discriminator, loss
+            of the generator without the privacy term, and mean distance of synthetic from real
+            images (0 without the privacy term).
     """
 
     TRAINED = ("generator", "discriminator", "average", "g_optimizer", "d_optimizer")
@@ -106,22 +106,22 @@ class Adversaries:
         """Train both networks on one batch.
 
         Args:
-            iteration: Finished steps; decides on what does not come with every step.
+            iteration: Finished steps; decides on the parts that not every step has.
             private: Whether the generator's loss has the privacy term.
         """
         real, real_labels, fake, fake_labels = self._draw()
         d_loss = self._train_discriminator(real, real_labels, fake.detach(), fake_labels, iteration)
         g_loss, apart = self._train_generator(real, fake, fake_labels, iteration, private)
         self.seen += len(real)
-        # A short memory while everything still changes fast (StyleGAN2-ADA, appendix C).
+        # A short memory while the networks still change fast (StyleGAN2-ADA, appendix C).
         half_life = min(self.preset.ema_images, self.seen / 20)
         _follow(self.average, self.generator, half_life, len(real))
         self.sums += torch.stack([d_loss, g_loss, apart])
 
     def _draw(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Real images [b, C, R, R] in [-1, 1] and their labels [b], then synthetic ones and theirs.
+        """Real images [b, C, R, R] in [-1, 1], their labels [b], synthetic images, their labels.
 
-        Synthetic labels are as frequent as real ones.
+        Both kinds of labels have the same frequencies.
         """
         size = (2, self.preset.batch_size)
         chosen = torch.randint(len(self.images), size, device=self.images.device)
@@ -137,7 +137,7 @@ class Adversaries:
     def _train_discriminator(
         self, real: Tensor, real_labels: Tensor, fake: Tensor, fake_labels: Tensor, iteration: int
     ) -> Tensor:
-        """Raise the logits of real images, lower those of synthetic ones; the loss."""
+        """Raise the logits of real images, lower those of synthetic ones; return the loss."""
         preset = self.preset
         self.discriminator.requires_grad_(True)
         self.d_optimizer.zero_grad()
@@ -149,8 +149,8 @@ class Adversaries:
         loss.backward()
         self.d_optimizer.step()
         if due(iteration, preset.r1_every):
-            # Lazy regularisation (StyleGAN2, section 3.1): seldom, that much stronger, and in a
-            # step of its own.
+            # Lazy regularisation (StyleGAN2, section 3.1): a rare step of its own, with a weight
+            # that makes up for the skipped steps.
             self.d_optimizer.zero_grad()
             penalty = losses.r1(self.discriminator, real, real_labels)
             (penalty * preset.r1_gamma * preset.r1_every).backward()
@@ -161,7 +161,7 @@ class Adversaries:
     def _train_generator(
         self, real: Tensor, fake: Tensor, fake_labels: Tensor, iteration: int, private: bool
     ) -> tuple[Tensor, Tensor]:
-        """Raise the logits of synthetic images; the loss, and the distance from real images."""
+        """Raise the logits of synthetic images; return the loss and the distance from real ones."""
         self.discriminator.requires_grad_(False)
         self.g_optimizer.zero_grad()
         with self.half:
@@ -191,13 +191,13 @@ class Adversaries:
         self.g_optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that changes, as plain numbers and tensors."""
+        """The state that changes, as plain numbers and tensors."""
         state = {name: getattr(self, name).state_dict() for name in self.TRAINED}
         numbers = {"seen": self.seen, "path_mean": self.path_mean, "sums": self.sums}
         return {**state, **numbers, "ada": vars(self.ada)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where other adversaries were."""
+        """Continue from the state of other adversaries."""
         for name in self.TRAINED:
             getattr(self, name).load_state_dict(state[name])
         vars(self.ada).update(state["ada"])
@@ -206,7 +206,7 @@ class Adversaries:
 
 
 def _adam(network: nn.Module, learning_rate: float, every: int) -> torch.optim.Adam:
-    """Adam, slowed for the steps that regularisation every `every` iterations adds."""
+    """Adam, slower by the share of steps that regularisation every `every` iterations adds."""
     # StyleGAN2, appendix B: c = k / (k + 1), λ' = cλ, β' = β^c.
     c = every / (every + 1) if every else 1.0
     parameters = network.parameters()
@@ -214,7 +214,7 @@ def _adam(network: nn.Module, learning_rate: float, every: int) -> torch.optim.A
 
 
 def _mix_styles(generator: Generator, labels: Tensor, share: float) -> Tensor:
-    """Styles w [b, L, D] of labels [b]; a share of batches takes the last from a second latent."""
+    """Styles w [b, L, D] of labels [b]; a `share` of batches mixes two latents."""
     layers = generator.num_layers
     z = torch.randn(2, len(labels), generator.latent, device=labels.device)
     w = generator.map(labels, z[0])[:, None].repeat(1, layers, 1)
@@ -226,13 +226,13 @@ def _mix_styles(generator: Generator, labels: Tensor, share: float) -> Tensor:
 
 @torch.no_grad()
 def _follow(average: nn.Module, network: nn.Module, half_life: float, images: int) -> None:
-    """Move an exponential average of weights on by so many images."""
+    """Move an exponential average of weights on by `images` images."""
     old: list[Tensor] = [*average.parameters()]
     new: list[Tensor] = [*network.parameters()]
     torch._foreach_lerp_(old, new, 1 - 0.5 ** (images / half_life))
 
 
 def _compile(function: Callable[..., Tensor], cuda: bool) -> Callable[..., Tensor]:
-    """Compile where that is possible: on CUDA, with Triton and a C compiler."""
+    """Compile a function if that is possible: on CUDA, with Triton and a C compiler."""
     possible = cuda and find_spec("triton") and any(map(shutil.which, ("cc", "gcc", "clang")))
     return torch.compile(function) if possible else function

@@ -27,8 +27,8 @@ class Controller:
         """Start at p = 0.
 
         Args:
-            target: Mean sign of the logits of real images to aim at.
-            images: Real images that p takes to rise from 0 to 1.
+            target: Target of the mean sign of the logits of real images.
+            images: Real images in which p can rise from 0 to 1.
         """
         self.target, self.images = target, images
         self.p = 0.0
@@ -58,7 +58,7 @@ def augment(images: Tensor, p: float, mirror: bool) -> Tensor:
 
 
 def _move(images: Tensor, p: float, mirror: bool) -> Tensor:
-    """Mirror, scale, rotate, stretch and shift, all in one resampling (appendix B, Figure 15)."""
+    """Mirror, scale, rotate, stretch and shift in one resampling (appendix B, Figure 15)."""
     count = len(images)
     eye = torch.eye(3, device=images.device).expand(count, 3, 3)
     # Two rotations, so that together they happen with probability p: p_rot = 1 - √(1 - p).
@@ -81,7 +81,7 @@ def _move(images: Tensor, p: float, mirror: bool) -> Tensor:
 
 
 def _recolour(images: Tensor, p: float) -> Tensor:
-    """Brightness, contrast and a flip of lightness; of colour images also hue and saturation."""
+    """Change brightness, contrast, lightness; of colour images also hue and saturation."""
     count, channels = images.shape[:2]
     device = images.device
     brightness = torch.randn(count, 1, 1, device=device) * 0.2

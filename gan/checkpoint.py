@@ -1,4 +1,4 @@
-"""The files of a training: checkpoints to go on from after a kill, and the progress as text."""
+"""The files of a training: checkpoints, from which a killed training continues, and progress."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import torch
 from gan.adversaries import Adversaries
 from gan.schedule import Progress, Standing
 
-VERSION = 3  # of networks, losses and checks: a training of another version is not gone on with
+VERSION = 3  # of networks, losses and checks; checkpoints of another version are refused
 
 
 class Checkpoints:
@@ -21,8 +21,8 @@ class Checkpoints:
 
     Args:
         folder: Made if it is missing.
-        made_with: What the training depends on, as text; that of another one is refused.
-        first_phase: What its phase 1 depends on.
+        made_with: The inputs of the training, as text; checkpoints with other inputs are refused.
+        first_phase: The inputs of its phase 1, as text.
     """
 
     def __init__(self, folder: Path, made_with: str, first_phase: str) -> None:
@@ -31,7 +31,7 @@ class Checkpoints:
         self.first_phase = f"version {VERSION}, {first_phase}"
 
     def borrow(self, others: Iterable[Path]) -> None:
-        """Take phase 1 over from a training that differs in its privacy term alone, if one has it.
+        """Copy phase 1 from a training that differs only in its privacy term, if there is one.
 
         Args:
             others: Folders of trainings.
@@ -50,13 +50,13 @@ class Checkpoints:
                     return
 
     def has(self, name: str) -> bool:
-        """Whether `save` has written this name."""
+        """Whether `save` has written a file of this name."""
         return (self.folder / f"{name}.pt").exists()
 
     def save(self, name: str, networks: Adversaries, standing: Standing) -> None:
         """Write `<name>.pt`: both states, and those of torch's global generators.
 
-        Before that it writes `progress.jsonl`: all checks, one line each.
+        Before that, write `progress.jsonl`: one line for each check.
         """
         lines = [json.dumps(asdict(each)) + "\n" for each in standing.progress]
         (self.folder / "progress.jsonl").write_text("".join(lines))
@@ -71,10 +71,10 @@ class Checkpoints:
         write_whole(self.folder / f"{name}.pt", content)
 
     def load(self, name: str, networks: Adversaries) -> Standing:
-        """Bring networks and torch's global generators back to where they were at `save`.
+        """Restore networks and torch's global generators from a file of `save`.
 
         Returns:
-            Where the training stood then.
+            The standing of the training at that time.
 
         Raises:
             ValueError: Another training wrote the file.
@@ -93,7 +93,7 @@ class Checkpoints:
 
 
 def write_whole(path: Path, content: dict[str, Any]) -> None:
-    """Write a file of tensors that is whole or not there, wherever the process is killed."""
+    """Write a file of tensors that is complete or missing, also if the process is killed."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         torch.save(content, draft)

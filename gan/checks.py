@@ -22,13 +22,13 @@ COLUMNS = 16  # images in its row
 
 @dataclass(frozen=True, eq=False)
 class Checks:
-    """Looks at the same latents, noise and classes at every check.
+    """Checks with the same latents, noise and classes every time.
 
     Attributes:
-        labels: Of the real images, int64 [N], on the CPU.
-        preset: Gives the number of images.
+        labels: Labels of the real images, int64 [N], on the CPU.
+        preset: Sizes and schedules.
         frechet: Distance of uint8 images [n, C, R, R] from the real ones.
-        seed: Decides on latents and noise.
+        seed: Seed of latents and noise.
     """
 
     labels: Tensor
@@ -37,7 +37,7 @@ class Checks:
     seed: int
 
     def measure(self, networks: Adversaries, standing: Standing) -> Progress:
-        """Measure how the training stands, and begin new sums of losses.
+        """Measure the standing of the training, and start new sums of losses.
 
         Raises:
             FloatingPointError: A loss or the Fréchet distance is not finite.
@@ -49,7 +49,7 @@ class Checks:
         networks.sums.zero_()
         score = math.nan
         if math.isfinite(d_mean + g_mean + apart):
-            # As many images of each class as its share of the real ones, to the nearest image.
+            # Classes have their shares of the real images, to the nearest image.
             count = self.preset.fid_images
             spread = torch.arange(count) * len(self.labels) // count
             judged = self.labels.sort().values[spread]

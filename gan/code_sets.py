@@ -1,7 +1,7 @@
-"""What `gan.sampler` may be beside "random": how a class's set of codes comes about.
+"""The choices for `gan.sampler` beside "random": the sets of codes of a class.
 
-linear         lines between random codes, which PLAN is compared with
-plan           private paths between the same
+linear         lines between random codes, for comparison with PLAN
+plan           private paths between the same codes
 lci            centroids of clusters of training images, and lines between any two
 lci-plan       private paths between random pairs of the centroids
 k-salsa        averages of k training images
@@ -15,8 +15,8 @@ from gan.k_salsa import Averages
 from gan.lci import LCI, Centroids
 from gan.plan import KL, Lines, Paths, RandomCodes
 
-# With LCI's clusters of a class (0 = one for every k images), k, and the direction of PLAN's
-# divergence.
+# Arguments: the source, LCI's clusters of a class (0 = one for every k images), k, and the
+# direction of PLAN's divergence.
 CODE_SETS: dict[str, Callable[[Source, int, int, KL], CodeSet]] = {
     "linear": lambda source, clusters, k, kl: Lines(source, RandomCodes(source)),
     "plan": lambda source, clusters, k, kl: Paths(source, RandomCodes(source), kl),

@@ -1,11 +1,11 @@
 """Codes: points of a GAN's latent space W from which a hospital's synthetic images are rendered.
 
-Some samplers choose them by the codes of training images, which `Source.projected` finds: LCI
+Some samplers choose codes by the codes of training images, which `Source.projection` finds: LCI
 (gan/lci.py), PLAN (gan/plan.py) and k-SALSA (gan/k_salsa.py), by name in gan/code_sets.py. Codes of
-training images show patients. Like all that is kept here they stay in the hospital's store.
+training images show patients. Like all files here they stay in the hospital's store.
 
-All that takes long is kept in `Source.folder` piece by piece, each as a file that is whole or not
-there: after a kill at any moment a call with the same source goes on where it was.
+Slow results are kept in `Source.folder`, each as a file that is complete or missing. After a kill
+at any moment, a call with the same source continues.
 
 Shapes: `N` images, `C` channels, `R` pixels a side, `D` size of a code, `n` codes.
 """
@@ -29,18 +29,18 @@ from gan.pixel_range import to_bytes
 from gan.projection import Projection, Start, mean_w, project
 
 Codes = Mapping[int, Tensor]  # codes [n, D] of each class
-VERSION = 1  # of how codes are found: those of another version are not used
+VERSION = 1  # of the search for codes; codes of another version are not used
 BLOCK = 32  # images that are projected, rendered or compared at once
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How thoroughly codes are looked for."""
+    """The effort of the search for codes."""
 
-    images: int  # training images of a class that are projected, at the most
+    images: int  # most training images of a class that are projected
     projection_steps: int  # of Adam, for each image
     projections: int  # of each image, for the classifier of identities
-    paths: int  # of a class, at the most
+    paths: int  # most paths of a class
     points: int  # of a path, with both ends
     path_steps: int  # of Adam, for each path
     average_steps: int  # of Adam, for each average
@@ -49,7 +49,7 @@ class Effort:
 
     @property
     def fingerprint(self) -> str:
-        """Changes with the effort, and with how codes are found."""
+        """A text that changes with the effort, and with the version of the search."""
         return sha256(repr((VERSION, asdict(self))).encode()).hexdigest()[:16]
 
 
@@ -96,18 +96,18 @@ EFFORTS: dict[str, Effort] = {  # by the GAN's preset
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What codes are made of.
+    """The input of code sets.
 
     Attributes:
-        generator: A trained one, on the images' device.
+        generator: A trained generator, on the images' device.
         images: Training images [N, C, R, R] in [-1, 1].
         labels: Their classes, int64 [N].
         distance: The perceptual distance, on the same device.
-        effort: How thoroughly to look.
+        effort: Effort of the search.
         mirror: Whether mirrored and turned images are plausible.
-        folder: Where what takes long is kept; one for one generator, these images and this effort.
-        seed: Of everything random; torch's global generators do not change.
-        deadline: When to give up, in the time of `time.monotonic`.
+        folder: Folder of slow results, for one generator, these images and this effort.
+        seed: Seed of all randomness; torch's global generators do not change.
+        deadline: Time limit, on the clock of `time.monotonic`.
     """
 
     generator: Generator
@@ -121,12 +121,12 @@ class Source:
     deadline: float
 
     def projection(self, again: int = 0) -> Projection:
-        """The codes of all images; with another `again` they are looked for with other noise.
+        """The codes of all images; another value of `again` means a search with other noise.
 
-        They start at the mean of their class: few steps do not lead from class to class.
+        Codes start at the mean of their class: few steps do not lead from class to class.
 
         Raises:
-            TimeoutError: The deadline has passed; a later call goes on.
+            TimeoutError: The deadline has passed; a later call continues.
         """
         w = torch.zeros(len(self.images), self.generator.latent, device=self.images.device)
         found = Projection(w, torch.zeros_like(self.images), w.new_zeros(len(w)))
@@ -141,7 +141,7 @@ class Source:
         return found
 
     def noise(self) -> list[Tensor]:
-        """The noise maps [1, 1, h, w] of all images that codes are optimised by."""
+        """The noise maps [1, 1, h, w] of all images during the search for codes."""
         rng = torch.Generator().manual_seed(self.seed)
         shapes = self.generator.noise_shapes
         return [torch.randn(1, 1, *each, generator=rng).to(self.images.device) for each in shapes]
@@ -161,7 +161,7 @@ class Source:
     def once(
         self, name: str, make: Callable[..., Mapping[str, Tensor]], *given: object
     ) -> dict[str, Tensor]:
-        """What `make` returns, from the file of that name if an earlier call has kept it.
+        """The result of `make`, from the file of that name if an earlier call has kept it.
 
         Raises:
             TimeoutError: The deadline has passed.
@@ -177,7 +177,7 @@ class Source:
         return kept
 
     def check_deadline(self) -> None:
-        """Give up after the deadline.
+        """Refuse to go on after the deadline.
 
         Raises:
             TimeoutError: It has passed.
@@ -187,13 +187,13 @@ class Source:
 
 
 class CodeSet(ABC):
-    """How the codes of a class come about: PLAN, LCI and k-SALSA are such sets.
+    """The codes of each class by one method, such as PLAN, LCI or k-SALSA.
 
     Args:
-        source: What they are made of.
+        source: The input.
 
     Attributes:
-        name: What is kept of the set begins with it.
+        name: Prefix of the names of the set's files.
     """
 
     name = ""
@@ -205,7 +205,7 @@ class CodeSet(ABC):
         """The codes [n, D] of each class.
 
         Raises:
-            TimeoutError: The deadline has passed; a later call goes on.
+            TimeoutError: The deadline has passed; a later call continues.
         """
         labels = self.source.labels
         return {
@@ -215,20 +215,20 @@ class CodeSet(ABC):
 
     @abstractmethod
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """The codes [n, D] of a class, of which are the training images at rows int64 [I]."""
+        """The codes [n, D] of a class, with its training images at rows int64 [I]."""
 
     @cached_property
     def projection(self) -> Projection:
-        """The nearest images of the generator to all training images."""
+        """The generator's images that are nearest to the training images."""
         return self.source.projection()
 
 
 class Deck:
-    """Codes to draw from: without replacement, and all over again when all of a class are drawn.
+    """Codes to draw without replacement; a class starts again when all its codes are drawn.
 
     Args:
         codes: Of each class.
-        seed: Decides on the order.
+        seed: Seed of the order.
     """
 
     def __init__(self, codes: Codes, seed: int) -> None:
@@ -250,7 +250,7 @@ class Deck:
 
 @torch.no_grad()
 def render_codes(generator: Generator, codes: Tensor, seed: int) -> Tensor:
-    """Make uint8 [n, C, R, R] from codes [n, D]; the seed decides on the noise."""
+    """Images uint8 [n, C, R, R] from codes [n, D]; the seed decides on the noise."""
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         made = [to_bytes(generator.synthesise(part)) for part in codes.split(BLOCK)]
@@ -261,7 +261,7 @@ def render_codes(generator: Generator, codes: Tensor, seed: int) -> Tensor:
 def pairwise(images: Tensor, distance: PairwiseLPIPS) -> Tensor:
     """The perceptual distances [N, N] of images [N, C, R, R] in [-1, 1].
 
-    It holds the features of two blocks of images at a time: one of 256 x 256 has millions.
+    It holds the features of two blocks of images at a time: a 256 x 256 image has millions.
     """
     blocks = images.split(BLOCK)
     matrix = torch.zeros(len(images), len(images), device=images.device)
@@ -276,7 +276,7 @@ def pairwise(images: Tensor, distance: PairwiseLPIPS) -> Tensor:
 
 
 def sample_rows(labels: Tensor, count: int, seed: int) -> Tensor:
-    """Indices of at most `count` images of each class, at random, of labels int64 [N]."""
+    """Random indices of at most `count` images of each class, from labels int64 [N]."""
     rng = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(labels), generator=rng).to(labels.device)
     chosen = [order[labels[order] == label][:count] for label in labels.unique()]

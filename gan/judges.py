@@ -1,9 +1,9 @@
-"""The classifiers that PLAN and k-SALSA ask: which training image is it, and which class?
+"""The classifiers behind PLAN and k-SALSA: of training images, and of classes.
 
-PLAN (Pennisi et al., MICCAI 2023, arXiv:2306.12968), section 3: ResNet-18s, φ_id and φ_class; that
-of identities is trained on flips and turns, and also on projections of each training image, because
-synthetic images are what it is shown afterwards. They are trained on the hospital's own images, and
-stay in its store.
+PLAN (Pennisi et al., MICCAI 2023, arXiv:2306.12968), section 3, has two ResNet-18s, φ_id and
+φ_class. φ_id is trained on flips and turns, and also on projections of each training image, because
+it is applied to synthetic images. Both are trained on the hospital's own images, and stay in its
+store.
 
 Shapes: `N` images, `C` channels, `R` pixels a side, `K` outputs, `F` features.
 """
@@ -22,7 +22,7 @@ class Judge(nn.Module):
 
     Attributes:
         first: Its first convolution.
-        learning_rate: What it is trained with.
+        learning_rate: Learning rate of its training.
     """
 
     def __init__(self, network: str, channels: int, outputs: int) -> None:
@@ -38,12 +38,12 @@ class Judge(nn.Module):
             self.channels = 3
 
     def first(self, images: Tensor) -> Tensor:
-        """What the first convolution makes of images [N, C, R, R]: [N, F, h, w]."""
+        """The output [N, F, h, w] of the first convolution for images [N, C, R, R]."""
         maps: Tensor = self.body[0](images.expand(-1, self.channels, -1, -1))
         return maps
 
     def features(self, images: Tensor) -> Tensor:
-        """What the last layer sees of images [N, C, R, R]: [N, F]."""
+        """The input [N, F] of the last layer for images [N, C, R, R]."""
         features: Tensor = self.body(images.expand(-1, self.channels, -1, -1))
         return features
 
@@ -54,12 +54,12 @@ class Judge(nn.Module):
 
 
 def class_judge(source: Source) -> Judge:
-    """φ_class: of the classes, as numbers from 0."""
+    """φ_class: the classifier of classes, numbered from 0."""
     return _train_once(source, "class", source.images, source.labels)
 
 
 def identity_judge(source: Source) -> Judge:
-    """φ_id: of the training images, by their index."""
+    """φ_id: the classifier of training images, by their index."""
     projected = [source.projection(again).images for again in range(source.effort.projections)]
     images = torch.cat([source.images, *projected])
     own = torch.arange(len(source.images), device=images.device)
@@ -67,7 +67,7 @@ def identity_judge(source: Source) -> Judge:
 
 
 def _train_once(source: Source, name: str, images: Tensor, labels: Tensor) -> Judge:
-    """A classifier in evaluation mode, without gradients of its own."""
+    """A classifier in evaluation mode, without gradients of its weights."""
     effort = source.effort
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(source.seed)
@@ -81,7 +81,7 @@ def _train_once(source: Source, name: str, images: Tensor, labels: Tensor) -> Ju
 
 
 def train(judge: Judge, images: Tensor, labels: Tensor, source: Source) -> Judge:
-    """Train in a fixed number of steps on images [N, C, R, R] with labels int64 [N].
+    """Train a classifier in a fixed number of steps on images [N, C, R, R], labels int64 [N].
 
     Raises:
         TimeoutError: The source's deadline has passed.

@@ -1,19 +1,20 @@
-"""k-SALSA in small: every code is an average of k training images that keeps their texture.
+"""k-SALSA, a small version: a code is an average of k training images that keeps their texture.
 
 "k-SALSA: k-anonymous synthetic averaging of retinal images via local style alignment" (Jeon et al.,
 ECCV 2022, arXiv:2303.10824), and the authors' public code. Images are cut into clusters of k. An
-average starts at the mean of a cluster's codes and is moved so that its image has the content of
-all members, and in each of 4 x 4 patches the texture of a patch of theirs.
+average starts at the mean of a cluster's codes. It is moved so that its image has the content of
+all members, and in each of 4 x 4 patches the texture of a patch of the members.
 
-Numbered deviations; 1 to 4 make it a stand-in that needs nothing but the hospital's own networks:
+Numbered deviations; 1 to 4 make it a stand-in that needs only the hospital's own networks:
 1. Codes are those of the hospital's own GAN, by projection; the authors train an encoder for W+.
-2. Content is compared by the features of the hospital's own classifier, not of a MoCo network.
-3. Texture is compared after the first convolution of the same, not the second one of VGG19.
+2. Content is compared by features of the hospital's own classifier; the authors use a MoCo network.
+3. Texture is compared after the first convolution of this classifier; the authors use the second
+   convolution of VGG19.
 4. Gram matrices are means over a patch's pixels. The authors' are sums over 64 x 64 pixels with a
-   weight of 1e-6, which is 1e-6 · 4096² of such means.
-5. Clusters are of one class. The authors' have images of several, and the average their shares.
-6. The last images of a class, if fewer than k, are left out. The authors average them too, and so
-   fewer than k patients; of one that is left over, they would render the projection.
+   weight of 1e-6, which equals a weight of 1e-6 · 4096² for means.
+5. A cluster has one class. The authors' clusters have several, and an average has their shares.
+6. If fewer than k images of a class are left over, they are not used. The authors average them too,
+   although they are fewer than k patients; a single one is rendered as its projection.
 
 Shapes: `n` images of a class, `k` of a cluster, `D` size of a code, `P` patches, `F` features.
 """
@@ -31,10 +32,10 @@ GRID = 4  # patches along a side
 
 
 class Averages(CodeSet):
-    """The averages [n // k, D] of each class; one with fewer than k images has one, of all.
+    """The averages [n // k, D] of each class; a class of fewer than k images has one, of them all.
 
     Args:
-        source: What they are made of.
+        source: The input.
         k: Training images of an average.
     """
 
@@ -44,7 +45,7 @@ class Averages(CodeSet):
         self.judge = class_judge(source)
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """Those of a class."""
+        """The codes of a class."""
         own = self.projection.w[rows]
         made = []
         for index, members in enumerate(same_size(torch.cdist(own, own), min(self.k, len(rows)))):
@@ -53,7 +54,7 @@ class Averages(CodeSet):
         return torch.stack(made)
 
     def _average(self, members: Tensor) -> dict[str, Tensor]:
-        """The code [D] of the average of training images, int64 [k]."""
+        """The code [D] of the average of training images with indices int64 [k]."""
         source, judge = self.source, self.judge
         images = source.images[members]
         with torch.no_grad():
@@ -76,7 +77,8 @@ class Averages(CodeSet):
 def same_size(far: Tensor, k: int) -> list[Tensor]:
     """Cut images into clusters of k by their distances [n, n]; n mod k images are in none.
 
-    The image that is farthest from all that are left, in sum, and its k - 1 nearest are a cluster.
+    The image with the largest sum of distances to the remaining images, and its k - 1 nearest
+    images, are a cluster.
 
     Returns:
         The indices int64 [k] of each cluster, the farthest one first.
@@ -86,7 +88,7 @@ def same_size(far: Tensor, k: int) -> list[Tensor]:
     while len(left) >= k:
         among = far[left][:, left]
         farthest = among.sum(dim=1).argmax()
-        among[farthest, farthest] = -1.0  # it comes first, also before copies of it
+        among[farthest, farthest] = -1.0  # it comes first, even before its copies
         nearest = among[farthest].argsort(stable=True)[:k]
         clusters.append(left[nearest])
         left = left[[i for i in range(len(left)) if i not in set(nearest.tolist())]]
@@ -104,7 +106,7 @@ def grams(maps: Tensor) -> Tensor:
 
 
 def style(average: Tensor, members: Tensor) -> Tensor:
-    """How far the texture of an average [P, F · F] is from that of members [k, P, F · F].
+    """The distance of the texture of an average [P, F · F] from members [k, P, F · F].
 
     Each patch of a member is compared with the patch of the average that is most similar.
     """

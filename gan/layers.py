@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 SLOPE = 0.2  # of the leaky rectifier
-GAIN = math.sqrt(2)  # makes up for the variance that the rectifier takes away
+GAIN = math.sqrt(2)  # restores the variance that the rectifier removes
 
 
 class Linear(nn.Module):
     """A linear layer with equalised learning rate (Karras et al. 2018, section 4.1).
 
-    Weights start as unit Gaussians and are scaled when used: Adam moves all at the same speed.
+    Weights start as unit Gaussians and are scaled in use: Adam moves all at the same speed.
 
     Args:
         inputs: Size of the input.
         outputs: Size of the output.
         gain: Standard deviation of the output, for inputs of unit variance.
-        bias: What the output starts at, at inputs of 0.
-        speed: Factor on the learning rate; StyleGAN slows its mapping network to 0.01.
+        bias: Initial output for inputs of 0.
+        speed: Factor on the learning rate; StyleGAN's mapping network has 0.01.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Conv2d(nn.Module):
         kernel: Pixels a side of its kernel.
         gain: Standard deviation of the output, for inputs of unit variance.
         down: Whether it halves the image.
-        bias: Whether it adds one.
+        bias: Whether it has a bias.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Conv2d(nn.Module):
 
 
 class ModulatedConv2d(nn.Module):
-    """A convolution whose input channels each image scales by its own style.
+    """A convolution whose input channels are scaled for each image by its style.
 
-    The paper scales and demodulates the weights. Here the input is scaled and the output
+    The paper scales and demodulates the weights. Here the input is scaled and the output is
     demodulated: the numbers are the same, and all images of a batch share the weights.
     """
 
@@ -136,13 +136,13 @@ class StyledConv(nn.Module):
 
 
 class MinibatchStd(nn.Module):
-    """Tells the discriminator how much the images differ (Karras et al. 2018, section 3).
+    """The standard deviation over images, for the discriminator (Karras et al. 2018, section 3).
 
-    It adds a channel: the standard deviation over the images of a group, averaged over channels and
-    pixels. A generator that repeats itself is then easy to detect.
+    The layer adds a channel: the standard deviation over the images of a group, averaged over
+    channels and pixels. It makes a generator that repeats itself easy to detect.
     """
 
-    GROUP = 4  # images that are compared; fewer if the batch is no multiple of it
+    GROUP = 4  # images that are compared; fewer if the batch is not a multiple of it
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [N, C, H, W] to [N, C + 1, H, W]."""

@@ -2,15 +2,16 @@
 
 "GAN latent space manipulation and aggregation for federated learning in medical imaging" (Pennisi
 et al., DeCaF at MICCAI 2022; the thesis, section 3.1.3). The training images of a class are
-projected and clustered by the perceptual distances of their projections. The centroids and nine
-points on the line between any two of them are the codes: C(m, 2) · 9 + m of m centroids, which is
-1,730 of 20 and 415 of 10, as printed. Clusters of one image are dropped. No code was published.
+projected and clustered by the perceptual distances of their projections. The codes are the
+centroids and nine points on the line between any two of them. These are C(m, 2) · 9 + m codes for m
+centroids: 1,730 for 20 and 415 for 10, as printed. Clusters of one image are dropped. The authors
+published no code.
 
-Numbered deviations, where the text is silent:
+Numbered deviations, where the text gives no rule:
 1. The centroid is the mean of a cluster's codes.
 2. The affinity of two images at distance d is exp(-d² / 2s²), s the median distance.
-3. A class has at least two images for each cluster, or it has fewer clusters than asked for; if all
-   its clusters are of one image, its one centroid is the mean of all of them.
+3. A class with fewer than two images for each cluster has fewer clusters. If all its clusters have
+   one image, its only centroid is the mean of all codes.
 
 Shapes: `n` images of a class, `D` size of a code, `m` centroids.
 """
@@ -30,9 +31,9 @@ class Centroids(CodeSet):
     """The centroids [m, D] of each class.
 
     Args:
-        source: What they are made of.
-        clusters: How many clusters a class has; 0 = one for every k images.
-        k: See above.
+        source: The input.
+        clusters: Clusters of a class; 0 = one for every k images.
+        k: Images for each cluster if `clusters` is 0.
     """
 
     def __init__(self, source: Source, clusters: int, k: int) -> None:
@@ -41,7 +42,7 @@ class Centroids(CodeSet):
         self.name = f"lci-{clusters or f'k{k}'}"
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """Those of a class."""
+        """The codes of a class."""
         far = pairwise(self.projection.images[rows], self.source.distance)
         wanted = self.clusters or len(rows) // self.k
         return centroids(self.projection.w[rows], far, wanted, self.source.seed)
@@ -51,12 +52,12 @@ class LCI(Centroids):
     """The centroids of each class, and the points between any two of them."""
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """Those of a class."""
+        """The codes of a class."""
         return connect(super().codes(label, rows))
 
 
 def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:
-    """The means [m, D] of clusters of codes [n, D] whose images have distances [n, n]."""
+    """The means [m, D] of clusters of codes [n, D]; their images have distances [n, n]."""
     clusters = min(clusters, len(w) // 2)
     if clusters < 2:
         return w.mean(dim=0, keepdim=True)
@@ -69,7 +70,7 @@ def centroids(w: Tensor, far: Tensor, clusters: int, seed: int) -> Tensor:
 
 
 def affinity(far: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How alike images are, [n, n] in (0, 1], by their distances [n, n]."""
+    """The affinities [n, n] of images, in (0, 1], by their distances [n, n]."""
     median = np.median(far[np.triu_indices(len(far), 1)])
     scale = median if median > 0 else 1.0
     alike: NDArray[np.float64] = np.exp(-(far**2) / (2 * scale**2))
@@ -77,7 +78,7 @@ def affinity(far: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def connect(centres: Tensor) -> Tensor:
-    """The centroids [m, D], and after them the points between any two: [m + C(m, 2) · 9, D]."""
+    """The centroids [m, D], then the points between any two: [m + C(m, 2) · 9, D]."""
     first, second = torch.combinations(torch.arange(len(centres)), 2).unbind(1)
     share = torch.arange(1, INTERIOR + 1, device=centres.device) / (INTERIOR + 1)
     lines = torch.lerp(centres[first, None], centres[second, None], share[:, None])

@@ -1,4 +1,4 @@
-"""What the two networks minimise.
+"""The losses of the two networks.
 
 Papers: GAN (Goodfellow et al. 2014), R1 (Mescheder et al. 2018, arXiv:1801.04406), path length
 (StyleGAN2, Karras et al. 2020, arXiv:1912.04958), privacy (FedER, Pennisi et al. 2023).
@@ -26,7 +26,7 @@ def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
 
 def generator_loss(fake: Tensor) -> Tensor:
     """The non-saturating loss of synthetic images, from their logits [N]."""
-    # FedER Eq. 2 prints -E[D]; StyleGAN2-ADA, which it trains, minimises -E[log D].
+    # FedER Eq. 2 prints -E[D]; StyleGAN2-ADA, the network of FedER, minimises -E[log D].
     return F.softplus(-fake).mean()
 
 
@@ -40,10 +40,10 @@ def r1(discriminator: Discriminator, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def path_lengths(generator: Generator, w: Tensor) -> Tensor:
-    """How far a random image direction moves with the styles of w [N, D]: |J_wᵀ y|, as [N].
+    """The lengths |J_wᵀ y| [N]: the effect of the styles of w [N, D] on a random direction y.
 
     As in the authors' code, each layer's style is a variable of its own, and the mean of their
-    squared lengths is taken: to move all of them together is about √L times as far.
+    squared lengths is taken. A common change of all styles has about √L times the length.
     """
     styles = w[:, None].repeat(1, generator.num_layers, 1)  # [N, L, D]
     images = generator.synthesise(styles)
@@ -64,7 +64,7 @@ def privacy(distances: Tensor, reduction: Reduction) -> Tensor:
 
     Args:
         distances: Of each real from each synthetic image, [b, b].
-        reduction: "sum" is the equation as printed, which grows with b; "mean" is over all pairs.
+        reduction: "sum" is the printed equation, which grows with b; "mean" is over all pairs.
     """
     if reduction == "mean":
         return distances.mean()

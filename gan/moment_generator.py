@@ -1,12 +1,12 @@
 """From a noised statistic to images: post-processing of gan/noised_moments.py, without any image.
 
-A class is the normal distribution with its moments: of all distributions that have them the one of
-greatest entropy. What is smaller than the noise is not believed: covariances are shrunk to the
-pooled one, and of both only what stands out of the noise is kept. Pixels then get the histogram
-that was released, and images are moved, turned and sheared a little, as images may be.
+A class is the normal distribution with its moments, which has the greatest entropy of all
+distributions with these moments. Values below the noise are not used: covariances are shrunk to the
+pooled one, and of both only the part above the noise is kept. Pixels then get the released
+histogram, and images are moved, turned and sheared a little.
 
-Deviations: DP-MERF fits a network to random Fourier features by gradient descent. Under a kernel of
-degree two the fit has a closed form, and there is nothing to train.
+Deviations: DP-MERF fits a network to random Fourier features by gradient descent. For a kernel of
+degree two the fit has a closed form, so nothing is trained.
 
 Shapes: `K` classes, `d` numbers of a vector, `n` images, `C` channels, `H, W` pixels.
 """
@@ -22,19 +22,19 @@ from torch.nn import functional
 
 from gan.noised_moments import BINS, BRIGHTNESS, CONTRAST, PATTERN, SHARES, Basis, Moments
 
-DEFORMED = 0.07  # standard deviation of what deforms an image, as a share of it; moves half of it
-POOL = 1024  # images by which pixels get their histogram
+DEFORMED = 0.07  # standard deviation of the deformation, as a share of an image; half for shifts
+POOL = 1024  # images from which the histogram of pixels is computed
 
 
 class MomentGenerator:
-    """Renders images of the classes that a statistic tells of.
+    """Renders images of the classes of a statistic.
 
     Args:
         moments: The statistic.
-        fewest: A class has to have so many images, and two standard deviations of the noise more.
+        fewest: Fewest images of a class, in addition to two standard deviations of the noise.
 
     Attributes:
-        classes: Which it renders, int64 [.]; may be none.
+        classes: The classes that it renders, int64 [.]; may be empty.
     """
 
     def __init__(self, moments: Moments, fewest: int) -> None:
@@ -72,7 +72,7 @@ class MomentGenerator:
         return (images * 255).round().clamp(0, 255).to(torch.uint8).to(labels.device)
 
     def _raw(self, labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """Images [n, C, H, W] in about [0, 1], before their pixels get the histogram."""
+        """Images [n, C, H, W] in about [0, 1], before the histogram is applied."""
         basis, (channels, height, width) = self.basis, self.basis.shape
         vectors = np.empty((len(labels), basis.size))
         drawn = rng.standard_normal(vectors.shape)
@@ -91,7 +91,7 @@ class MomentGenerator:
         return np.asarray(pixels + ((bright.clip(-1, 1) + 1) / 2)[:, :, None, None])
 
     def _curves(self, moments: Moments) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """For each channel which values of pixels become which, from the darkest on."""
+        """For each channel the old and the new values of pixels, from the darkest on."""
         rng = np.random.default_rng(0)
         chances = moments.counts[self.classes.numpy()]
         labels = rng.choice(self.classes.numpy(), POOL, p=chances / chances.sum())
@@ -106,7 +106,7 @@ class MomentGenerator:
 
 
 def _credible_part(covariance: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
-    """A covariance [d, d] whose directions below the noise share what is left of its trace."""
+    """A covariance [d, d]; its directions below the noise share the rest of its trace."""
     values, vectors = np.linalg.eigh(covariance)
     clear = values > edge
     left = max(0.0, float(values[~clear].sum())) / max(1, int((~clear).sum()))
@@ -114,7 +114,7 @@ def _credible_part(covariance: NDArray[np.float64], edge: float) -> NDArray[np.f
 
 
 def _distinct_part(difference: NDArray[np.float64], edge: float) -> NDArray[np.float64]:
-    """What of a symmetric matrix [d, d] is no noise."""
+    """The part of a symmetric matrix [d, d] that is above the noise."""
     values, vectors = np.linalg.eigh(difference)
     return np.asarray((vectors * np.where(np.abs(values) > edge, values, 0)) @ vectors.T)
 

@@ -1,4 +1,4 @@
-"""The perceptually nearest image of a set to each of another.
+"""For each image of a set, the perceptually nearest image of another set.
 
 Shapes: `N`, `M` images, `C` channels, `H, W` pixels, `F` features.
 """
@@ -14,7 +14,7 @@ BLOCK, VALUES = 2048, 2**28  # most images, and features (1 GiB), in a block
 
 @torch.no_grad()
 def nearest(images: Tensor, others: Tensor, distance: PairwiseLPIPS) -> tuple[Tensor, Tensor]:
-    """The distance [N] of each image [N, C, H, W] to the nearest other [M, C, H, W], and its index.
+    """The distance [N] and index of the nearest other [M, C, H, W] of images [N, C, H, W].
 
     Both are uint8, on the distance's device. Each block of images looks at all others once.
     """
@@ -27,7 +27,7 @@ def nearest(images: Tensor, others: Tensor, distance: PairwiseLPIPS) -> tuple[Te
         found = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         for number, part in enumerate(others.split(size)):
             y = distance.features(from_bytes(part))
-            # ‖x − y‖² less ‖x‖², which all y share, finds the nearest; its distance is then exact.
+            # ‖x − y‖² − ‖x‖² has the same minimum over y; the nearest one's distance is then exact.
             index = (y.square().sum(dim=1) - 2 * x @ y.T).argmin(dim=1)
             exact = (x - y[index]).square().sum(dim=1)
             better = exact < best

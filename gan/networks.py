@@ -36,7 +36,7 @@ class Generator(nn.Module):
 
     Attributes:
         latent: Size of z and of w.
-        num_layers: Styles that an image takes.
+        num_layers: Styles of an image.
         noise_shapes: Height and width of each layer's noise.
     """
 
@@ -89,7 +89,7 @@ class Generator(nn.Module):
         image: Tensor | None = None
         for layer, (conv, drawn) in enumerate(zip(self.convs, noises, strict=True)):
             x = conv(x, styles[layer], drawn)
-            if layer % 2 == 0:  # the last convolution at this size; its image adds to the smaller's
+            if layer % 2 == 0:  # the last convolution at this size; add its image to the others
                 part = self.to_image[layer // 2](x, styles[layer + 1]).float()
                 image = part if image is None else upsample(image) + part
         assert image is not None
@@ -97,7 +97,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """Tells real images from synthetic ones of the same class."""
+    """Distinguishes real images from synthetic ones of the same class."""
 
     def __init__(self, preset: Preset, classes: int, channels: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Discriminator(nn.Module):
         self.embedding = nn.Embedding(classes, last)
 
     def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        """Judge [N, C, R, R] of classes [N]: logits [N], larger for what looks real."""
+        """The logits [N] of images [N, C, R, R] of classes [N]; larger means more real."""
         x = F.leaky_relu(self.from_image(images), SLOPE)
         for block in self.blocks:
             x = block(x)  # [N, ., H/2, W/2]

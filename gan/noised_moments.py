@@ -1,29 +1,29 @@
-"""From images to a noised statistic: the one place of `dp-mean-embedding` that sees images.
+"""From images to a noised statistic: the only part of `dp-mean-embedding` that sees images.
 
-Every image is brought to a vector t, in a basis that no data decided on, and what is released is
-the mean embedding of (t, label) under a kernel of degree two: of each class the number of images,
-the sum of t and the sum of t tᵀ; and the histogram of all pixels. Gaussian noise is added once
-(DP-MERF, Harder et al. 2021, arXiv:2002.11603). gan/moment_generator.py does the rest, and is
-given the statistic alone: whatever it does is post-processing.
+Every image becomes a vector t, in a basis that does not depend on data. The statistic is the mean
+embedding of (t, label) under a kernel of degree two: for each class the number of images, the sum
+of t and the sum of t tᵀ; and the histogram of all pixels. Gaussian noise is added once (DP-MERF,
+Harder et al. 2021, arXiv:2002.11603). gan/moment_generator.py does the rest from the statistic
+alone, so all of it is post-processing.
 
-**What one image adds has a norm of 1 at most.** ‖t‖ ≤ 1, and the parts are scaled by a, b, c, h
-with a² + b² + c² + h² ≤ 1 (`SHARES`):
+**The contribution of an image has a norm of at most 1.** ‖t‖ ≤ 1, and the parts are scaled by a, b,
+c, h with a² + b² + c² + h² ≤ 1 (`SHARES`):
 
     ‖φ‖² = a² + b² ‖t‖² + c² ‖t tᵀ‖² + h² ‖histogram‖² ≤ 1,
 
-as ‖t tᵀ‖ = ‖t‖² ≤ 1 and shares of pixels, which sum to 1, have a norm of 1 at most. So adding or
-removing an image, with its label, moves the statistic by 1 at most: that is the neighbourhood to
-which ε and δ refer. Numbers of images, and so which classes there are, are covered like all else.
-Replacing an image by another moves it by √2 at most: two such vectors have a scalar product of
-a² + b² τ + c² τ² or more, τ = t·t', of 0 or more as a² ≥ b⁴ / (4 c²).
+because ‖t tᵀ‖ = ‖t‖² ≤ 1, and shares of pixels, which sum to 1, have a norm of at most 1. So adding
+or removing an image with its label moves the statistic by at most 1. This is the neighbourhood of ε
+and δ. It also covers the numbers of images, and so the presence of a class. Replacing an image by
+another one moves the statistic by at most √2: two such vectors have a scalar product of at least
+a² + b² τ + c² τ², τ = t·t', which is at least 0 because a² ≥ b⁴ / (4 c²).
 
-Where patients are known, the unit is the patient: each of k images of one counts 1/k.
+If patients are known, the unit is the patient: each of the k images of a patient counts 1/k.
 
-**Numbers.** Everything is summed in whole numbers: t is truncated to a grid (towards zero, so no
-norm grows), noise is rounded to the grid of the sums. So no bit of a floating-point sum tells of an
-image (Mironov, CCS 2012). The noise itself is Gaussian to the precision of a double: its tails end
-at 8.3 standard deviations, and its distance from an exact discrete Gaussian (Canonne et al. 2020)
-is not in δ. How long the computation takes is not covered either.
+**Numbers.** All sums are of whole numbers: t is truncated to a grid (towards zero, so no norm
+grows), and noise is rounded to the grid of the sums. So no bit of a floating-point sum reveals an
+image (Mironov, CCS 2012). The noise is Gaussian to the precision of a double: its tails end at 8.3
+standard deviations, and δ does not include its distance from an exact discrete Gaussian (Canonne et
+al. 2020). The guarantee does not cover the duration of the computation.
 
 Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes, `F` frequencies, `d = F + 1 + C`.
 """
@@ -40,28 +40,28 @@ from scipy.fft import dctn
 from scipy.special import ndtri
 from torch import Tensor
 
-VERSION = 1  # of the statistic: another one is another release
+VERSION = 1  # of the statistic; a new version is a new release
 SHARES = {"count": 0.2, "sum": 0.5, "square": 0.8, "histogram": 0.26}  # a, b, c, h
 PATTERN, CONTRAST, BRIGHTNESS = 0.8, 0.1, 0.1  # shares of ‖t‖²
-FINEST = 14  # frequencies i, j with i + j below it are kept; of colours half as many
+FINEST = 14  # frequencies i, j are kept if i + j is below it; for colours below half of it
 SLOPE = 0.6  # of the weights f^SLOPE: images have less of the fine frequencies
 BINS = 32  # of the histogram
-GRID, WEIGHT = 2**12, 2**8  # steps of t and of an image's weight, in 1
+GRID, WEIGHT = 2**12, 2**8  # steps of t from 0 to 1; steps of an image's weight from 0 to 1
 CHUNK = 4096  # images at a time
 
-Normal = Callable[[int], NDArray[np.float64]]  # so many standard normal numbers
+Normal = Callable[[int], NDArray[np.float64]]  # gives this many standard normal numbers
 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """A noised statistic; nothing else of the images is known to what comes after.
+    """A noised statistic: all that later steps know of the images.
 
     Attributes:
         counts: Images (or patients) of each class, [K].
         sums: Of t, [K, d].
         squares: Of t tᵀ, [K, d, d], symmetric.
         histogram: Of pixels by channel, in images, [C, BINS].
-        shape: Of an image: C, H, W.
+        shape: Shape of an image: C, H, W.
         noise: Standard deviation of the noise for a sensitivity of 1.
     """
 
@@ -73,7 +73,7 @@ class Moments:
     noise: float
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The same for the hospital's store."""
+        """The statistic as arrays for the hospital's store."""
         return {
             **{name: getattr(self, name) for name in ("counts", "sums", "squares", "histogram")},
             "shape": np.array(self.shape),
@@ -82,7 +82,7 @@ class Moments:
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, NDArray[Any]]) -> "Moments":
-        """Read what `arrays` gave."""
+        """Read a statistic from the arrays of `arrays`."""
         parts = {name: kept[name] for name in ("counts", "sums", "squares", "histogram")}
         channels, height, width = map(int, kept["shape"])
         return cls(**parts, shape=(channels, height, width), noise=float(kept["noise"]))
@@ -90,14 +90,14 @@ class Moments:
 
 @dataclass(frozen=True, eq=False)
 class Basis:
-    """Frequencies of the discrete cosine transform, by the shape of an image alone.
+    """Frequencies of the discrete cosine transform, chosen by the shape of an image alone.
 
     Attributes:
         shape: C, H, W.
-        places: Which coefficients of [C, H, W] are kept, int64 [F].
-        weights: Of each, [F].
+        places: The kept coefficients of [C, H, W], int64 [F].
+        weights: Weights of these coefficients, [F].
         colours: Orthogonal [C, C]; its first row is the grey part.
-        largest: No image in [0, 1] has coefficients of a greater norm, without its mean.
+        largest: Upper limit of the norm of the coefficients, without the mean, of images in [0, 1].
     """
 
     shape: tuple[int, int, int]
@@ -108,7 +108,7 @@ class Basis:
 
     @classmethod
     def of(cls, shape: tuple[int, int, int]) -> "Basis":
-        """That of images of a shape (C, H, W)."""
+        """The basis of images of a shape (C, H, W)."""
         channels, height, width = shape
         order = np.add.outer(np.arange(height), np.arange(width))
         finest = np.array([FINEST, *[FINEST // 2] * (channels - 1)])
@@ -127,13 +127,13 @@ class Basis:
 
     @property
     def size(self) -> int:
-        """d: how many numbers t has."""
+        """d: the length of t."""
         return len(self.places) + 1 + self.shape[0]
 
     def vectors(self, images: NDArray[np.uint8]) -> NDArray[np.float64]:
-        """The t of images [n, C, H, W]: [n, d], each of a norm of 1 at most.
+        """The vectors t [n, d] of images [n, C, H, W], each of a norm of at most 1.
 
-        It is the direction of the weighted coefficients, their norm, and each channel's mean.
+        t has the direction of the weighted coefficients, their norm, and each channel's mean.
         """
         pixels = images / 255.0
         mean = pixels.mean((2, 3))
@@ -162,15 +162,15 @@ def release(
     normal: Normal,
     patients: NDArray[Any] | None = None,
 ) -> Moments:
-    """Sum what images have, and add noise: a Gaussian mechanism of sensitivity 1.
+    """Sum the contributions of images, and add noise: a Gaussian mechanism of sensitivity 1.
 
     Args:
         images: uint8 [N, C, H, W].
         labels: int64 [N].
-        classes: K, which no image decides on.
-        noise: Standard deviation; gives ε for a δ.
-        normal: Draws the noise.
-        patients: Whose each image is, [N]; None if images are the unit.
+        classes: K, which must not depend on the images.
+        noise: Standard deviation, from which ε follows for a δ.
+        normal: Source of the noise.
+        patients: The patient of each image, [N]; None = images are the unit.
     """
     basis = Basis.of((images.shape[1], images.shape[2], images.shape[3]))
     channels, height, width = basis.shape
@@ -203,7 +203,7 @@ def release(
     square, both = SHARES["square"], np.zeros_like(squares)
     unit = GRID * GRID * WEIGHT
     both[:, diagonal, diagonal] = noised(squares[:, diagonal, diagonal], square, unit)
-    # What stands twice in a symmetric matrix counts twice in its norm.
+    # An entry that stands twice in a symmetric matrix counts twice in its norm.
     both[:, upper[0], upper[1]] = noised(squares[:, *upper], square * math.sqrt(2), unit)
     both[:, upper[1], upper[0]] = both[:, upper[0], upper[1]]
     pixels = WEIGHT * height * width
@@ -218,7 +218,7 @@ def release(
 
 
 def _weights(count: int, patients: NDArray[Any] | None) -> NDArray[np.float64]:
-    """What each image counts, in steps of 1 / WEIGHT; those of a patient 1 together at most."""
+    """The weight of each image, in steps of 1 / WEIGHT; at most 1 in sum for a patient."""
     if patients is None:
         return np.full(count, float(WEIGHT))
     _, whose, numbers = np.unique(patients, return_inverse=True, return_counts=True)

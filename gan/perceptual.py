@@ -1,7 +1,7 @@
 """LPIPS of all pairs of two sets of images, from one pass over each image.
 
 Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric", CVPR 2018.
-`N`, `M` count images; `C`, `H`, `W` are an image's channels, height and width; `F` its features.
+Shapes: `N`, `M` images, `C` channels, `H, W` pixels, `F` features of an image.
 """
 
 import logging
@@ -23,11 +23,11 @@ Net = Literal["squeeze", "alex", "vgg"]
 
 
 class Backbone(NamedTuple):
-    """Where LPIPS taps a network of torchvision."""
+    """The places in a network of torchvision where LPIPS reads activations."""
 
     model: str  # its name in torchvision
     cuts: tuple[int, ...]  # a tap lies before each of these modules of `features`
-    smallest: int  # pixels of the smallest square that gets through
+    smallest: int  # pixels a side of the smallest image that the network takes
 
 
 BACKBONES: dict[Net, Backbone] = {
@@ -37,22 +37,22 @@ BACKBONES: dict[Net, Backbone] = {
 }
 # ImageNet's mean and standard deviation per channel, for images in [-1, 1].
 MEAN, STD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
-EPSILON = 1e-10  # keeps the direction of a zero vector finite; that of the lpips package
-NETWORK_TIMEOUT = 5.0  # seconds to wait for a server before doing without its weights
+EPSILON = 1e-10  # keeps the direction of a zero vector finite; from the lpips package
+NETWORK_TIMEOUT = 5.0  # seconds to wait for a server before a start without its weights
 
 
 class PairwiseLPIPS(nn.Module):
-    """LPIPS between every image of one batch and every image of another.
+    """LPIPS between every image of one batch and every image of another batch.
 
-    Equals `lpips.LPIPS(net=net)` pair by pair. Images smaller than the network takes, for which
-    the lpips package fails, are enlarged bilinearly by the smallest whole factor that suffices.
+    Equals `lpips.LPIPS(net=net)` for each pair. The lpips package fails for images that are too
+    small for the network; here they are enlarged bilinearly by the smallest sufficient factor.
 
     Args:
         net: The network whose features are compared.
         weights: A file with the state dict of torchvision's network; "untrained" for random
             weights; None for torchvision's ImageNet weights, from torch's cache or its server. If
             neither has them the network is untrained, with a warning.
-        seed: Decides on the weights of an untrained network.
+        seed: Seed of an untrained network's weights.
 
     Raises:
         FileNotFoundError: There is no file `weights`.
@@ -69,7 +69,7 @@ class PairwiseLPIPS(nn.Module):
             url = torchvision.models.get_model_weights(self.backbone.model).DEFAULT.url
             weights = weights_file(url) or "untrained"
         self.name = f"untrained-{net}" if weights == "untrained" else f"lpips-{net}"
-        with torch.device("meta"):  # no memory and no random numbers for what is overwritten
+        with torch.device("meta"):  # no memory and no random numbers: weights are overwritten
             model = torchvision.models.get_model(self.backbone.model, weights=None)
         self.layers = model.features[: self.backbone.cuts[-1]].to_empty(device="cpu")
         if weights == "untrained":
@@ -101,7 +101,7 @@ class PairwiseLPIPS(nn.Module):
         for index, tap in enumerate(self._taps(images)):
             tap = tap.permute(0, 2, 3, 1)  # [N, height, width, channels]
             # Unit length over the channels. The weights of Zhang et al. 2018, Eq. 1, and the mean
-            # over the pixels are moved into the square.
+            # over the pixels are inside the square.
             length = torch.linalg.vector_norm(tap, dim=3, keepdim=True)  # gradient 0 at 0
             scale = self.get_buffer(f"scale{index}") / math.sqrt(tap.shape[1] * tap.shape[2])
             taps.append((tap / (length + EPSILON) * scale).flatten(1))
@@ -117,8 +117,8 @@ class PairwiseLPIPS(nn.Module):
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """LPIPS [N, M] of images with `PairwiseLPIPS.features` [N, F] and [M, F]."""
-    # Zhang et al. 2018, Eq. 1, with ‖a - b‖² = ‖a‖² + ‖b‖² - 2ab, summed over the layers. Short
-    # vectors lose fewer digits to cancellation, so both are taken relative to the centre.
+    # Zhang et al. 2018, Eq. 1, with ‖a - b‖² = ‖a‖² + ‖b‖² - 2ab, summed over the layers. Relative
+    # to the centre vectors are short, and lose fewer digits to cancellation.
     centre = y.detach().mean(dim=0)
     x, y = x - centre, y - centre
     lengths = x.square().sum(dim=1)[:, None] + y.square().sum(dim=1)
@@ -126,7 +126,7 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def weights_file(url: str) -> Path | None:
-    """The file at an address: from torch's cache, or downloaded into it; None if neither works."""
+    """The file of an address: in torch's cache, or downloaded into it; None if both fail."""
     path = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlparse(url).path).name
     if not path.exists():
         try:
@@ -160,7 +160,7 @@ def reading(path: Path, expected: str) -> Iterator[Any]:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It does not hold weights, or not those that the block needs.
+        ValueError: It does not hold weights, or the block needs others.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}. Expected: {expected}.")
@@ -171,7 +171,7 @@ def reading(path: Path, expected: str) -> Iterator[Any]:
 
 
 def _channel_weights(net: Net) -> Iterator[Tensor]:
-    """LPIPS' weights [channels] of each tap; they come with the lpips package."""
+    """The weights [channels] of LPIPS for each tap, from the lpips package."""
     package = find_spec("lpips")  # importing it would take seconds
     assert package is not None
     assert package.origin is not None

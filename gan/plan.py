@@ -6,17 +6,18 @@ code. A path joins two codes of one class by T points. It starts as a straight l
 
     Σ ‖w_i - w_(i+1)‖² + 0.1 Σ KL(U ‖ φ_id(G(w_i))) + Σ CE(φ_class(G(w_i)), y)    (Eqs. 3.3 to 3.6)
 
-with steps of Adam at a learning rate of 0.1: equal distances, an image that is as much one training
-image as any other, and the class.
+with steps of Adam at a learning rate of 0.1. The terms ask for equal distances, for an image that
+is equally like all training images, and for the class.
 
 Numbered deviations:
-1. The paper prints KL(φ_id ‖ U). The authors' code has KL(U ‖ φ_id), and so have we: its gradient
-   does not vanish where φ_id is sure. `kl="printed"` is the other one.
-2. The authors' code takes both sums over images as means of each four. We take them as printed.
-3. As in the code, the ends stay, the two sums are over the points between, the noise is constant,
-   and images are clipped to [-1, 1].
-4. The paper does not say what its paths join if no other method gives codes: here random codes of
-   the class, none of which is that of a training image. No code is an end of two paths.
+1. The paper prints KL(φ_id ‖ U). The authors' code has KL(U ‖ φ_id), and so has this code: its
+   gradient does not vanish where φ_id is certain. `kl="printed"` is the printed one.
+2. The authors' code takes both sums over images as means of four images each. Here they are the
+   printed sums.
+3. As in the authors' code, the ends do not move, the two sums are over the points between, the
+   noise is constant, and images are clipped to [-1, 1].
+4. The paper does not give the ends of paths if no other method provides codes. Here they are random
+   codes of the class, none of a training image. No code is an end of two paths.
 
 Shapes: `n` codes of a class, `D` size of a code, `T` points of a path, `I` training images, `K`
 classes.
@@ -39,18 +40,18 @@ LEARNING_RATE = 0.1
 
 
 class RandomCodes(CodeSet):
-    """As many codes [n, D] of each class, drawn at random, as it has images, or paths have ends."""
+    """Random codes [n, D] of each class: as many as it has images, at most two for each path."""
 
     name = "random"
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """Those of a class."""
+        """The codes of a class."""
         return self.drawn[label]
 
     @cached_property
     @torch.no_grad()
     def drawn(self) -> Codes:
-        """Those of all classes, one class after the other."""
+        """The codes of all classes, drawn one class after the other."""
         rng, generator = torch.Generator().manual_seed(self.source.seed), self.source.generator
         codes = {}
         for label, images in zip(*self.source.labels.unique(return_counts=True), strict=True):
@@ -66,7 +67,7 @@ class Lines(CodeSet):
     A class with one code keeps it.
 
     Args:
-        source: What they are made of.
+        source: The input.
         ends: The codes that are joined.
     """
 
@@ -75,7 +76,7 @@ class Lines(CodeSet):
         self.ends = ends
 
     def codes(self, label: int, rows: Tensor) -> Tensor:
-        """Those of a class."""
+        """The codes of a class."""
         own = self.ends.codes(label, rows)
         joined = pairs(own, self.source)
         made = [self.points(*pair, label, index) for index, pair in enumerate(joined)]
@@ -90,7 +91,7 @@ class Paths(Lines):
     """The points of private paths between the same pairs.
 
     Args:
-        source: What they are made of.
+        source: The input.
         ends: The codes that are joined.
         kl: The direction of the divergence; see deviation 1.
     """
@@ -134,7 +135,7 @@ def pairs(codes: Tensor, source: Source) -> list[tuple[Tensor, Tensor]]:
 
 
 def line(first: Tensor, last: Tensor, points: int) -> Tensor:
-    """Points [T, D] at equal distances from one code [D] to another, with both."""
+    """Points [T, D] at equal distances from one code [D] to another, both included."""
     share = torch.linspace(0, 1, points, device=first.device)[:, None]
     return torch.lerp(first, last, share)
 
@@ -145,7 +146,7 @@ def equidistance(path: Tensor) -> Tensor:
 
 
 def divergence(logits: Tensor, kl: KL) -> Tensor:
-    """How far probabilities are from uniform ones, over all images with logits [n, I] (Eq. 3.4)."""
+    """The divergence between probabilities and uniform ones, from logits [n, I] (Eq. 3.4)."""
     log = log_softmax(logits, dim=1)
     uniform = -math.log(log.shape[1])
     if kl == "printed":

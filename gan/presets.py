@@ -10,7 +10,7 @@ from typing import Literal
 
 StandIn = Literal["classifier", "untrained"]  # for the FID's network (gan/quality.py)
 # Products of a layer's pixels and squared channels that a CPU core trains in a second: xray-256
-# took 10 s for an image. Small presets take longer than that, since other things count there.
+# took 10 s for an image. Small presets are slower than that, because they have other costs.
 VALUES_PER_SECOND = 1.2e8
 
 
@@ -20,33 +20,33 @@ class PresetError(ValueError):
 
 @dataclass(frozen=True)
 class Preset:
-    """All that a training depends on, except the images, the privacy term and the seed.
+    """The settings of a training, except the images, the privacy term and the seed.
 
     Each phase counts its iterations from 1.
     """
 
     channels: tuple[int, ...]  # feature maps at 4, 8, 16, ... pixels, up to `resolution`
     latent: int  # size of z and of w
-    mapping_layers: int  # layers from z to w; more bend w further away from a Gaussian
-    batch_size: int  # real images a step, and as many synthetic ones
-    learning_rate: float  # of both networks, which are kept in balance by equalised weights
+    mapping_layers: int  # layers from z to w; with more layers w is less like a Gaussian
+    batch_size: int  # real images of a step; it has as many synthetic ones
+    learning_rate: float  # of both networks; equalised weights keep them in balance
     r1_gamma: float  # weight of the gradient penalty; larger is steadier and blurrier
-    r1_every: int  # iterations between gradient penalties, which cost a double backward
+    r1_every: int  # iterations between gradient penalties, which need a double backward pass
     path_weight: float  # weight of path length regularisation, for smooth latents; 0 = none
     path_every: int  # iterations between path length regularisations; 0 = never
-    style_mixing: float  # share of images made from two latents, so that layers are independent
+    style_mixing: float  # share of images from two latents; it makes layers independent
     ema_images: int  # half-life of the averaged generator, in images
-    ada_target: float  # mean sign of the discriminator on real images above which it overfits
-    ada_images: int  # images in which the augmentation probability can rise from 0 to 1
+    ada_target: float  # the discriminator overfits if its mean sign on real images is above it
+    ada_images: int  # images in which the probability of augmentation can rise from 0 to 1
     mirror: bool  # whether mirrored images are plausible; mirrored digits are not
     iterations: int  # most iterations of phase 1
     patience: int  # iterations without a better Fréchet distance that end phase 1
     privacy_iterations: int  # most iterations of phase 2
-    privacy_scale: float  # on α: untrained distances are some tens of times smaller than LPIPS
+    privacy_scale: float  # factor on α: untrained distances are some tens of times below LPIPS
     check_every: int  # iterations between checks and checkpoints; a fifth of that in phase 2
-    fid_images: int  # synthetic images behind a Fréchet distance
-    pretrained: bool  # whether LPIPS and FID use downloaded weights, made for large images
-    otherwise: StandIn  # whose features make the Fréchet distance if not
+    fid_images: int  # synthetic images for a Fréchet distance
+    pretrained: bool  # whether LPIPS and FID use downloaded weights, which suit large images
+    otherwise: StandIn  # network of the Fréchet distance if not
     perceptual_net: Literal["squeeze", "vgg"]  # network of LPIPS: squeeze is cheap, vgg the paper's
 
     @property
@@ -96,7 +96,7 @@ _XRAY = Preset(
     ada_target=0.6,
     ada_images=500_000,
     mirror=True,
-    iterations=780_000,  # 25 million images, where StyleGAN2 ends at the latest
+    iterations=780_000,  # 25 million images, the most of StyleGAN2
     patience=10_000,
     privacy_iterations=780_000,
     privacy_scale=1.0,
@@ -109,9 +109,8 @@ _XRAY = Preset(
 
 PRESETS: dict[str, Preset] = {
     # 16 x 16 or less: digits in half a minute on one CPU core, at a high learning rate. A small
-    # latent is what makes digits of a class differ: so short a training gives no meaning to each
-    # of 64 numbers. Of so small images an untrained network takes early noise for as good as
-    # digits.
+    # latent makes digits of a class differ: so short a training gives no meaning to each of 64
+    # numbers. For such small images an untrained network judges early noise as good as digits.
     "tiny": replace(
         _XRAY,
         channels=(48, 32, 16),
@@ -135,8 +134,8 @@ PRESETS: dict[str, Preset] = {
         otherwise="classifier",
         perceptual_net="squeeze",
     ),
-    # 64 x 64: photographs of skin in a quarter of an hour on one CPU core. There are few channels
-    # where images are large, which is where the time goes, and a small latent, as for `tiny`.
+    # 64 x 64: photographs of skin in a quarter of an hour on one CPU core. Large layers take most
+    # of the time, so they have few channels. The latent is small, as for `tiny`.
     "small": replace(
         _XRAY,
         channels=(64, 64, 32, 16, 8),
@@ -167,12 +166,12 @@ def chosen_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
     """The preset of a run.
 
     Args:
-        name: Of one of `PRESETS`.
-        iterations: The most of each phase; 0 = as many as the preset has.
-        size: Pixels a side of the images; 0 = as many as the preset is for.
+        name: A key of `PRESETS`.
+        iterations: Most iterations of each phase; 0 = those of the preset.
+        size: Pixels a side of the images; 0 = those of the preset.
 
     Raises:
-        PresetError: There is none of that name, or the images are too large for it.
+        PresetError: No preset has the name, or the images are too large for it.
     """
     if name not in PRESETS:
         raise PresetError(

@@ -1,17 +1,18 @@
-"""What a generator knows about single images: the nearest image that it can make of each.
+"""Projection: the image of a generator that is nearest to a given image.
 
 FedER, arXiv:2206.10048, section IV.D, figures 3 and 4: every training image is projected into the
-latent space W of a GAN trained without and one trained with the privacy loss, both from the same w.
-The larger the distance of an image from its projection, the less the generator has kept of it.
+latent space W of a GAN without and of a GAN with the privacy loss, both from the same w. A large
+distance of an image from its projection means that the generator has kept little of it.
 
-The projection is that of StyleGAN2, arXiv:1912.04958, section 5.3 and appendix D, written from the
-paper. Differences:
+The projection is StyleGAN2's, arXiv:1912.04958, section 5.3 and appendix D, written from the paper.
+Differences:
 
 1. All images share the initial noise maps and the noise that is added to w at a step. So the
-   result of an image does not depend on its batch, and both generators face the same conditions.
+   result of an image does not depend on its batch, and both generators have the same conditions.
 2. The image of the last step is rendered once more, without noise added to w.
-3. The mean w is taken over the classes as they occur in the data; the paper's GANs have none.
-4. Images are compared at their own size. The paper shrinks those above 256 x 256.
+3. The mean w is taken over classes with their frequencies in the data; the paper's GANs have no
+   classes.
+4. Images are compared at their own size. The paper shrinks images above 256 x 256.
 
 N images, C channels, R x R pixels; D latents; F features.
 """
@@ -34,14 +35,14 @@ from gan.pixel_range import to_bytes
 from gan.synthesis import save_grid
 
 NOISE_ADDED = 0.05  # noise that is added to w at the start, as a share of the scale of W
-LEARNING_RATE = 0.1  # the highest, after the ramp up and before the ramp down
+LEARNING_RATE = 0.1  # the highest one, between the ramp up and the ramp down
 NOISE_WEIGHT = 1e5  # of the noise regularisation
 SHOWN, PIXELS = 8, 96  # images in projections.png, smallest side of them in pixels
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where projections start."""
+    """The start of projections."""
 
     w: Tensor  # [D], the mean of all w
     scale: float  # root mean square distance of w from the mean
@@ -78,17 +79,17 @@ def project(
     steps: int = 1000,
     batch: int = 32,
 ) -> Projection:
-    """Find the w and the noise maps whose image is most similar, for each of N images.
+    """Find the w and the noise maps of the most similar image, for each of N images.
 
     Args:
         generator: On the images' device.
         images: [N, C, R, R] in [-1, 1].
-        start: Where all projections start.
+        start: The start of all projections.
         features: Maps images to [N, F]; the distance is the squared norm of the difference.
-        seed: Decides on all noise; torch's global generators do not change.
-        deadline: When to give up, in the time of `time.monotonic`.
+        seed: Seed of all noise; torch's global generators do not change.
+        deadline: Time limit, on the clock of `time.monotonic`.
         steps: Of Adam, per batch.
-        batch: Images optimised at once; changes the speed and the memory taken, not the result.
+        batch: Images optimised at once; changes the speed and the memory, not the result.
 
     Raises:
         TimeoutError: The deadline has passed.
@@ -129,15 +130,15 @@ def project(
 
 
 def ramp(at: float) -> float:
-    """Factor on the learning rate after a share [0, 1) of the steps: up 5 % linearly, down 25 %."""
+    """Factor on the learning rate at a share [0, 1) of the steps: linear rise 5 %, fall 25 %."""
     return min(1.0, at / 0.05) * (0.5 - 0.5 * math.cos(math.pi * min(1.0, (1 - at) / 0.25)))
 
 
 def roughness(noise: Sequence[Tensor]) -> Tensor:
-    """How far noise maps [N, 1, h, w] are from white noise; it keeps images from hiding in them.
+    """The distance of noise maps [N, 1, h, w] from white noise, so that they hide no image.
 
-    The squared correlation of a map with itself moved by a pixel, in x and in y, summed over all
-    maps and over their halvings down to 8 x 8 (appendix D, L_ij).
+    It is the squared correlation of a map with itself moved by a pixel, in x and in y, summed over
+    all maps and over their halvings down to 8 x 8 (appendix D, L_ij).
     """
     total = torch.zeros((), device=noise[0].device)
     for each in noise:
@@ -162,10 +163,11 @@ def measure_privacy(
     deadline: float,
     steps: int = 1000,
 ) -> dict[str, float]:
-    """Project images with a generator trained without and one trained with the privacy loss.
+    """Project images with a generator without and with a generator with the privacy loss.
 
-    Writes `privacy.png` (figure 3), `projections.png` (figure 4; rows: real, plain, private) and
-    `projections.json`, the distances. `projections.png` shows real images: it stays here.
+    The function writes `privacy.png` (figure 3), `projections.png` (figure 4; rows: real, plain,
+    private) and `projections.json` with the distances. `projections.png` shows real images: it
+    stays at the hospital.
 
     Args:
         plain: The generator after the first phase, without the privacy loss.
@@ -173,9 +175,9 @@ def measure_privacy(
         images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
         start: Of both generators (IV.D): `mean_w` of the plain one.
         metric: The distance to minimise and to report.
-        folder: Where to write; it exists.
+        folder: An existing folder for the files.
         seed: As in `project`, like the arguments below.
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: Time limit, on the clock of `time.monotonic`.
         steps: Of Adam, per batch.
 
     Returns:

@@ -1,4 +1,4 @@
-"""How close synthetic images come to the real ones, and how much they differ among themselves."""
+"""The distance of synthetic images from the real ones, and the diversity of images."""
 
 import logging
 import math
@@ -26,7 +26,7 @@ WIDTHS = (16, 32, 64)
 
 
 def convolutions(channels: int) -> nn.Sequential:
-    """Three convolutions with BatchNorm and ReLU, each of which halves the image."""
+    """Three convolutions with BatchNorm and ReLU; each halves the image."""
     layers: list[nn.Module] = []
     for inputs, outputs in pairwise((channels, *WIDTHS)):
         layers += [
@@ -38,10 +38,10 @@ def convolutions(channels: int) -> nn.Sequential:
 
 
 class Classifier(nn.Module):
-    """The convolutions, a mean over pixels, and a linear layer on top, which is `head`.
+    """The convolutions, a mean over pixels, and a linear layer `head`.
 
-    As a feature extractor it replaces the Inception network where that is not available. It is
-    trained on the hospital's own images alone.
+    As a feature extractor it replaces an Inception network that is not available. It is trained on
+    the hospital's own images alone.
     """
 
     name = "frechet-classifier"
@@ -54,21 +54,21 @@ class Classifier(nn.Module):
         self.head = nn.Linear(WIDTHS[-1], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the head sees, float64 [N, D], of images uint8 [N, C, H, W]."""
+        """The input of the head, float64 [N, D], for images uint8 [N, C, H, W]."""
         features: Tensor = self.body(from_bytes(images)).double()
         return features
 
 
 class Untrained(nn.Module):
-    """Random convolutions, in place of the Inception network where that is not available.
+    """Random convolutions, in place of an Inception network that is not available.
 
-    An embedding that knows no classes is the fairer judge of images unlike ImageNet's (Naeem et
-    al., Reliable Fidelity and Diversity Metrics, ICML 2020). All layers count, so that
-    blur is seen. BatchNorm has the statistics of the real images.
+    For images unlike ImageNet's, an embedding without classes is the fairer judge (Naeem et al.,
+    Reliable Fidelity and Diversity Metrics, ICML 2020). All layers count, so blur is noticed.
+    BatchNorm has the statistics of the real images.
 
     Args:
         real: uint8 [N, C, H, W], N > 1.
-        seed: Decides on the weights.
+        seed: Seed of the weights.
     """
 
     name = "frechet-untrained"
@@ -89,7 +89,7 @@ class Untrained(nn.Module):
         self.requires_grad_(False).eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Means over the pixels, float64 [N, D], of images uint8 [N, C, H, W]."""
+        """The means of all layers over pixels, float64 [N, D], for images uint8 [N, C, H, W]."""
         features, maps = [], from_bytes(images)
         for layer in self.layers:
             maps = layer(maps)
@@ -99,7 +99,7 @@ class Untrained(nn.Module):
 
 
 class Inception(nn.Module):
-    """The network of the FID (Heusel et al., 2017), as torch-fidelity has it.
+    """The network of the FID (Heusel et al., 2017), from torch-fidelity.
 
     Args:
         weights: The file that torch-fidelity publishes.
@@ -114,25 +114,25 @@ class Inception(nn.Module):
 
     def __init__(self, weights: Path):
         super().__init__()
-        # torch-fidelity would unpickle anything: `reading` refuses all but weights.
+        # torch-fidelity would unpickle anything; `reading` accepts weights alone.
         with reading(weights, f"torch-fidelity's Inception weights, {URL_INCEPTION_V3}"):
             self.network = FeatureExtractorInceptionV3("inception", ["2048"], str(weights))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features, float64 [N, 2048], of images uint8 [N, C, H, W], C = 1 or 3."""
+        """The features, float64 [N, 2048], of images uint8 [N, C, H, W], C = 1 or 3."""
         features: Tensor = self.network(images.expand(-1, 3, -1, -1))[0].double()
         return features
 
 
 class Frechet:
-    """Fréchet distance of synthetic images from real ones, whose statistics are computed once.
+    """Fréchet distance of synthetic images from real ones; real statistics are computed once.
 
     Args:
         real: The real images, uint8 [N, C, H, W], N > 1.
-        extractor: What to compare them by, in evaluation mode.
+        extractor: The network of features, in evaluation mode.
 
     Attributes:
-        name: The extractor's.
+        name: Name of the extractor.
     """
 
     def __init__(self, real: Tensor, extractor: Classifier | Untrained | Inception):
@@ -165,16 +165,16 @@ def frechet(
     inception_weights: str,
     seed: int,
 ) -> Frechet:
-    """The FID if it is wanted and available, else a distance by a network without weights.
+    """The FID if it is wanted and available; otherwise the distance by another network.
 
     Args:
         real: The hospital's images, uint8 [N, C, H, W].
         labels: Their labels, int64 [N].
-        classes: How many classes there are.
+        classes: Number of classes.
         pretrained: Whether the FID is wanted.
-        otherwise: Which network serves without it.
+        otherwise: The other network.
         inception_weights: The file with the FID's network; "" = torch's cache or a download.
-        seed: Decides on that network.
+        seed: Seed of the other network.
 
     Raises:
         FileNotFoundError: There is no file `inception_weights`.
@@ -199,8 +199,8 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
     Args:
         images: uint8 [N, C, H, W].
         labels: int64 [N].
-        classes: How many classes there are.
-        seed: Decides on the initial weights and the batches.
+        classes: Number of classes.
+        seed: Seed of the initial weights and the batches.
     """
     with torch.random.fork_rng(range(torch.cuda.device_count())):
         torch.manual_seed(seed)
@@ -216,7 +216,7 @@ def train_classifier(images: Tensor, labels: Tensor, classes: int, seed: int) ->
 
 
 def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: PairwiseLPIPS) -> float:
-    """How far a synthetic image is from the nearest real one, in the mean: PLAN's mmL.
+    """PLAN's mmL: the mean distance of a synthetic image from the nearest real one.
 
     Args:
         synthetic: uint8 [N, C, H, W].
@@ -228,11 +228,11 @@ def mean_of_minimal_distances(synthetic: Tensor, real: Tensor, distance: Pairwis
 
 @torch.no_grad()
 def class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> float:
-    """Mean over the classes of the mean distance between two images of one class.
+    """The mean over classes of the mean distance between two images of one class.
 
     Args:
         images: Real or synthetic images, uint8 [N, C, H, W].
-        labels: Their labels [N]. Classes with fewer than two images do not count.
+        labels: Labels [N]; classes with fewer than two images do not count.
         distance: The perceptual distance, on the images' device.
 
     Returns:
@@ -243,8 +243,8 @@ def class_diversity(images: Tensor, labels: Tensor, distance: PairwiseLPIPS) -> 
         own = images[labels == label]
         if len(own) < 2:
             continue
-        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: no pair is formed, and one batch of
-        # features held. Relative to the first image, and in float64, no digits are lost.
+        # Σ_{i<j} ‖f_i - f_j‖² = n Σ ‖f_i‖² - ‖Σ f_i‖²: it needs no pairs, and one batch of
+        # features at a time. Relative to the first image, and in float64, no digits are lost.
         origin = distance.features(from_bytes(own[:1])).double()
         total, squares = torch.zeros_like(origin), torch.zeros_like(origin)
         for batch in own.split(BATCH):

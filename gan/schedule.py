@@ -1,32 +1,32 @@
-"""Where a training of the generative model stands, and what is due next in its two phases.
+"""The standing of a training of the generative model, and the next steps in its two phases.
 
-Paper: FedER (Pennisi et al. 2023, arXiv:2206.10048), section IV.B.2: phase 1 ends when the
-generator gets no better; phase 2, with the privacy term, when its images are no longer good enough.
+Paper: FedER (Pennisi et al. 2023, arXiv:2206.10048), section IV.B.2. Phase 1 ends when the
+generator does not improve any more. Phase 2 has the privacy term, and ends when its images are no
+longer good enough.
 """
 
 from dataclasses import dataclass, field
 
 from gan.presets import Preset
 
-# Phase 2 ends when the Fréchet distance is that many times phase 1's (IV.B.2), at its second best
-# check.
+# Phase 2 ends when the Fréchet distance is above this multiple of phase 1's second best (IV.B.2).
 ENOUGH = 2.5
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How a training stood at one of its checks.
+    """The standing of a training at one of its checks.
 
     Attributes:
-        phase: 1 without, 2 with the privacy term.
+        phase: 1 = without the privacy term, 2 = with it.
         iteration: Steps of this phase.
-        iterations_per_second: Since the last check, with the time that checks take.
+        iterations_per_second: Since the last check, including the time of checks.
         frechet: Distance of the averaged generator's images from the real ones.
         ada_p: Probability of augmentation.
         privacy_distance: Mean distance of synthetic from real images; None in phase 1.
         discriminator_loss: Mean since the last check.
         generator_loss: Mean since the last check, without the privacy term.
-        seconds: Since the training began, without the time between a kill and going on.
+        seconds: Since the training began, without the time between a kill and the next start.
     """
 
     phase: int
@@ -42,10 +42,10 @@ class Progress:
 
 @dataclass
 class Standing:
-    """Where a training stands: plain numbers, all of which go into its checkpoint.
+    """The standing of a training, in plain numbers for its checkpoint.
 
     Attributes:
-        phase: The present one, from 1; after the last one the training is over.
+        phase: The present phase, from 1; after the last phase the training is over.
         iteration: Finished steps of this phase.
         seconds: As in `Progress`.
         progress: All checks so far.
@@ -63,25 +63,25 @@ class Standing:
 
 
 def due(iteration: int, every: int) -> bool:
-    """Whether something that comes every so many iterations comes now; 0 = never."""
+    """Whether this iteration is one of every `every` iterations; 0 = never."""
     return every > 0 and iteration % every == 0
 
 
 def check_due(standing: Standing, preset: Preset) -> bool:
-    """Whether the step just taken is followed by a check."""
+    """Whether a check follows the last step."""
     every = preset.check_every
     if standing.private:
-        # The private generator is the last one that was still good enough: look closely.
+        # The private generator is the last one that was good enough, so checks are frequent.
         every = max(1, every // 5)
     return due(standing.iteration, every) or _is_last(standing, preset)
 
 
 def judge(standing: Standing, preset: Preset) -> tuple[bool, bool]:
-    """Judge the generator by the check just made.
+    """Judge the generator by the last check.
 
     Returns:
-        Whether the generator is the best so far (phase 1) or good enough (phase 2) and is to be
-        kept, and whether the phase ends here.
+        Whether to keep the generator, which is the best so far (phase 1) or good enough (phase 2);
+        and whether the phase ends here.
     """
     now, ends = standing.progress[-1], _is_last(standing, preset)
     best = sorted((p for p in standing.progress if p.phase == 1), key=lambda p: p.frechet)
@@ -94,7 +94,7 @@ def judge(standing: Standing, preset: Preset) -> tuple[bool, bool]:
 
 
 def limit(standing: Standing, preset: Preset) -> int:
-    """The most steps that the present phase can have."""
+    """The most steps of the present phase."""
     return preset.privacy_iterations if standing.private else preset.iterations
 
 

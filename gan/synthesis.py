@@ -1,4 +1,4 @@
-"""Images from a trained generator, as numbers and as a picture of many.
+"""Images from a trained generator, as tensors and as a picture of many.
 
 Shapes: `n` images, `C` channels, `R` pixels a side, `D` size of a latent.
 """
@@ -21,13 +21,13 @@ def balanced_labels(count: int, present: Tensor) -> Tensor:
 
 @torch.no_grad()
 def render(generator: Generator, labels: Tensor, seed: int, batch: int = 64) -> Tensor:
-    """Make uint8 [n, C, R, R] of the classes int64 [n], the same images at every call.
+    """Render images uint8 [n, C, R, R] of classes int64 [n], the same ones at every call.
 
     Args:
-        generator: On any device; the images come back to the labels'.
+        generator: On any device; the images are on the labels' device.
         labels: Class of each image, int64 [n].
-        seed: Decides on latents and noise.
-        batch: Images that are made at once; another number draws other noise.
+        seed: Seed of latents and noise.
+        batch: Images that are made at once; another number gives other noise.
     """
     device = next(generator.parameters()).device
     with torch.random.fork_rng(range(torch.cuda.device_count())):
@@ -49,9 +49,9 @@ def save_grid(
         path: The file.
         images: uint8 [n, C, H, W]; small ones are enlarged by a whole factor.
         columns: Images in a row.
-        height: Pixels up to which images are enlarged.
+        height: Most pixels to which images are enlarged.
         border: Pixels around each image.
-        grey: Of the border, from 0 for black to 1 for white.
+        grey: Brightness of the border, from 0 for black to 1 for white.
     """
     factor = max(1, height // images.shape[2])
     large = images.cpu().repeat_interleave(factor, 2).repeat_interleave(factor, 3)

@@ -1,9 +1,10 @@
 """The one training loop of the generative model: first without, then with the privacy term.
 
-Paper: FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B: StyleGAN2-ADA,
-trained until it gets no better (phase 1), then pushed away from the real images as long as it stays
-good enough (phase 2). A step is in gan/adversaries.py, with its differences from StyleGAN2-ADA;
-what is due when in gan/schedule.py; a check in gan/checks.py; a checkpoint in gan/checkpoint.py.
+Paper: FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. Phase 1 trains
+StyleGAN2-ADA until it does not improve any more. Phase 2 moves its images away from the real ones
+as long as they are good enough. A step is in gan/adversaries.py, with its differences from
+StyleGAN2-ADA; the schedule in gan/schedule.py; a check in gan/checks.py; a checkpoint in
+gan/checkpoint.py.
 """
 
 import copy
@@ -25,12 +26,12 @@ from gan.schedule import Progress, Standing, check_due, judge, limit
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training leaves.
+    """The result of a training.
 
     Attributes:
         plain: Averaged generator at the best Fréchet distance of phase 1.
-        private: Averaged generator at the last check of phase 2 that was good enough; None if there
-            was none, because the privacy term spoilt the images before the first check.
+        private: Averaged generator at the last check of phase 2 that was good enough. None = the
+            privacy term spoilt the images before the first check.
         progress: All checks.
     """
 
@@ -51,25 +52,25 @@ def train_gan(
     report: Callable[[Standing, int], None],
     judged_by: str = "",
 ) -> Trained:
-    """Train a generative model, or go on with or return what the folder holds.
+    """Train a generative model, or continue or return the training in the folder.
 
     Args:
-        examples: What to learn from, on the device to compute on.
+        examples: Training data, on the device of the computation.
         preset: Sizes and schedules.
         privacy: The privacy term of phase 2.
         frechet: Distance of uint8 images [n, C, R, R] from the real ones.
         folder: For checkpoints, `progress.jsonl` and a picture at every check.
-        seed: Decides on everything random; torch's global generators do not change.
-        deadline: When to give up, in the time of `time.monotonic`.
-        report: Called before every step with where the training stands, and with the most steps
-            that its phase can have.
-        judged_by: Name of `frechet`. If there is one, phase 1 is not made again but taken over from
-            a folder beside this one that holds the same training with another privacy term.
+        seed: Seed of all randomness; torch's global generators do not change.
+        deadline: Time limit, on the clock of `time.monotonic`.
+        report: Called before every step with the standing of the training and with the most steps
+            of its phase.
+        judged_by: Name of `frechet`. If it is given, phase 1 is copied from a folder beside this
+            one that has the same training with another privacy term.
 
     Raises:
-        TimeoutError: The deadline has passed; a later call goes on from here.
+        TimeoutError: The deadline has passed; a later call continues from here.
         FloatingPointError: A loss is no longer finite.
-        ValueError: The images are not of the preset's resolution, or the folder holds a training on
+        ValueError: The images have not the preset's resolution, or the folder has a training on
             other images or with other settings.
     """
     size = tuple(examples.images.shape[2:])
@@ -110,7 +111,7 @@ def train_gan(
                 files.save("private" if standing.private else "plain", networks, standing)
             if ends:
                 standing.phase, standing.iteration = standing.phase + 1, 0
-                # From the best of phase 1, optimizers, augmentation and random state too.
+                # Phase 2 starts from the best of phase 1, also its optimizers and random state.
                 if standing.private:
                     files.load("plain", networks)
             files.save("checkpoint", networks, standing)

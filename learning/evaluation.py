@@ -22,7 +22,7 @@ def probabilities(model: nn.Module, images: Tensor, deadline: float) -> Tensor:
     Args:
         model: Maps uint8 [N, C, H, W] to logits [N, K].
         images: uint8 [N, C, H, W], on the model's device.
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: Time limit, on the clock of `time.monotonic`.
 
     Returns:
         [N, K], N may be 0; NaN for an image with an output that is not finite.

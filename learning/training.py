@@ -37,7 +37,7 @@ def train(
         settings: Batch size, optimizer, augmentation and class balance.
         epochs: Passes over the images, after the learner's warm-up.
         rng: Decides on the order of the images, on all draws of the learner, and on dropout.
-        deadline: When to give up, in the time of `time.monotonic`.
+        deadline: Time limit, on the clock of `time.monotonic`.
         after_epoch: Called at the end of each epoch with its number, from 1.
         progress: Called after every step with the numbers of finished and of all images.
         fewest: Fewest images of a step.
