@@ -183,7 +183,7 @@ class Source:
             TimeoutError: It has passed.
         """
         if time.monotonic() > self.deadline:
-            raise TimeoutError("Looking for codes took longer than allowed.")
+            raise TimeoutError("The search for codes took longer than allowed.")
 
 
 class CodeSet(ABC):

@@ -166,7 +166,7 @@ def reading(path: Path, expected: str) -> Iterator[Any]:
         raise FileNotFoundError(f"There is no file {path}. Expected: {expected}.")
     try:
         yield torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no class for what can be wrong with a file
+    except Exception as error:  # torch has no class for errors of files
         raise ValueError(f"{path} does not hold {expected}.") from error
 
 

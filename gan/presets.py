@@ -181,7 +181,7 @@ def chosen_preset(name: str, iterations: int = 0, size: int = 0) -> Preset:
     if size > 2 * preset.resolution:
         raise PresetError(
             f"The setting 'gan.preset' is '{name}', for images of {preset.resolution} pixels, and "
-            f"the hospital's have {size}: choose a larger one of {', '.join(PRESETS)}, or a "
+            f"the hospital's images have {size}: choose a larger one of {', '.join(PRESETS)}, or a "
             "smaller image-size."
         )
     if iterations:

@@ -208,7 +208,7 @@ class Bootstrap:
     @classmethod
     def of(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
         """Draw as many patients as there are, with replacement, at most `RESAMPLES` times."""
-        # scipy.stats.bootstrap draws single images, not patients with all of theirs.
+        # scipy.stats.bootstrap draws single images; here a patient is drawn with all images.
         shares = outcome.shares
         parts = []
         with np.errstate(invalid="ignore", divide="ignore"):

@@ -154,6 +154,6 @@ def check_augmentation(augment: str, shape: tuple[int, int, int]) -> None:
     if augment == "flip-rotate" and height != width:
         raise SettingsError(
             "The setting 'train.augment' is 'flip-rotate', which needs square images, and the "
-            f"hospital's are {channels}x{height}x{width}: set image-size, which makes them square, "
-            "or set train.augment to none or flip."
+            f"hospital's images are {channels}x{height}x{width}: set image-size, which makes them "
+            "square, or set train.augment to none or flip."
         )

@@ -188,7 +188,7 @@ def read_manifest(path: Path) -> ModelManifest:
     """The manifest of a file that `save_model` wrote, without its weights.
 
     Raises:
-        ModelError: The file is something else.
+        ModelError: The file is no such model.
     """
     with _open(path) as (_, manifest):
         return manifest
@@ -198,7 +198,7 @@ def read_state(path: Path) -> tuple[dict[str, Tensor], ModelManifest]:
     """The weights and the manifest of a file that `save_model` wrote, without a check of either.
 
     Raises:
-        ModelError: The file is something else.
+        ModelError: The file is no such model.
     """
     with _open(path) as (file, manifest):
         return {name: file.get_tensor(name) for name in file.keys()}, manifest  # noqa: SIM118
@@ -208,7 +208,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
     """The network and the manifest of a file that `save_model` wrote.
 
     Raises:
-        ModelError: The file is something else, or its architecture is unknown.
+        ModelError: The file is no such model, or its architecture is unknown.
         ParcelError: The weights are not those of the architecture.
     """
     state, manifest = read_state(path)

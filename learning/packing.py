@@ -203,8 +203,8 @@ def unpack_buffer(record: ArrayRecord, like: Samples, classes: int, size: int) -
     """The synthetic images of a record that came from another hospital.
 
     Args:
-        record: What `pack_buffer` wrote.
-        like: The hospital's own images; those of the buffer must have their shape.
+        record: A record from `pack_buffer`.
+        like: The hospital's own images; the buffer's images must have their shape.
         classes: The number of classes.
         size: The number of images that the buffer must have.
 

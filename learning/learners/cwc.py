@@ -1,4 +1,4 @@
-"""CWC at the hospital (strategies/cwc.py): a penalty on changing what was important elsewhere.
+"""CWC at the hospital (strategies/cwc.py): a penalty on changes of weights that matter elsewhere.
 
 arXiv:2405.10647, Eq. 3 to 5. The matrix C travels as the parcel's `memory`: an array for each
 parameter, in the parameter's own shape. Running statistics of BatchNorm are not parameters: they

@@ -5,9 +5,9 @@ Park et al., arXiv:2110.09695. The encoder and a classifier are trained together
     E_z[ℓ(f_cls(z), y)] + β KL(N(µ, σ²) ‖ N(0, I)),    z = µ + σ ⊙ ε,  ε ~ N(0, I)    (Eq. 9 and 4)
 
 Afterwards the encoder does not change, and the classifier is trained on embeddings. A hospital uses
-those of its images, mixed with kept embeddings of earlier tasks. The server uses embeddings that
-hospitals have sent. ε is drawn anew at every step. With the network `ebr`, z is f(x), and there is
-no KL term.
+embeddings of its images, mixed with kept embeddings of earlier tasks. The server uses embeddings
+that hospitals have sent. ε is drawn anew at every step. With the network `ebr`, z is f(x), and
+there is no KL term.
 """
 
 import torch
@@ -32,7 +32,7 @@ def embedding(model: nn.Module) -> EmbeddingNetwork:
         ModelError: The network has no encoder.
     """
     if not isinstance(model, EmbeddingNetwork):
-        raise ModelError("The network is without an encoder: set 'model' to vee or ebr.")
+        raise ModelError("The network has no encoder: set 'model' to vee or ebr.")
     return model
 
 

@@ -97,8 +97,8 @@ class MAH(DERpp):
         chosen = settings.section("mah", MAHSettings).auxiliary
         given = settings.tasks > 1 and settings.task_cut in ("classes", "given")
         allowed = (
-            f"{PUBLIC}<absolute npz file> where a hospital's first images may lack a class: where "
-            "all have every class at once (partition iid or site), the learner derpp does the same"
+            f"{PUBLIC}<absolute npz file> if a hospital's first images may lack a class; if all "
+            "have every class at once (partition iid or site), the learner derpp does the same"
         )
         complete = settings.partition in ("iid", "site") and not given
         require(bool(chosen) or complete, "mah.auxiliary", chosen, allowed)
@@ -109,7 +109,7 @@ class MAH(DERpp):
             named = self.settings.section("mah", MAHSettings).auxiliary
             raise SettingsError(
                 f"The setting 'mah.auxiliary' is '{named}', with {len(names)} classes: it "
-                f"must name an archive of {count} or more, for the outputs of classes to come."
+                f"must name an archive of {count} or more, for the outputs of future classes."
             )
         order = rng_for(self.settings.seed, "auxiliary classes").permutation(len(names))
         return names[torch.from_numpy(order[:count]).to(names.device)]
@@ -122,8 +122,8 @@ class MAH(DERpp):
         held = self.auxiliary[self.auxiliary != REAL]
         if len(held.unique()) != len(held) or not torch.isin(held, names).all():
             raise ParcelError(
-                f"{what} names one twice, or one that the archive of 'mah.auxiliary' lacks: do all "
-                "hospitals have the same archive?"
+                f"{what} names a class twice, or one that the archive of 'mah.auxiliary' lacks: do "
+                "all hospitals have the same archive?"
             )
 
     @torch.no_grad()

@@ -159,7 +159,7 @@ def _file(path: Path, setting: str = "pretrained") -> Any:
         raise ModelError(f"There is no file '{path}'; the setting '{setting}' names it.")
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch has no class for what can be wrong with a file
+    except Exception as error:  # torch has no class for errors of files
         raise ModelError(
             f"The file '{path}' of the setting '{setting}' cannot be read "
             f"({type(error).__name__}): write it with torch.save(network.state_dict(), file)."

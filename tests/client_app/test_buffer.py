@@ -244,7 +244,7 @@ def test_a_preset_is_checked_without_torch():
     ("overrides", "words"),
     [
         ({"gan__preset": "tinny"}, "'tinny'; it must be one of tiny, "),
-        ({"image_size": 64}, "'tiny', for images of 16 pixels, and the hospital's have 64"),
+        ({"image_size": 64}, "'tiny', for images of 16 pixels, and the hospital's images have 64"),
         (
             {"gan__preset": "xray-256", "gan__lpips_weights": "/no/such.pth", "image_size": 256},
             "'gan.lpips-weights' cannot be used",

@@ -179,7 +179,7 @@ def test_a_network_without_an_encoder_or_for_tiny_images_is_refused():
     plain = Architecture("mlp", 1, 16, 16, 2, (4,)).build()
     with pytest.raises(ModelError, match="set 'model' to vee or ebr"):
         FilVer(plain, spots(4, 1), CONFIG, Received())
-    with pytest.raises(ModelError, match="without an encoder"):
+    with pytest.raises(ModelError, match="has no encoder"):
         Rehearsal(plain, spots(4, 1), CONFIG, Received()).observe(spots(4, 1), draws(0))
     with pytest.raises(ModelError, match="16 pixels or more a side"):
         Architecture("vee", 1, 15, 28, 10).check()

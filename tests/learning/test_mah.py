@@ -194,8 +194,8 @@ def test_of_one_kept_image_alone_nothing_is_replayed():
 @pytest.mark.parametrize(
     ("memory", "words"),
     [
-        (held([-1, 10, 10]), "names one twice, or one that the archive"),
-        (held([-1, 10, 99]), "names one twice, or one that the archive"),
+        (held([-1, 10, 10]), "names a class twice, or one that the archive"),
+        (held([-1, 10, 99]), "names a class twice, or one that the archive"),
         (held([-1, 10]), r"has 'auxiliary' as torch.int64 \[2\]"),
         ({"auxiliary": torch.tensor([-1, 10, 11])}, "lacks 'before'"),
     ],
