@@ -71,7 +71,7 @@ class Trial:
         attack: Its name.
         worth: Its success, beside its negative control.
         held_out_auc: AUC on others against others, where there is nothing to find.
-        held_out_tpr: True positive rate, likewise.
+        held_out_tpr: True positive rate on others against others.
         leak_auc: The leak by the excess of its AUC.
         leak_tpr: The leak by the excess of its true positive rate at 1 % false positives.
     """

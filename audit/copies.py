@@ -55,7 +55,7 @@ class Auditor:
 
         Args:
             training: The images [., C, H, W] uint8 that the generator was trained on.
-            held_out: Images [M, C, H, W] uint8 of the same hospital that it was not trained on.
+            held_out: Other images [M, C, H, W] uint8 of the hospital, which it was not trained on.
             held_out_labels: Their classes, int64 [M].
             wanted: Labels int64 [.] of the classes that a buffer must show.
             classes: The names of all classes.
@@ -186,7 +186,7 @@ class Auditor:
 def nearness_test(
     training: tuple[Tensor, Tensor], others: tuple[Tensor, Tensor], size: int
 ) -> tuple[float, float]:
-    """Whether images are nearer to training images than to as many others.
+    """Test whether images are nearer to training images than to equally many others.
 
     A permutation test: if nothing was memorised, training and other images can be exchanged, and a
     real image keeps the synthetic images that are nearest to it. Each synthetic image has a weight:

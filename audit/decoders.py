@@ -31,7 +31,7 @@ class Known:
     Attributes:
         centres: Means of embeddings, in units of their coordinates' spread, float64 [n, k].
         noise: Variances around these means, [n, k].
-        pixels: Of the images, float [n, P].
+        pixels: Pixels of the images, float [n, P].
         classes: The class of each image as a row with a single 1, [n, K].
     """
 

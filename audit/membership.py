@@ -29,11 +29,11 @@ class Success:
     Attributes:
         members: The number of members that were scored.
         others: The number of others that were scored.
-        auc: Of members against others; the interval by Hanley and McNeil (Radiology 143, 1982).
+        auc: AUC of members against others; interval by Hanley and McNeil (Radiology 143, 1982).
         accuracy: The mean of the shares of members and of others with the right answer.
         tpr: Share of members above a threshold that at most 1 % of others exceed, with the interval
             of Clopper and Pearson (Biometrika 26, 1934).
-        fpr: Share of others above this threshold, likewise.
+        fpr: Share of others above this threshold, with the same kind of interval.
     """
 
     members: int
@@ -95,9 +95,9 @@ class Contrast:
         attack: Success on members and others.
         control_auc: AUC of members against members, over many random splits with as many others as
             in the attack: the mean, and the range of 95 % of the splits.
-        control_tpr: True positive rate, likewise. Its mean is above 1 % if others are few.
+        control_tpr: The same for the true positive rate. Its mean is above 1 % if others are few.
         excess_auc: AUC of the attack minus that of its control.
-        excess_tpr: True positive rate, likewise.
+        excess_tpr: The same for the true positive rate.
     """
 
     attack: Success
@@ -151,7 +151,7 @@ def control(scores: Scores, few: int, seed: int = 0, draws: int = 200) -> tuple[
     """AUC and true positive rate of an attack on images of one kind, as `Contrast` has them.
 
     Args:
-        scores: Of the images [N].
+        scores: Scores of the images [N].
         few: The number of images that count as others, 0 < few < N.
         seed: Seed of the random splits.
         draws: The number of random splits.

@@ -106,7 +106,7 @@ def network_attack(
     """The attack by a network, trained on 30 % of both, chosen with 10 %, scored on the rest.
 
     Args:
-        members: 4 or more; at most as many are scored as others.
+        members: 4 or more; the number of scored members is at most that of scored others.
         others: 4 or more.
         seeds: The number of networks; each has its own split.
         epochs: Passes over the attacker's training images.

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 
 class Controller:
-    """Adapts the probability of augmentation to how much the discriminator overfits.
+    """Adapts the probability of augmentation to the overfitting of the discriminator.
 
     Attributes:
         p: Probability with which each change is made.
@@ -50,7 +50,7 @@ def augment(images: Tensor, p: float, mirror: bool) -> Tensor:
     """Change images [N, C, H, W] in [-1, 1] at random, differentiably.
 
     Args:
-        images: One or three channels.
+        images: Images of one or three channels.
         p: Probability of each change; 0 = images stay as they are.
         mirror: Whether images may be mirrored.
     """

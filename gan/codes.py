@@ -227,7 +227,7 @@ class Deck:
     """Codes to draw without replacement; a class starts again when all its codes are drawn.
 
     Args:
-        codes: Of each class.
+        codes: Codes of each class.
         seed: Seed of the order.
     """
 

@@ -63,7 +63,7 @@ def privacy(distances: Tensor, reduction: Reduction) -> Tensor:
     """The distance of synthetic from real images, which the generator increases.
 
     Args:
-        distances: Of each real from each synthetic image, [b, b].
+        distances: Distances of each real from each synthetic image, [b, b].
         reduction: "sum" is the printed equation, which grows with b; "mean" is over all pairs.
     """
     if reduction == "mean":

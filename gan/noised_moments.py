@@ -58,9 +58,9 @@ class Moments:
 
     Attributes:
         counts: Images (or patients) of each class, [K].
-        sums: Of t, [K, d].
-        squares: Of t tᵀ, [K, d, d], symmetric.
-        histogram: Of pixels by channel, in images, [C, BINS].
+        sums: Sums of t, [K, d].
+        squares: Sums of t tᵀ, [K, d, d], symmetric.
+        histogram: Histogram of pixels by channel, in images, [C, BINS].
         shape: Shape of an image: C, H, W.
         noise: Standard deviation of the noise for a sensitivity of 1.
     """

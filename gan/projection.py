@@ -88,7 +88,7 @@ def project(
         features: Maps images to [N, F]; the distance is the squared norm of the difference.
         seed: Seed of all noise; torch's global generators do not change.
         deadline: Time limit, on the clock of `time.monotonic`.
-        steps: Of Adam, per batch.
+        steps: Steps of Adam, per batch.
         batch: Images optimised at once; changes the speed and the memory, not the result.
 
     Raises:
@@ -173,12 +173,12 @@ def measure_privacy(
         plain: The generator after the first phase, without the privacy loss.
         private: The generator after the second phase, with it.
         images: The real ones [N, C, R, R] in [-1, 1], on the generators' device.
-        start: Of both generators (IV.D): `mean_w` of the plain one.
+        start: Start for both generators (IV.D): `mean_w` of the plain one.
         metric: The distance to minimise and to report.
         folder: An existing folder for the files.
         seed: As in `project`, like the arguments below.
         deadline: Time limit, on the clock of `time.monotonic`.
-        steps: Of Adam, per batch.
+        steps: Steps of Adam, per batch.
 
     Returns:
         The mean distances `projection-plain` and `projection-private`.

@@ -173,17 +173,17 @@ class Shares:
 
     @cached_property
     def worth(self) -> dict[str, float]:
-        """The effective number of patients of each share, if they are all right or all wrong.
+        """The least effective number of patients of each share.
 
-        All images of a patient then agree, and a share has its least worth: the effective sample
-        size (Σ m)² / Σ m² of patients with m images each (Kish, Survey Sampling, 1965). It does not
+        It holds if all images of a patient are right or all are wrong: the effective sample size
+        (Σ m)² / Σ m² of patients with m images each (Kish, Survey Sampling, 1965). It does not
         depend on the model.
         """
         numbers = self.images.sum(axis=1) ** 2 / (self.images**2).sum(axis=1)
         return dict(zip(self.names, numbers, strict=True))
 
     def alike(self, names: list[str]) -> Floats:
-        """The correlations of some shares in the case of `worth`, by patients in both."""
+        """The correlations of shares in the case of `worth`: of patients with images in both."""
         rows = self.images[[self.names.index(name) for name in names]]
         products = rows @ rows.T
         scale = np.sqrt(np.diag(products))
@@ -207,7 +207,7 @@ class Bootstrap:
 
     @classmethod
     def of(cls, outcome: Outcome, rng: np.random.Generator) -> "Bootstrap":
-        """Draw as many patients as there are, with replacement, at most `RESAMPLES` times."""
+        """Draw G patients with replacement, at most `RESAMPLES` times."""
         # scipy.stats.bootstrap draws single images; here a patient is drawn with all images.
         shares = outcome.shares
         parts = []

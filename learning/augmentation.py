@@ -109,8 +109,8 @@ class Draws:
     """The random draws of a visit: changes of images, and replayed samples.
 
     Attributes:
-        generator: On the CPU, so that a seed gives the same draws on every device.
-        augment: One of `AUGMENTATIONS`.
+        generator: A generator on the CPU, so a seed gives the same draws on every device.
+        augment: A function of `AUGMENTATIONS`.
     """
 
     generator: torch.Generator

@@ -79,7 +79,7 @@ def count_right(scores: Tensor, labels: Tensor) -> dict[str, float]:
 def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
     """The rank of each value [N], from 1; equal values share their mean rank.
 
-    The same as scipy.stats.rankdata; that import takes longer than most tests of a model.
+    The result equals scipy.stats.rankdata; that import takes longer than most tests of a model.
     """
     ordered = np.sort(values)
     below, not_above = (np.searchsorted(ordered, values, side) for side in ("left", "right"))

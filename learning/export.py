@@ -209,7 +209,7 @@ def load_model(path: Path) -> tuple[nn.Module, ModelManifest]:
 
     Raises:
         ModelError: The file is no such model, or its architecture is unknown.
-        ParcelError: The weights are not those of the architecture.
+        ParcelError: The weights do not fit the architecture.
     """
     state, manifest = read_state(path)
     # Before the network is built: a file may describe a huge one.

@@ -106,7 +106,7 @@ def unpack_network(
         device: Device of the network.
 
     Raises:
-        ParcelError: The arrays are not those of the architecture.
+        ParcelError: The arrays do not fit the architecture.
         UselessError: Their numbers are of no use.
         ModelError: The architecture is unknown.
     """

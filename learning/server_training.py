@@ -32,9 +32,9 @@ def rehearse(
 
     Args:
         network: The model.
-        architecture: Of the model, as JSON.
+        architecture: Architecture of the model, as JSON.
         tasks: The hospitals' embeddings of each task (strategies/protocol/embeddings.py).
-        settings: Of the run; `train.*` apply here, too.
+        settings: Settings of the run; `train.*` apply here, too.
         steps: S_max; each step has `train.batch-size` embeddings, drawn with replacement.
         rng: Decides on the draws, and on the noise of embeddings with means and variances.
 

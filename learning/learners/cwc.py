@@ -22,7 +22,7 @@ class CWC(Learner):
     Args:
         model: The network, with the weights w̃ as received.
         samples: The hospital's images.
-        settings: Of the run.
+        settings: Settings of the run.
         received: The consolidation matrix C; none at the first visit.
 
     Raises:

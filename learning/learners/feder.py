@@ -24,7 +24,7 @@ class FedER(Learner):
         model: The network, with the weights as received.
         samples: The hospital's images. If there are none (FedER-B), the hospital's own buffer,
             which is the first one, takes their place.
-        settings: Of the run.
+        settings: Settings of the run.
         received: A buffer to replay, if there is one.
     """
 

@@ -14,7 +14,7 @@ FISHER_IMAGES = 256  # enough for an estimate; the gradients of single images ta
 
 
 class SynapticIntelligence:
-    """How much each parameter lowered the loss of a visit, relative to its movement.
+    """The part of each parameter in the lower loss of a visit, relative to its movement.
 
     Zenke et al., "Continual learning through synaptic intelligence", ICML 2017, arXiv:1703.04200,
     Eq. 3 to 5. With g the gradient of the task's loss alone, over the steps t of one visit:
@@ -49,7 +49,7 @@ class SynapticIntelligence:
 
 
 class FisherInformation:
-    """How much the trained model's predictions depend on each parameter (EWC).
+    """The dependence of the trained model's predictions on each parameter.
 
     Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks" (EWC), PNAS 2017,
     arXiv:1612.00796: the diagonal of the Fisher information, with labels y drawn from the model's

@@ -17,7 +17,7 @@ Deviations:
     without `train.augment`, so the result is the same.
  3. The warm-up lasts a number of epochs; in the paper it lasts until convergence.
  4. M_old is the first model that comes to the hospital in a task. It serves all visits of the task,
-    also those of other models.
+    also visits of other models.
 """
 
 from copy import deepcopy

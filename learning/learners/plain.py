@@ -48,7 +48,7 @@ class Learner:
     Args:
         model: The network, with the weights as received.
         samples: The images of the visit.
-        settings: Of the run.
+        settings: Settings of the run.
         received: The input that came with the model or was kept here.
 
     Attributes:
@@ -129,7 +129,7 @@ class Learner:
 
         Args:
             model: The network, perhaps on the device `meta`.
-            settings: Of the run.
+            settings: Settings of the run.
 
         Raises:
             ModelError: The learner cannot train such a network.

@@ -1,4 +1,4 @@
-"""Pretrained weights to start from: torchvision's own for ImageNet, or those in a file.
+"""Pretrained weights: torchvision's weights for ImageNet, or the weights in a file.
 
 A file is a state dict for one of torchvision's networks, or an exported model of any kind
 (learning.export). The ending of its name decides.
@@ -27,7 +27,7 @@ AUXILIARY = ("AuxLogits.", "aux1.", "aux2.")  # heads in some files that our net
 def load_pretrained(
     network: nn.Module, architecture: Architecture, source: str, classes: Sequence[str] = ()
 ) -> None:
-    """Replace all weights of a new network, except those of its head.
+    """Replace all weights of a new network, except for its head.
 
     The head is the last layer: its shape depends on the number of classes. It keeps its random
     weights, because a pretrained head is for other classes. Only an exported model names its
@@ -43,7 +43,7 @@ def load_pretrained(
         classes: The names of the network's classes.
 
     Raises:
-        ModelError: The weights are missing, damaged, or those of another network; or the network is
+        ModelError: The weights are missing, damaged, or of another network; or the network is
             not one of torchvision's, and the source is no exported model.
     """
     name, channels = architecture.name, architecture.channels

@@ -22,7 +22,7 @@ def mlp(architecture: "Architecture") -> nn.Sequential:
 
 
 def cnn(architecture: "Architecture") -> nn.Sequential:
-    """Four convolutions with BatchNorm, each of which halves the image, and a linear layer.
+    """Four convolutions with BatchNorm that halve the image each, and a linear layer.
 
     For images of 8x8 to 256x256 pixels.
     """
