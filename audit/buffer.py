@@ -189,7 +189,7 @@ class Attacked:
             refusal = "An attack on them reveals more than their guarantee (ε) allows."
         elif self.verdict == "too small to tell" and not untested:
             refusal = (
-                "The hospital has too few images to measure by an attack whether they leak, and "
+                "The hospital has too few images for attacks to exclude a leak, and "
                 "release.untested (or the policy) does not allow such a release."
             )
         leak = self.leak
