@@ -1,11 +1,11 @@
-"""Figures of models: how a hospital names them, what follows for several, and in words.
+"""Figures of models: assessments from a hospital's metrics, means over hospitals, and texts.
 
-A hospital names its figures as `may_leave.METRICS` does. An assessment has them by what they are
-about; the server's report and the hospital's own show such assessments. A figure has the ends of
-its 95 % interval over patients, and the standard deviation of its noise if it has some.
+The metrics of a hospital have the names of `may_leave.METRICS`. An assessment sorts them by
+subject; the server's report and the hospital's own report show assessments. A figure has the ends
+of its 95 % interval over patients, and the standard deviation of its noise, if any.
 
-Hospitals have different patients, so their errors are independent; the models at one hospital are
-tested on the same images, so theirs count as one.
+Hospitals have different patients, so their errors are independent. The models at one hospital are
+tested on the same images, so their errors count as fully dependent.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,17 +30,17 @@ FIGURES = {
 
 
 class Figure(TypedDict):
-    """A figure; its ends are None where nobody knows how sure it is."""
+    """A figure and the ends of its interval; None = no interval."""
 
     value: float
     low: float | None
     high: float | None
     noise: NotRequired[float]
-    sampled: NotRequired[bool]  # it is estimated from a sample of all pairs
+    sampled: NotRequired[bool]  # whether it is estimated from a sample of all pairs
 
 
 class Headline(Figure):
-    """The figure of a run that is shown first: which one, after which round, and what is behind."""
+    """The main figure of a run: its name, its round, and the numbers behind it."""
 
     figure: str
     hospitals: int
@@ -53,13 +53,13 @@ class Headline(Figure):
 def assessment(
     kind: str, model: str, hospital: str, metrics: Mapping[str, float], classes: Sequence[str]
 ) -> Assessment:
-    """What a hospital tells of a model; None where it tells nothing.
+    """A hospital's figures of a model; None for a figure that is not reported.
 
     Args:
         kind: "model", "ensemble", or "standalone": the hospital's own before the first hand-off.
-        model: Its lineage.
-        hospital: Where it was tested.
-        metrics: The figures.
+        model: The lineage of the model.
+        hospital: The hospital that tested it.
+        metrics: The metrics that the hospital reported.
         classes: Names of the classes, in order.
     """
     described = [_class(name, k, metrics) for k, name in enumerate(classes)]
@@ -116,7 +116,7 @@ def _class(name: str, k: int, metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def largest_class(described: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of classes the one with most images, and its share of all."""
+    """The class with most images, and its share of all images."""
     told = [each for each in described if each["images"]]
     if not told:
         return None
@@ -146,9 +146,9 @@ def _bins(metrics: Mapping[str, float]) -> Iterable[dict[str, Any]]:
 
 
 def combine(weights: Sequence[float], figures: Sequence[Figure]) -> Figure:
-    """The weighted sum of figures that err independently.
+    """The weighted sum of figures with independent errors.
 
-    Distances to the ends are put together as by Zou and Donner, Statistics in Medicine 27, 2008.
+    The ends follow Zou and Donner, Statistics in Medicine 27, 2008.
     """
     factors = np.array(weights)
     values = np.array([each["value"] for each in figures])
@@ -167,7 +167,7 @@ def _end(figure: Figure, end: str) -> float:
 
 
 def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
-    """The mean of a figure over assessments; those of one hospital err together."""
+    """The mean of a figure over assessments; the errors at one hospital are fully dependent."""
     at: dict[str, list[Figure]] = {}
     for row in rows:
         at.setdefault(row["hospital"], []).append(row[name])
@@ -191,13 +191,13 @@ def mean_over_hospitals(rows: Iterable[Assessment], name: str) -> Figure:
 
 
 def direction(difference: Figure) -> str:
-    """What may be said of a difference: nothing, if its interval has 0 in it.
+    """The direction of a difference; it is shown only if the interval excludes 0.
 
-    Of one with noise it is said only if it may be said of the exact difference, too, wherever in
-    its own 95 % interval the noise has it. So of 40 such verdicts about one is not the exact one's.
+    With noise, the direction must hold for every exact difference within the noise's own 95 %
+    interval. So about one of 40 such verdicts differs from the verdict on the exact difference.
 
     Returns:
-        "better", "worse", "not shown"; empty if nobody knows how sure the difference is.
+        "better", "worse", "not shown"; empty if the difference has no interval.
     """
     value, low, high = difference["value"], difference["low"], difference["high"]
     if low is None or high is None:
@@ -220,12 +220,12 @@ def number(figure: Figure, signed: bool = False) -> str:
 
 
 def is_noised(rows: Iterable[Assessment]) -> bool:
-    """Whether a hospital has put noise into figures of these rows."""
+    """Whether figures of these rows have noise."""
     return any("noise" in (row[name] or ()) for row in rows for name in FIGURES)
 
 
 def size(row: Mapping[str, Any]) -> str:
-    """How many images, and patients if they are known: "128 images of 64 patients"."""
+    """The number of images, and of patients if known: "128 images of 64 patients"."""
     if row["images"] is None:
         return "an unknown number of images"
     images = counted(row["images"], "image")

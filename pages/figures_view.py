@@ -1,4 +1,4 @@
-"""Figures of models for people: as cells of tables, and as pictures."""
+"""Figures of models as cells of tables, and as pictures."""
 
 from collections.abc import Sequence
 from math import nan
@@ -16,14 +16,14 @@ AGAINST = ("sensitivity", "specificity")
 
 
 def compared_cell(row: Assessment) -> object:
-    """Whether a model is better than the hospital's own."""
+    """The cell with the comparison of a model with the hospital's own."""
     judgement, words = compare_with_own(row)
     text = words.replace(" ", NO_BREAK)
     return Marked(text, judgement) if judgement in ("good", "bad") else text
 
 
 def interval(told: Figure | None, *, signed: bool = False) -> str:
-    """A figure with its interval, which stays on one line."""
+    """A figure with its interval, without line breaks in the interval."""
     if told is None:
         return "–"
     value, _, within = number(told, signed).partition(" ")
@@ -31,17 +31,17 @@ def interval(told: Figure | None, *, signed: bool = False) -> str:
 
 
 def tested(row: Assessment) -> str:
-    """How many images, and below them patients."""
+    """The number of images, and below it the number of patients."""
     return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
 
 
 def commonest(largest: Assessment | None) -> str:
     """The share of the class with most images, and its name."""
-    return f"{largest['share']:.3f} ({largest['name']})" if largest else "not told"
+    return f"{largest['share']:.3f} ({largest['name']})" if largest else "not reported"
 
 
 def whole_number(count: float | None) -> str:
-    """A count; one that is told with noise may have a decimal."""
+    """A count; with noise it may have a decimal."""
     return "–" if count is None else f"{count:.1f}".removesuffix(".0")
 
 
@@ -54,40 +54,40 @@ def span(told: Figure | None) -> Span:
 
 
 def class_cells(told: Assessment) -> list[object]:
-    """Cells of one of a row's `classes`, under `CLASS`."""
+    """Cells of one class of a row, under `CLASS`."""
     if told["images"] is None:
         return ["none, or too few patients to tell", None, None]
     return [whole_number(told["images"]), whole_number(told["right"]), interval(told["recall"])]
 
 
 def against_cells(told: Assessment) -> list[object]:
-    """Cells of one of a row's `classes` against all others, under `AGAINST`."""
+    """Cells of one class of a row against all other classes, under `AGAINST`."""
     return [interval(told[key]) if told["images"] is not None else None for key in AGAINST]
 
 
 def distinct_classes(classes: Sequence[str]) -> list[bool]:
-    """Of which classes to show what they are against all others: of two, one mirrors the other."""
+    """Whether to show each class against all others; of two classes, one mirrors the other."""
     return [len(classes) != 2 or place == 1 for place in range(len(classes))]
 
 
 class Confusion(NamedTuple):
-    """The table of what is taken for what; rows are what images show."""
+    """A confusion matrix; rows are true classes."""
 
     head: list[str]
     rows: list[list[str]]
 
 
 def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> Confusion:
-    """The table of a row's confusion counts."""
+    """The confusion matrix of a row's counts."""
     rows = [
-        [name, *("not told" if n is None else whole_number(n) for n in row)]
+        [name, *("not reported" if n is None else whole_number(n) for n in row)]
         for name, row in zip(classes, counts, strict=True)
     ]
     return Confusion(["the image shows ↓, the answer is →", *classes], rows)
 
 
 def reliability(name: str, bins: Sequence[Assessment]) -> Picture:
-    """A picture of how far probabilities can be believed."""
+    """A reliability plot: the share of right answers at each probability."""
     xs = [each["confidence"] for each in bins]
     ys = [each["right"]["value"] if each["right"] else nan for each in bins]
     pairs = ", ".join(f"{x:.2f}: {y:.2f}" for x, y in zip(xs, ys, strict=True))

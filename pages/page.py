@@ -1,11 +1,9 @@
-"""The HTML pages that people read: values become markup here alone, by the templates beside this.
+"""Renders the HTML pages: only this module turns values into markup, with the templates beside it.
 
-A page needs no other file, on a screen or on paper; it may load nothing and run nothing, whatever
-is in it: every value is escaped as it is written. A template computes nothing. It is given figures,
-verdicts and pictures, and says what they are.
+A page needs no other file, on a screen or on paper. It loads nothing and runs nothing, since every
+value is escaped. A template computes nothing: it lays out figures, verdicts and pictures.
 
-Templates end in .md, which they need not: of a Flower app's files, Flower packs no others that a
-browser would show (docs/hub.md).
+The names of templates end in .md because Flower does not pack HTML files into an app (docs/hub.md).
 """
 
 import base64
@@ -21,13 +19,13 @@ from markupsafe import Markup
 
 from strategies.protocol.text import printable
 
-KEPT = "\n\t\N{NO-BREAK SPACE}"  # of the characters that cannot be seen
+KEPT = "\n\t\N{NO-BREAK SPACE}"  # the only invisible characters that pages keep
 JUDGED = {"good": "✓", "bad": "✗", "open": "?", "note": "·"}
 
 
 @dataclass(frozen=True)
 class Marked:
-    """A text that says `good`, `warn` or `bad` also by its looks."""
+    """A text with a style: `good`, `warn` or `bad`."""
 
     text: str
     kind: str
@@ -37,23 +35,23 @@ def render(template: str, title: str, **values: Any) -> str:
     """A whole page.
 
     Args:
-        template: Its name, without its end.
-        title: Of the page, and for the window's bar.
-        values: What the template writes.
+        template: The name of the template, without its ending.
+        title: The title of the page and of the window.
+        values: The variables of the template.
     """
     page = _templates().get_template(f"{template}.html.md")
     return page.render(title=title, contents=[], **values)
 
 
 def shown(value: object) -> str:
-    """A value for people: fractions with three digits, a dash where there is none."""
+    """A value as text: fractions with three digits, a dash for a missing value."""
     if isinstance(value, float):
         return f"{value:.3f}" if isfinite(value) else "–"
     return "–" if value is None else str(value)
 
 
 def png_uri(png: bytes) -> str:
-    """A picture of pixels as an address that holds it."""
+    """A PNG as a data URI."""
     return f"data:image/png;base64,{base64.b64encode(png).decode()}"
 
 
@@ -74,12 +72,12 @@ def _templates() -> Environment:
 
 
 def _written(value: object) -> object:
-    """A value as templates write it: markup of theirs, or text of characters that are printable."""
+    """A value as templates write it: their own markup, or printable text."""
     return value if isinstance(value, Markup) else printable(shown(value), KEPT)
 
 
 def capital(text: str) -> str:
-    """A text whose first letter is a capital one."""
+    """A text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 

@@ -1,4 +1,4 @@
-"""Images on pages: a strip of a few, as PNG inside the page.
+"""Strips of images on pages, as PNG inside the page.
 
 Shapes: `N` images, `C` channels, `H, W` pixels.
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from pages.page import png_uri
 
 SHOWN = 8  # images of a strip
-CLASSES = 24  # of which a page shows strips
-MOST = 2**26  # pixels that are decoded
+CLASSES = 24  # most classes of which a page shows strips
+MOST = 2**26  # most pixels that are decoded
 SIDE, GAP = 86, 4  # pixels; a strip is as wide as a column of text
 
 Images = NDArray[np.uint8]
@@ -24,7 +24,7 @@ Images = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Strip:
-    """Images side by side: their name, what they are in words, and where a browser finds them."""
+    """Images side by side: their name, a description, and a data URI."""
 
     name: str
     about: str
@@ -47,21 +47,21 @@ def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[s
     Args:
         images: [N, C, H, W].
         labels: [N].
-        names: Of the classes.
+        names: Names of the classes.
     """
     return [named_strip(name, png) for name, png in pngs_by_class(images, labels, names).items()]
 
 
 def strips_of_column(png: bytes, labels: NDArray[Any], names: Sequence[str]) -> list[Strip]:
-    """The same of images that stand one below the other, as a buffer has them.
+    """The first images of each class, from a buffer's picture with one image below the other.
 
     Args:
         png: The picture, [N·H, W].
         labels: [N].
-        names: Of the classes.
+        names: Names of the classes.
 
     Returns:
-        Nothing if these are no such images: another hospital made them.
+        The strips; empty if the picture cannot be read, since another hospital made it.
     """
     try:
         with PIL.Image.open(BytesIO(png), formats=["PNG"]) as column:
@@ -77,7 +77,7 @@ def strips_of_column(png: bytes, labels: NDArray[Any], names: Sequence[str]) -> 
 def pngs_by_class(
     images: Images, labels: NDArray[np.int64], names: Sequence[str]
 ) -> Mapping[str, bytes]:
-    """The same as PNG, by class; of the first `CLASSES` classes."""
+    """The first images of each class as PNG, by class; for the first `CLASSES` classes."""
     there = [k for k in range(len(names)) if (labels == k).any()]
     return {names[k]: png_of([*images[labels == k][:SHOWN]]) for k in there[:CLASSES]}
 
@@ -97,7 +97,7 @@ def png_of(images: Sequence[Images]) -> bytes:
 
 
 def _thumbnail(image: Images) -> PIL.Image.Image:
-    """An image no larger than `SIDE`; each pixel of a small one is a square of several."""
+    """An image of at most `SIDE` pixels a side; a small one is enlarged by a whole factor."""
     last = np.moveaxis(image, 0, 2)
     picture = PIL.Image.fromarray(last.squeeze(2) if last.shape[2] == 1 else last)
     times = SIDE // max(picture.size)

@@ -1,11 +1,11 @@
 """The pictures of the pages: the shapes of an SVG, in the colours of the style sheet.
 
-Lines have the axis that their values need, a fifth of all there is at least: a smaller change looks
-as small as it is. Intervals have the axis from 0 to 1. A dashed line is chance: what a model
-reaches that always gives the same answer, or that guesses. Colour never says anything alone: lines
-differ in dashes and marks too, and where lines lie on one another the lower one is wider.
+The axis of lines fits their values, but spans at least a fifth of the range, so that small changes
+look small. The axis of intervals goes from 0 to 1. A dashed line is chance: the figure of a
+constant answer, or of guessing. Lines differ not only in colour but also in dashes and marks; where
+lines overlap, the lower one is wider.
 
-Each picture names itself and says in a sentence what it shows, for people who do not see it.
+Each picture has a name and a description in words, for people who do not see it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from math import ceil, floor, isfinite, nan
 from typing import Any
 
-NUMBERED = 12  # more columns than this leave no room for numbers in the cells
-BLOCK = 20  # steps beside each other
-LEVEL = 6  # more columns than this have upright names
-SERIES = 8  # colours, of style.py
+NUMBERED = 12  # most columns with numbers in the cells
+BLOCK = 20  # most steps beside each other
+LEVEL = 6  # most columns with horizontal names
+SERIES = 8  # number of colours in style.py
 DASHES = ("", "5 3", "1 3", "8 3 1 3")
-MARKED = 40  # a line of more points has no marks
-WIDTH, HEIGHT = 340, 180  # of a chart, in pixels of a narrow screen
-SMALL = (160, 88)  # of one of many
+MARKED = 40  # most points of a line with marks
+WIDTH, HEIGHT = 340, 180  # size of a chart, in pixels of a narrow screen
+SMALL = (160, 88)  # size of a small chart
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Picture:
-    """What is drawn.
+    """A picture.
 
     Attributes:
         size: Attributes of the SVG.
-        about: Its name and what it shows, in words.
-        shapes: Its elements.
-        key: Which line or mark is which: a sample, and its name.
+        about: The name and a description, in words.
+        shapes: The elements of the SVG.
+        key: For each line or mark a sample and its name.
     """
 
     size: Mapping[str, object]
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Block:
-    """A table of cells; rows have names."""
+    """A table of cells with named rows."""
 
     columns: Sequence[str]
     rows: Sequence[tuple[str, Sequence[Cell]]]
@@ -70,11 +70,11 @@ class Cells:
     """Tables of cells below each other.
 
     Attributes:
-        about: What they show.
+        about: A description, in words.
         look: Classes of the style sheet.
-        tables: They.
-        levels: Of a heat map: where dashes are on its scale, in percent.
-        below: What a dashed frame says; empty if there is none.
+        tables: The tables.
+        levels: Places of dashes on the scale of a heat map, in percent.
+        below: The meaning of a dashed frame; empty if there is none.
     """
 
     about: str
@@ -86,7 +86,7 @@ class Cells:
 
 @dataclass(frozen=True)
 class Line:
-    """A figure over time: `ys` in [0, 1], NaN where it was not measured; `dots` are indices."""
+    """A figure over time: `ys` in [0, 1], NaN = not measured; `dots` are the indices of marks."""
 
     name: str
     xs: Sequence[float]
@@ -96,7 +96,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Span:
-    """A value with the ends of what it may be, NaN if nobody knows; and what it is the mean of."""
+    """A value, the ends of its interval (NaN = unknown), and the values behind it."""
 
     value: float
     low: float = nan
@@ -106,7 +106,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Axis:
-    """From where to where a picture goes, and what is written at it."""
+    """The range of an axis, and its ticks."""
 
     low: float = 0.0
     high: float = 1.0
@@ -125,7 +125,7 @@ class Axis:
         return cls(ticks[0], ticks[-1], ticks)
 
     def share(self, value: float) -> float:
-        """Where a value is, in percent of the axis."""
+        """The place of a value, in percent of the axis."""
         return 100 * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
 
 
@@ -139,9 +139,14 @@ def chart(
     across: str = "round",
     begins: Sequence[int] = (),
 ) -> Picture:
-    """Lines over the rounds, or what `across` says; their key below.
+    """Lines over the rounds, or over `across`, with a key below.
 
-    `begins` has the first round of each task.
+    Args:
+        title: The name of the picture.
+        lines: The lines.
+        chance: The value of the dashed line; NaN = none.
+        across: The name of the horizontal axis.
+        begins: The first round of each task.
     """
     top = 26 if begins else 8
     drawn = [line for line in lines if any(map(isfinite, line.ys))]
@@ -163,12 +168,12 @@ def chart(
 def charts_by_name(
     lines: Sequence[Line], chances: Mapping[str, float], behind: Line | None = None
 ) -> list[Picture]:
-    """Small charts on one axis, of a hospital each; `behind` is thin and grey in all of them.
+    """Small charts on one axis, one for each hospital.
 
     Args:
-        lines: Their names are the hospitals'.
-        chances: Of each hospital; empty if no dashed line is to be drawn.
-        behind: A line to compare with.
+        lines: Lines whose names are the hospitals' names.
+        chances: The dashed line of each hospital; empty = no dashed lines.
+        behind: A line to compare with, thin and grey in all charts.
     """
     values = [y for line in (*lines, behind) if line for y in line.ys]
     axis = Axis.fit([*values, *chances.values()])
@@ -194,7 +199,7 @@ def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Pictur
 
 
 def square(line: Line, about: str) -> Picture:
-    """A line over shares, both axes from 0 to 1, with the diagonal; in words, `about` it."""
+    """A line over shares, both axes from 0 to 1, with the diagonal; `about` describes it."""
     side = SMALL[0]
     area = _Area(side, side, (26, 6, 18, 16), (0, 1), SHARES)
     diagonal = {"class": "chance", "d": area.path(Line("", (0, 1), (0, 1)))}
@@ -205,7 +210,7 @@ def square(line: Line, about: str) -> Picture:
 
 @dataclass(frozen=True)
 class Lane:
-    """One or more values side by side, and where the dashed line is beside them."""
+    """One or more values side by side, and the place of the dashed line beside them."""
 
     name: str
     spans: Sequence[Span]
@@ -222,11 +227,11 @@ def spans(
     """Values with their intervals, one below the other, on one axis.
 
     Args:
-        title: What it shows.
-        rows: As many values in each.
-        names: Of the values of a row, for the key.
-        marked: What the dashed line says, for the key.
-        axis: By default from 0 to 1.
+        title: The name of the picture.
+        rows: Rows with equal numbers of values.
+        names: Names of the values of a row, for the key.
+        marked: The meaning of the dashed line, for the key.
+        axis: The axis; by default from 0 to 1.
     """
     axis, y = axis or Axis(), 4.0
     parts: list[Shape] = []
@@ -270,18 +275,17 @@ def heat(
     levels: Sequence[float],
     below: str,
 ) -> Cells:
-    """A table of shares whose cells are the darker the higher they are, from 0 to 1.
+    """A table of shares from 0 to 1; higher shares have darker cells.
 
-    The numbers are there for whoever has the page read aloud, also where there are too many columns
-    to show them.
+    Tables with many columns hide the numbers, but screen readers read them.
 
     Args:
-        about: What it shows.
-        rows: Their names.
-        columns: Their names.
-        values: Of each row.
-        levels: Of each column: a cell that is not above it has a dashed frame.
-        below: What that frame says.
+        about: A description, in words.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        values: The shares of each row.
+        levels: The level of each column: a cell that is not above it has a dashed frame.
+        below: The meaning of that frame.
     """
     look = ["heat", *["dense"] * (len(columns) > NUMBERED), *["upright"] * (len(columns) > LEVEL)]
     cells = [
@@ -296,15 +300,15 @@ def heat(
 def steps(
     about: str, rows: Mapping[str, Sequence[tuple[str, str]]], titles: Sequence[str]
 ) -> Cells:
-    """What happened step by step: a row of small cells, each with a mark and a kind.
+    """The course of a run: rows of small cells, one for each step.
 
     Long rows are cut into blocks below each other.
 
     Args:
-        about: What it shows.
-        rows: By name, of every step a mark of one or two letters and a class of the style sheet;
+        about: A description, in words.
+        rows: By name, for every step a mark of one or two letters and a class of the style sheet;
             both may be empty.
-        titles: Of the steps.
+        titles: Titles of the steps.
     """
     blocks = []
     for first in range(0, len(titles), BLOCK):
@@ -318,7 +322,7 @@ def steps(
 
 
 class _Area:
-    """Where the lines of a chart are; `margins` are left, right, top and bottom."""
+    """The area of a chart's lines; `margins` are left, right, top and bottom."""
 
     def __init__(
         self,
@@ -361,7 +365,7 @@ class _Area:
         return [Shape("line", {"class": look, "x1": self.left, "x2": end, "y1": y, "y2": y})]
 
     def borders(self, begins: Sequence[int]) -> list[Shape]:
-        """Upright lines between tasks, each of which has its number above it."""
+        """Vertical lines between tasks, with the tasks' numbers above."""
         bottom = self.top + self.height
         parts = [_text(self.left - 4, 11, "task", "end")] if begins else []
         for number, first in enumerate(begins, 1):
@@ -375,7 +379,7 @@ class _Area:
         return parts
 
     def path(self, line: Line) -> str:
-        """A path that has gaps where nothing was measured."""
+        """A path with gaps at missing values."""
         parts, pen = [], "M"
         for x, y in zip(line.xs, line.ys, strict=True):
             if isfinite(y):
@@ -406,7 +410,7 @@ def _about(title: str, about: str) -> str:
 
 
 def _key(names: Sequence[str], marked: str, *, dots: bool = False) -> list[tuple[list[Shape], str]]:
-    """Which line, or which mark, is which."""
+    """A sample and a name for each line or mark."""
     ends = {"x1": 1, "x2": 25, "y1": 6, "y2": 6}
     key = []
     for place, name in enumerate(names):
@@ -422,7 +426,7 @@ def _dashed(place: int) -> dict[str, Any]:
 
 
 def _look(place: int) -> int:
-    """Which of four dashes and marks: where colours begin anew, they meet another one."""
+    """The index of the dash and the mark; a repeated colour has another one."""
     return (place + place // SERIES) % len(DASHES)
 
 
@@ -439,7 +443,7 @@ def _mark(x: float | str, y: float, place: int) -> Shape:
 
 def _span(span: Span, axis: Axis, place: int, y: float) -> list[Shape]:
     if not isfinite(span.value):
-        return [_text(0, y + 4, "not measured, or not told")]
+        return [_text(0, y + 4, "not measured, or not reported")]
     parts, high = [], f"{y:.1f}"
     if isfinite(span.low) and isfinite(span.high):
         first, last = (f"{axis.share(end):.1f}%" for end in (span.low, span.high))
@@ -472,7 +476,7 @@ def _span_in_words(span: Span) -> str:
 def _heat(value: float, level: float) -> Cell:
     if not isfinite(value):
         return Cell("–", {"class": "none"})
-    # From where on letters are black, or white: the middle is read best in other colours if dark.
+    # Classes of dark and medium cells, which need other colours of letters.
     kinds = ["deep"] if value > 0.72 else ["mid"] if value > 0.56 else []
     if value <= level:
         kinds.append("poor")

@@ -1,6 +1,6 @@
-"""What a hospital measured of its synthetic images before they left, in words with thresholds.
+"""A hospital's checks of its synthetic images before release, in words with thresholds.
 
-docs/privacy/buffers.md says what each figure means, and what passing proves and does not prove.
+docs/privacy/buffers.md explains each figure, and the limits of a passed check.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,16 +11,16 @@ from pages.page import Marked
 
 UNABLE = Marked("cannot tell", "warn")
 LEAK = (
-    "The leak: what the best attack told beyond the negative control, from 0 (nothing) to 1 "
-    "(as much as copies of training images would tell)"
+    "The leak: the advantage of the best attack over the negative control, from 0 (none) to 1 "
+    "(as for copies of training images)"
 )
 PASS, FAIL, LOOK = Marked("pass", "good"), Marked("FAIL", "bad"), Marked("look", "warn")
 NONE = "–"
-LEVEL = 0.001  # that of audit/copies.py, which takes seconds to import
+LEVEL = 0.001  # the level of audit/copies.py, which takes seconds to import
 
 
 class Checks(NamedTuple):
-    """What a hospital checked: rows of a table, and sentences on what a person should look at."""
+    """A hospital's checks: rows of a table, and remarks for a person to look at."""
 
     rows: "list[Check]"
     remarks: list[str]
@@ -43,9 +43,9 @@ def release_checks(
     """The checks of a hospital, and the remarks on them.
 
     Args:
-        figures: What the hospital measured.
+        figures: The figures that the hospital measured.
         config: Settings of the run, by table and name.
-        attacked: What attacks on its images found; it stays at the hospital.
+        attacked: The outcome of attacks on its images, which stays at the hospital.
     """
     rows = [*check_rows(figures, config)]
     if attacked is not None:
@@ -54,7 +54,7 @@ def release_checks(
 
 
 def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
-    """What decides of membership attacks, and their positive control; nothing without attacks."""
+    """The rows of membership attacks and of their positive control; empty without attacks."""
     if not (leak := attacked.get("leak")):
         return []
     limit, noticed = attacked["limit"], attacked["noticed"]
@@ -66,7 +66,7 @@ def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
             PASS if leak["high"] <= limit else UNABLE,
         ),
         Check(
-            "The positive control: near-copies that were mixed in on purpose, and noticed",
+            "The positive control: near-copies that were mixed in on purpose and noticed",
             "not even half of the images" if noticed is None else f"{noticed:.0%} of the images",
             "some must be noticed",
             UNABLE if noticed is None else PASS,
@@ -75,7 +75,7 @@ def attack_checks(attacked: Mapping[str, Any]) -> list[Check]:
 
 
 def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Iterator[Check]:
-    """What is asked, what was measured, what is allowed."""
+    """The rows of the checks: question, figure, limit and result."""
     if isfinite(share := figures.get("release-refused", nan)):
         result = FAIL if share else PASS
         yield Check("Too near, of those that left", f"{share:.1%}", "0.0%", result)
@@ -115,7 +115,7 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
         )
     if isfinite(epsilon := figures.get("gan-epsilon", nan)):
         yield Check(
-            "How much can one patient (or image) have changed what the generative model knows? "
+            "How much can one patient (or image) have changed the generative model? "
             "(differential privacy)",
             f"ε = {epsilon:g}, δ = {figures.get('gan-delta', nan):g}",
             "what the hospital's policy allows",
@@ -133,17 +133,20 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
 
 
 def remarks(figures: Mapping[str, float]) -> Iterator[str]:
-    """What a person should look at, though nothing failed."""
+    """Remarks on figures that did not fail, but that a person should look at."""
     for kind in _projected(figures):
         before, after = _projections(figures, kind)
         if after < before:
             yield (
                 "the privacy phase is meant to move the generative model away from the training "
                 f"images. Here their distance fell from {before:#.3g} to {after:#.3g} "
-                f"({_named(kind)}): the phase did not do what it is for."
+                f"({_named(kind)}): the phase missed its purpose."
             )
     if figures.get("gan-private", 1.0) == 0:
-        yield "the privacy loss had no part in what left: it spoilt the generative model at once."
+        yield (
+            "the privacy loss had no part in the released images: it spoilt the generative model "
+            "at once."
+        )
     for name in figures:
         kind = name.removeprefix("diversity-synthetic-")
         real = figures.get(f"diversity-real-{kind}", nan)
@@ -156,7 +159,7 @@ def remarks(figures: Mapping[str, float]) -> Iterator[str]:
 
 
 def _projected(figures: Mapping[str, float]) -> list[str]:
-    """The perceptual distances in which projections were measured after both phases."""
+    """The perceptual distances of projections that were measured after both phases."""
     prefix = "projection-private-"
     kinds = [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
     return [kind for kind in kinds if all(map(isfinite, _projections(figures, kind)))]

@@ -11,7 +11,7 @@ COMMANDS = (check, compare, export, launch, watch)
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command that the command line names."""
     Screen.install()
     parser = argparse.ArgumentParser(prog="python -m server_app", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="command")

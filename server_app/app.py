@@ -1,4 +1,4 @@
-"""The post office: runs the strategy that the settings name, and has the results written."""
+"""The ServerApp: runs the strategy that the settings name, and has `Results` write the results."""
 
 import os
 import warnings
@@ -26,12 +26,12 @@ from strategies.protocol.settings import Settings, SettingsError, require
 from strategies.registry import strategy_of
 from warm.workers import Workers
 
-# Ray's, about a default of its own that Flower relies on.
+# Ray warns of a changed default that Flower relies on.
 warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
 
-# Strategies without a baseline: nothing is handed on in them.
+# Strategies without a baseline: they have no hand-off.
 NO_BASELINE = ("standalone", "centralized")
-# What a baseline does without.
+# Settings that a baseline run switches off.
 WITHOUT = {
     **dict.fromkeys(("baseline", "tracking", "resume", "enrolment", "async.replay"), ""),
     "asynchronous": False,
@@ -41,7 +41,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do one run. The last line it logs is the address of its report."""
+    """Run one strategy. The last log line is the address of the report."""
     console = Console.install()
     settings = Settings.parse(context.run_config)
     strategy = strategy_of(settings)
@@ -66,7 +66,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | None:
-    """Do the same run by the method `baseline`, in `folder`; None if there is none, or it fails."""
+    """Repeat the run with the method `baseline`, in `folder`; None without one, or if it fails."""
     courier = Courier(grid)
     if not (courier.simulates and settings.baseline) or settings.strategy in NO_BASELINE:
         return None
@@ -85,7 +85,7 @@ def _run_baseline(settings: Settings, grid: Grid, folder: Path) -> Summary | Non
 
 @contextmanager
 def _engine(grid: Grid, settings: Settings, context: Context) -> Iterator[Grid]:
-    """The grid of the run: Flower's, or by `workers` the same hospitals in warm processes."""
+    """The grid of the run: Flower's, or by the setting `workers` warm processes in its place."""
     if MISSING_CLUSTER:
         raise RunError(
             f"RAY_ADDRESS is '{MISSING_CLUSTER}', and no Ray cluster answers there: start it (ray "

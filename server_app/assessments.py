@@ -1,6 +1,6 @@
-"""What models are worth, hospital by hospital, and with all test images put together.
+"""The test performance of models, by hospital and over the test images of all hospitals.
 
-Hospitals measure, with intervals (client_app/release/details.py).
+Hospitals measure the figures and their intervals (client_app/release/details.py).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,13 +29,13 @@ def assess(
 ) -> list[Assessment]:
     """The rows of `Summary.assessments`.
 
-    Where nothing was handed on, nothing is compared with what was before the first hand-off.
+    Without a hand-off, models are not compared with the hospitals' own models.
 
     Args:
-        tests: What was measured of models in the last evaluated round.
-        held: The model that each hospital holds after it.
-        events: Of that round.
-        handed_on: Whether anything was, in the run.
+        tests: The tests of models in the last evaluated round.
+        held: The model that each hospital holds after that round.
+        events: The events of that round.
+        handed_on: Whether the run had a hand-off of models or images.
         classes: Names of the classes, in order.
     """
     rows = []
@@ -97,7 +97,12 @@ def _pooled(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
 
 
 def _pooled_class(each: Sequence[Assessment], images: Sequence[float | None]) -> Assessment:
-    """One class at several hospitals, put together; and of how many images there are in all."""
+    """The figures of one class over several hospitals.
+
+    Args:
+        each: The class at each hospital.
+        images: The number of all test images at each hospital.
+    """
     told = [row for row in each if row["images"]]
     own = [row["images"] or 0.0 for row in each]
     others = [(total or 0.0) - mine for total, mine in zip(images, own, strict=True)]
@@ -130,7 +135,7 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 
 def _patients(rows: Sequence[Assessment]) -> float | None:
-    """Patients of several hospitals; where none are named, each image counts as one."""
+    """The patients of several hospitals; where none are named, each image counts as one."""
     if all(row["patients"] is None for row in rows):
         return None
     return _sum(row["images"] if row["patients"] is None else row["patients"] for row in rows)
@@ -139,12 +144,12 @@ def _patients(rows: Sequence[Assessment]) -> float | None:
 def headline(
     rows: Sequence[Assessment], figures: Mapping[str, float], round_: int
 ) -> Headline | None:
-    """`Summary.headline`: of what hospitals hold; without that, the federation's.
+    """`Summary.headline`: the mean over held models; without them, the federation's figure.
 
     Args:
         rows: `Summary.assessments`.
-        figures: Of the last evaluated round.
-        round_: Its number.
+        figures: The figures of the last evaluated round.
+        round_: The number of that round.
     """
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
@@ -166,11 +171,11 @@ def headline(
 
 
 def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) -> Figure | None:
-    """The federation's balanced accuracy, a figure; None if it tells no more than what is held.
+    """The federation's balanced accuracy; None if unknown, or if only held models were tested.
 
     Args:
         rows: `Summary.assessments`.
-        figures: Those of the round, under their names in `Summary`.
+        figures: The figures of the round, by their names in `Summary`.
     """
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     name = "federation_balanced_accuracy"

@@ -1,10 +1,10 @@
-"""Whether the settings of a run can be used, as far as that is known before it starts.
+"""Checks the settings of a run before it starts.
 
     uv run python -m server_app check --run-config "strategy='cwt' train.epochs=5" --hospitals 4
 
-A run needs a minute to find that out, and of a key that does not exist Flower says only that the
-run config is invalid. What only hospitals know, their images, classes and policies, they judge when
-they enrol. What learners need of networks comes last: it imports torch, which takes seconds.
+A run needs a minute to find an error. For an unknown key, Flower reports only that the run config
+is invalid. Hospitals check their own images, classes and policies when they enrol. The networks are
+checked last, since this check imports torch, which takes seconds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from strategies.protocol.run_config import changes_of, read_config
 from strategies.protocol.settings import PUBLIC, Settings, SettingsError, complete, require
 from strategies.registry import strategy_of
 
-# How the setting `dataset` begins (client_app.datasets.DATASETS), and what comes then.
+# The prefix of the setting `dataset` (client_app.datasets.DATASETS): the rest of its value.
 DATASETS = {
     "digits": "",
     "mnist": "",
@@ -37,13 +37,13 @@ DATASETS = {
 
 def add_command(commands: Any) -> None:
     """Add `check` to the commands of `python -m server_app`."""
-    about = "say whether settings can be used, before anything starts"
+    about = "check the settings of a run before it starts"
     parser = commands.add_parser("check", help=about, description=about)
     parser.set_defaults(command=_command)
     parser.add_argument(
         "--run-config", action="append", default=[], help="as for flwr run: settings, or one file"
     )
-    parser.add_argument("--hospitals", type=int, help="how many are going to be simulated")
+    parser.add_argument("--hospitals", type=int, help="the number of simulated hospitals")
 
 
 def _command(arguments: argparse.Namespace) -> None:
@@ -51,10 +51,10 @@ def _command(arguments: argparse.Namespace) -> None:
 
 
 def check_texts(texts: Sequence[str], hospitals: int | None) -> None:
-    """Check what `--run-config` says of a simulation, and print that it can be used.
+    """Check the texts of `--run-config` for a simulation, and print that they can be used.
 
     Raises:
-        SettingsError: As `check` does; or the texts cannot be read.
+        SettingsError: As in `check`; or the texts cannot be read.
     """
     settings = check(complete(changes_of(texts)), hospitals=hospitals)
     for notice in notices(settings, strategy_of(settings), simulated=True):
@@ -72,13 +72,13 @@ def check(
     """Check the settings of a run.
 
     Args:
-        config: All of them, by their keys.
-        hospitals: How many there are going to be; None = not known.
-        simulated: Whether this machine simulates them. Others have images, files and folders of
-            their own.
+        config: All settings, by key.
+        hospitals: The number of hospitals; None = unknown.
+        simulated: Whether this machine simulates the hospitals. Real hospitals have images, files
+            and folders of their own.
 
     Raises:
-        SettingsError: Names the setting that cannot be used, its value and what is allowed.
+        SettingsError: It names the unusable setting, its value and the allowed values.
     """
     settings = Settings.parse(config)
     strategy = strategy_of(settings)
@@ -89,7 +89,7 @@ def check(
     times = settings.asynchrony
     if times.replay:
         read_turns(Path(times.replay))
-    allowed = "empty where hospitals are not simulated: a visit takes the time that it takes"
+    allowed = "empty where hospitals are not simulated: real visits have durations of their own"
     require(simulated or not times.seconds, "async.seconds", times.seconds, allowed)
     if hospitals is not None:
         allowed = f"at most the number of hospitals, which is {hospitals}"
@@ -105,12 +105,12 @@ def check(
 
 
 def _check_models(settings: Settings, learner: str, size: int) -> None:
-    """Whether the networks can be built, for images of so many pixels a side, and trained.
+    """Check that the networks can be built and trained.
 
     Args:
-        settings: Of the run.
-        learner: What trains them.
-        size: 0 = that of the hospital's images, which it checks.
+        settings: The settings of the run.
+        learner: The learner that trains the networks.
+        size: Pixels a side; 0 = the size of the hospital's images, which the hospital checks.
     """
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture  # imports torch
@@ -133,7 +133,7 @@ def _check_models(settings: Settings, learner: str, size: int) -> None:
 
 
 def _check_data(settings: Settings, hospitals: int | None) -> None:
-    """The data set's name, its place on this machine, and whether it can be cut as it is to be."""
+    """Check the data set's name, its place on this machine, and its partition."""
     dataset, partition = settings.dataset, settings.partition
     kind, colon, rest = dataset.partition(":")
     known = kind + colon in DATASETS and bool(rest.strip()) == bool(colon)
@@ -151,14 +151,15 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
         require(distinct, "dataset", dataset, "another folder or manifest for each hospital")
         count = len(sources)
         fits = hospitals in (None, count)
-        require(fits, "dataset", dataset, f"for {hospitals} hospitals, and names {count} folders")
+        allowed = f"one folder for each of {hospitals} hospitals, not {count}"
+        require(fits, "dataset", dataset, allowed)
     elif kind in ("digits", "mnist", "folder") and partition == "site" and hospitals != 1:
         raise SettingsError(
             "The setting 'partition' is 'site', and the data set does not say which site an image "
             f"comes from ('dataset' is {dataset!r}); it must be iid, dirichlet or classes."
         )
     given = settings.tasks > 1 and settings.task_cut == "given"
-    allowed = "another one where images are not in a manifest, which has the column 'task'"
+    allowed = "another value unless the images are in a manifest, which has the column 'task'"
     require(kind == "manifest" or not given, "task-cut", settings.task_cut, allowed)
     numbered = [str(k) for k in range(10)] if kind in ("digits", "mnist") else []
     if classes := settings.class_names or numbered:
@@ -166,7 +167,7 @@ def _check_data(settings: Settings, hospitals: int | None) -> None:
 
 
 def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:
-    """The places that a data set cannot be read from."""
+    """The sources of a data set that cannot be read."""
     for source in sources:
         path = Path(source.strip())
         if kind in ("folder", "manifest"):
@@ -179,15 +180,15 @@ def _missing(kind: str, sources: Sequence[str]) -> Iterator[str]:
 
 
 def _check_files(settings: Settings) -> None:
-    """The files of weights, images and maps that are named."""
+    """Check that the named files of weights, images and maps exist."""
     for key in OWN_FILES:
         chosen = settings.run_config[key]
         path = Path(chosen.removeprefix(PUBLIC))
-        require(not path.is_absolute() or path.is_file(), key, chosen, "a file that is there")
+        require(not path.is_absolute() or path.is_file(), key, chosen, "an existing file")
 
 
 def _check_folders(settings: Settings) -> None:
-    """Where the results would go, or the run that is to be resumed."""
+    """Check the folder of the results, or the run to resume."""
     try:
         if settings.resume:
             _check_resume(settings, Path(settings.resume).expanduser())

@@ -1,4 +1,4 @@
-"""The command that compares methods over their runs, its text and its CSV file.
+"""The command `compare`: compares methods over their runs, as text and as a CSV file.
 
 uv run python -m server_app compare ~/fedhandoff/runs --csv table.csv --html table.html
 """
@@ -27,7 +27,7 @@ from server_app.measures import mean, spread
 from strategies.protocol.text import inert
 
 WIDTH = 80  # of a line of text
-MOST_HOSPITALS, MOST_PAIRS = 4, 21  # in the terminal: what fits into a line, and on a page
+MOST_HOSPITALS, MOST_PAIRS = 4, 21  # limits of the terminal: columns of a table, and its lines
 HEADER = ("method", "minus", "figure", "hospital", "mean", "std", "low", "high", "count")
 
 
@@ -37,7 +37,7 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("compare", help=about, description=about)
     parser.set_defaults(command=_command)
     parser.add_argument(
-        "folders", nargs="+", type=Path, help="result directories, or folders with such below"
+        "folders", nargs="+", type=Path, help="result directories, or folders that contain some"
     )
     parser.add_argument("--csv", type=Path, help="write all figures and differences to this file")
     parser.add_argument("--html", type=Path, help="write a page with pictures to this file")
@@ -58,9 +58,10 @@ def _command(arguments: argparse.Namespace) -> None:
 
 
 def records(comparison: Comparison) -> Iterator[list[object]]:
-    """The rows of the CSV file: `HEADER`; `minus` is empty if a row is no difference.
+    """The rows of the CSV file, with the columns `HEADER`.
 
-    `count` is of the runs, or the seeds, behind a figure.
+    `minus` is empty in rows of a single method. `count` is the number of runs, or of seeds in a
+    difference.
     """
     for column in COLUMNS + MORE + COSTS:
         for hospital in ["", *comparison.hospitals]:
@@ -125,7 +126,7 @@ def _overview(methods: Sequence[Method], columns: Sequence[Column]) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows below one another; a name for which a line has no room stands above its figures."""
+    """Rows as aligned lines; a name that is too long for its line has a line of its own."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
     room = WIDTH - sum(width + 2 for width in widths)
     first = max((len(name) for name, *_ in rows if len(name) <= room), default=0)

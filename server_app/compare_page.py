@@ -1,4 +1,4 @@
-"""The comparison of methods as an HTML page, in the look of a run's report."""
+"""The comparison of methods as an HTML page with the style of a run's report."""
 
 from collections.abc import Sequence
 from math import isfinite, log10, nan
@@ -11,7 +11,7 @@ from pages.verdicts.methods import ABOUT, APART, SEEDS, count_pairs, describe_no
 from server_app.comparison import COLUMNS, COSTS, MORE, Column, Comparison, Difference, Method
 from server_app.measures import mean, spread
 
-MOST_ROWS = 60  # of a picture
+MOST_ROWS = 60  # rows of a picture
 SIGNED = Axis(-1, 1, (-1, -0.5, 0, 0.5, 1))
 DASHED = {
     "accuracy": "always the most frequent class",
@@ -41,7 +41,7 @@ def page(comparison: Comparison) -> str:
 
 
 def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
-    """A figure: of each method, at each hospital, and the differences."""
+    """A figure by method and hospital, and its differences."""
     methods, hospitals = comparison.methods, comparison.hospitals if compared.metric else []
     first, second = compared.heading
     words = f"balanced accuracy, {first}" if second == "balanced" else f"{second}, {first}"
@@ -68,7 +68,7 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
 
 
 def _marked(compared: Column, methods: Sequence[Method]) -> str:
-    """What the dashed line is, for the key; empty if there is none."""
+    """The meaning of the dashed line, for the key; empty if there is none."""
     known = {f"{same:.2f}" for m in methods if isfinite(same := m.constant(compared))}
     return f"{DASHED[compared.metric]}: {', '.join(sorted(known))}" if known else ""
 
@@ -90,7 +90,7 @@ def _around(values: Sequence[float]) -> Span:
 
 
 def _drawn(title: str, differences: Sequence[Difference]) -> Picture:
-    """The differences, on an axis with 0 in its middle whose end has one digit."""
+    """The differences, on an axis with 0 in its middle and ends of one digit."""
     lanes = [
         Lane(f"{cells[0]}: {cells[-1]}", [span(each.figure)], 0.0)
         for each in differences

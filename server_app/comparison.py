@@ -1,14 +1,14 @@
-"""Methods compared over their runs: what each is worth, how sure a difference is, what it costs.
+"""Compares methods over their runs: test performance, intervals of differences, and costs.
 
-Runs that differ in nothing but `seed` and `fold` are the runs of one method. Two methods are
-compared over the seeds that both have: a seed fixes the cut and the split of the images, so that
-both have seen and tested the same ones. With d_s the difference at seed s, of the means over
-hospitals and folds, the interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n, cut off
-where no difference can be. Fewer than `SEEDS` have none: t is 12.7 for two.
+The runs of one method differ only in `seed` and `fold`. Two methods are compared over the seeds
+that both have. A seed fixes the partition and the split of the images, so both methods have used
+the same images. With d_s the difference at seed s between the means over hospitals and folds, the
+interval is Student's:  mean(d) ± t_{0.975, n−1} · std(d) / √n, clipped to possible differences.
+Fewer than `SEEDS` seeds have no interval: for two seeds, t is 12.7.
 
-Seeds are the units, because they are what is repeated independently: hospitals and folds of one
-seed share models or images. A bootstrap of so few seeds as people run is too narrow. The interval
-says how far other seeds would move the difference; not what other hospitals or patients would.
+Seeds are the units because only they are independent repetitions: hospitals and folds of one seed
+share models or images. A bootstrap of so few seeds is too narrow. The interval covers the effect of
+other seeds on the difference, not of other hospitals or patients.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,44 +28,44 @@ from server_app.runs import CompletedRun, LeftOut, find
 from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import counted
 
-MOST_CELLS = 1_000_000  # pairs of methods, each way, at hospitals
+MOST_CELLS = 1_000_000  # ordered pairs of methods, times hospitals
 
 
 @dataclass(frozen=True)
 class Column:
-    """What methods are compared by."""
+    """A figure by which methods are compared."""
 
-    name: str  # in summary.json, and in the CSV file
+    name: str  # in summary.json and in the CSV file
     heading: tuple[str, str]  # two lines for people
-    metric: str = ""  # of hospitals' assessments; empty = it has no figures at hospitals
-    held: bool = False  # of the model that a hospital holds, not of all models
+    metric: str = ""  # the metric in assessments; empty = no figures by hospital
+    held: bool = False  # whether only held models count
     digits: int = 3  # after the point
-    signed: bool = False  # it may be below 0
-    most: float = 1.0  # how large a difference of two methods can be
+    signed: bool = False  # whether it may be below 0
+    most: float = 1.0  # the largest possible difference of two methods
 
     def figure(self, run: CompletedRun, hospital: str = "") -> float:
-        """That of a run, over all hospitals or at one; NaN if it was not measured."""
+        """The figure of a run, over all hospitals or at one; NaN if it was not measured."""
         value = run.figures.get(self.name, nan)
         if not hospital or not isfinite(value):
             return nan if hospital else value
         return run.tests.get((self.metric, hospital, self.held), nan)
 
 
-# The first is the one that is shown first, and that the terminal shows by hospital and by pairs.
+# The first column is shown first; the terminal shows only this one by hospital and by pairs.
 COLUMNS = (
     Column("federation_balanced_accuracy", ("everywhere", "balanced"), "balanced_accuracy"),
     Column("federation_accuracy", ("everywhere", "accuracy"), "accuracy"),
     Column("personalized_balanced_accuracy", ("at home", "balanced"), "balanced_accuracy", True),
     Column("personalized_accuracy", ("at home", "accuracy"), "accuracy", True),
 )
-# Of runs whose images arrive in tasks (server_app/over_tasks.py).
+# Columns of runs whose images arrive in tasks (server_app/over_tasks.py).
 OVER_TASKS = (
     Column("accuracy_over_tasks", ("over tasks", "accuracy")),
     Column("accuracy_within_tasks", ("within tasks", "accuracy")),
     Column("forgetting", ("over tasks", "forgetting")),
     Column("backward_transfer", ("over tasks", "transfer back"), signed=True, most=2.0),
 )
-# In the CSV file and on the page; in the terminal only those over tasks, if there are any.
+# Further columns of the CSV file and of the page; the terminal shows only those over tasks.
 MORE = (
     Column("federation_auroc", ("everywhere", "AUROC"), "auroc"),
     Column("personalized_auroc", ("at home", "AUROC"), "auroc", True),
@@ -78,8 +78,8 @@ COSTS = (
     Column("megabytes", ("traffic", "MB"), digits=1, most=inf),
 )
 
-# What decides which images are used, and which of them are tested on. With another value of these,
-# a seed does not stand for the same images.
+# Settings that decide which images are used, and which of them are tested on. With other values, a
+# seed stands for other images.
 DATA = ("dataset", "images", "classes", "max-quarantined", "hospitals")
 SPLIT = (
     *("partition", "partition-alpha", "partition-classes", "test-fraction", "test-balanced"),
@@ -87,31 +87,32 @@ SPLIT = (
     *("task-order", "task-spread", "enrolment"),
 )
 _REPEATED = {"seed", "fold"}
-_FACTS = {"hospitals", "images", "commit"}  # of a run, that are no settings
-_COMMON = {field.name.replace("_", "-") for field in fields(Settings)}  # the others are a method's
+_FACTS = {"hospitals", "images", "commit"}  # facts of a run that are not settings
+# Settings of all methods; the others belong to one method.
+_COMMON = {field.name.replace("_", "-") for field in fields(Settings)}
 
 
 @dataclass(frozen=True)
 class Method:
-    """Runs that differ in their seeds and folds alone."""
+    """Runs that differ only in their seeds and folds."""
 
-    name: str  # its strategy, and the settings in which it differs from others of that strategy
-    facts: dict[str, Any]  # its other settings; and `hospitals`, and `commit` if it is known
+    name: str  # its strategy, and the settings that differ between methods of that strategy
+    facts: dict[str, Any]  # its settings; and `hospitals`, `images` and `commit` if known
     runs: dict[tuple[int, int], CompletedRun]  # by seed and fold
 
     @property
     def images(self) -> list[Any]:
-        """What must be equal for a seed to stand for the same images."""
+        """The facts that must be equal for a seed to stand for the same images."""
         return [self.facts.get(key) for key in (*DATA, *SPLIT)]
 
     def values(self, column: Column, hospital: str = "") -> list[float]:
-        """A figure of each run, if it was measured; over all hospitals, or at one."""
+        """The measured figures of the runs, over all hospitals or at one."""
         every = (column.figure(run, hospital) for run in self.runs.values())
         return [value for value in every if isfinite(value)]
 
     @property
     def title(self) -> str:
-        """Its name, and of how many runs it is known."""
+        """Its name, with the number of runs, seeds and folds."""
         seeds, folds = ({key[place] for key in self.runs} for place in (0, 1))
         seed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, sorted(seeds)))}"
         parts = [f"{counted(len(self.runs), 'run')}, {seed}"]
@@ -122,7 +123,7 @@ class Method:
         return f"{self.name} ({', '.join(parts)})"
 
     def cell(self, column: Column, hospital: str = "") -> str:
-        """Mean and standard deviation, as far as they exist; of costs the mean alone."""
+        """Mean and standard deviation, as far as they exist; for costs only the mean."""
         values, digits = self.values(column, hospital), column.digits
         if not values:
             return "–"
@@ -130,11 +131,11 @@ class Method:
         return f"{mean(values):.{digits}f}" + (f"±{spread(values):.{digits}f}" if known else "")
 
     def constant(self, column: Column) -> float:
-        """What a model reaches that always gives the same answer; NaN if nobody knows."""
+        """The figure of a constant answer; NaN = unknown."""
         return mean(run.constant.get(column.metric, nan) for run in self.runs.values())
 
     def curve(self, column: Column) -> dict[int, float]:
-        """The figure after each round that was evaluated, mean over the runs that have it."""
+        """The figure after each evaluated round, mean over the runs that have it."""
         found: dict[int, list[float]] = {}
         for run in self.runs.values():
             for round_, value in run.curves.get(column.name, {}).items():
@@ -144,12 +145,12 @@ class Method:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more a method has of a figure than another, over the seeds that both have."""
+    """The difference of a figure between two methods, over the seeds that both have."""
 
     first: Method
     second: Method
-    by_seed: dict[int, float]
-    most: float = inf  # how large it can be
+    by_seed: dict[int, float]  # first minus second
+    most: float = inf  # the largest possible difference
 
     @cached_property
     def figure(self) -> Figure | None:
@@ -167,12 +168,12 @@ class Difference:
 
     @property
     def higher(self) -> str:
-        """The method that is shown to have more; empty if none is."""
+        """The name of the method that is shown to be higher; empty if none is."""
         return methods.higher_method(self.figure, self.first.name, self.second.name)
 
     @property
     def cells(self) -> list[str]:
-        """Which methods, over how many seeds, the difference, and what may be said of it."""
+        """The methods, the number of seeds, the difference, and its verdict."""
         seeds = len(self.by_seed)
         return [
             f"{self.first.name} − {self.second.name}",
@@ -184,14 +185,14 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is known of some runs."""
+    """The methods of some runs, and their differences."""
 
     methods: list[Method]  # in order of their names
-    left_out: list[LeftOut]  # places that are not in it, and why
+    left_out: list[LeftOut]  # places without a comparable run, and the reasons
 
     @property
     def hospitals(self) -> list[str]:
-        """Those of any run, sorted."""
+        """The hospitals of all runs, sorted."""
         runs = (run for method in self.methods for run in method.runs.values())
         return sorted({hospital for run in runs for hospital in run.hospitals})
 
@@ -224,17 +225,17 @@ class Comparison:
 
     @property
     def pairs(self) -> list[tuple[Method, Method]]:
-        """Methods that have worked on the same images."""
+        """The pairs of methods that have worked on the same images."""
         return [(a, b) for a, b in combinations(self.methods, 2) if a.images == b.images]
 
     def differences(self, column: Column, hospital: str = "") -> list[Difference]:
-        """Of each pair; over all hospitals, or at one."""
+        """The difference of each pair, over all hospitals or at one."""
         pairs = ((a, b, _seed_differences(a, b, column, hospital)) for a, b in self.pairs)
         return [Difference(*each, column.most) for each in pairs]
 
     @property
     def unlike(self) -> list[tuple[str, str, str]]:
-        """In what the methods differ, besides what makes them methods: kind, key, and values."""
+        """The differences between methods in common settings: kind, key, and values."""
         keys = dict.fromkeys(key for method in self.methods for key in method.facts)
         rows = []
         for key in sorted(keys, key=lambda key: (key not in DATA, key not in SPLIT)):
@@ -252,12 +253,12 @@ class Comparison:
         return rows + self._other_images()
 
     def _other_images(self) -> list[tuple[str, str, str]]:
-        """Seeds at which hospitals of a pair had other images, although the settings are equal."""
+        """The seeds at which the images of a pair differ although their settings are equal."""
         return [
             (
                 "data",
                 f"images at seed {repeat[0]}",
-                f"{methods.list_methods([a.name, b.name])} had other ones",
+                f"differ between {methods.list_methods([a.name, b.name])}",
             )
             for a, b in self.pairs
             for repeat in a.runs.keys() & b.runs.keys()
@@ -282,10 +283,10 @@ def _seed_differences(a: Method, b: Method, column: Column, hospital: str) -> di
 
 
 def compare(places: Iterable[Path]) -> Comparison:
-    """Find the runs in some places, and sort them by method.
+    """Find the runs in some places, and group them by method.
 
     Raises:
-        SettingsError: There are too many of them.
+        SettingsError: There are too many differences to compute.
     """
     runs, left_out = find(places)
     groups: dict[tuple[Any, ...], dict[tuple[int, int], CompletedRun]] = {}
@@ -322,13 +323,13 @@ def _facts(runs: Sequence[CompletedRun]) -> dict[str, Any]:
     facts = {key: value for key, value in runs[0].settings.items() if key not in hidden}
     commits = {run.commit for run in runs} - {""}
     hospitals, kinds = tuple(runs[0].hospitals), runs[0].kinds
-    images = {"images": sorted(kinds)} if kinds else {}  # whatever `dataset` says
+    images = {"images": sorted(kinds)} if kinds else {}  # they may differ from `dataset`
     known = {"commit": sorted(commits)} if commits else {}
     return {**facts, "hospitals": hospitals, **images, **known}
 
 
 def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
-    """The strategy, and the settings in which runs of this strategy differ."""
+    """The strategy, and the settings that differ between methods of this strategy."""
     alike = [other for other in every if other["strategy"] == facts["strategy"]]
     parts = [
         f"{key:.24}={_short(facts.get(key))}"

@@ -1,4 +1,4 @@
-"""Which images each hospital used, as far as it has said."""
+"""The images that each hospital reported to have used."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,17 +7,17 @@ from strategies.engine.events import Event
 
 
 def data_of(events: Iterable[Event], classes: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`Summary.data`, from what hospitals said before the first hop."""
+    """`Summary.data`, from the hospitals' answers before the first hop."""
     prepared = [each for each in events if each.verb == "query.prepare" and each.outcome == "ok"]
     return {event.hospital: _hospital_data(event, classes) for event in prepared}
 
 
 def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
-    """What is to be known of settings that do not hold at all hospitals, as comments in TOML.
+    """TOML comments about settings that some hospitals replaced.
 
     Args:
         data: `Summary.data`.
-        dataset: The setting.
+        dataset: The setting `dataset`.
     """
     kinds = {hospital: each["kind"] for hospital, each in data.items() if each["kind"]}
     lines = []

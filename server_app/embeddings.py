@@ -1,22 +1,22 @@
-"""Which embeddings left which hospital (strategies/fil_ver.py), and what was measured of them."""
+"""The embeddings that left each hospital (strategies/fil_ver.py), and their figures."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from strategies.engine.events import Event
 
-FIGURE = "embedding-"  # how the names begin of what a hospital measures of embeddings
+FIGURE = "embedding-"  # the prefix of a hospital's metrics of embeddings
 
 
 def embeddings_of(events: Iterable[Event], tasks: Sequence[int]) -> list[dict[str, Any]]:
     """`Summary.embeddings`.
 
-    A hospital that sent none of a task is asked again in the next round. Of visits that failed
-    nobody knows what has left.
+    A hospital that sent no embeddings of a task is asked again in the next round. Failed visits are
+    left out: the server does not know whether embeddings left.
 
     Args:
-        events: All of the run.
-        tasks: Of which task each round is, from the first; 0: there are no tasks.
+        events: All events of the run.
+        tasks: The task of each round, from the first round on; 0 = no tasks.
     """
     rows: dict[tuple[str, int], dict[str, Any]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Who is to take part in which task, if that is planned (strategies/engine/presence.py)."""
+"""The plan of the hospitals that take part in each task (strategies/engine/presence.py)."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from strategies.protocol.streams import task_at
 
 
 def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]:
-    """`Summary.enrolment`: what each hospital that was ever ready is in each task.
+    """`Summary.enrolment`: the state in each task of each hospital that was ever ready.
 
-    Empty if nothing is planned; or if the table cannot be used, which ends a run with a message.
+    Empty without a plan, or if the plan cannot be used, which ends a run with a message.
     """
     if not settings.enrolment:
         return {}
@@ -24,7 +24,7 @@ def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]
 
 
 def expected_count(settings: Settings, events: Sequence[Event], server_round: int) -> int:
-    """How many hospitals are to train in a round: without a plan all that have answered so far."""
+    """The number of hospitals expected in a round; without a plan, all that have answered."""
     if plan := plan_of(settings, events):
         task = max(task_at(settings, server_round), 1)
         return sum(states[task - 1] == ACTIVE for states in plan.values())

@@ -18,36 +18,36 @@ CONNECT = 1.0  # seconds that a Ray cluster has to accept a connection
 
 
 def prefer_compiled(pyproject: Path = PYPROJECT) -> None:
-    """Leave the run's environment off the import path if Python's own has what the app asks for.
+    """Remove the run's environment from the import path if Python's own has all dependencies.
 
-    Flower installs the app's dependencies for each run, in a folder that goes with the run. There
-    every process would compile all that it imports: half a minute of a core for torch.
+    Flower installs the app's dependencies for each run, in a temporary folder. Every process would
+    compile its imports there: half a minute of a core for torch.
 
     Args:
-        pyproject: Its dependencies are looked for.
+        pyproject: The file that lists the dependencies.
     """
     environment = Path(os.environ.get("VIRTUAL_ENV", sys.prefix))
     others = [path for path in sys.path if not Path(path).is_relative_to(environment)]
     if environment == Path(sys.prefix) or len(others) == len(sys.path):
         return
     project = tomllib.loads(pyproject.read_text(encoding="utf-8"))["project"]
-    # Ray comes with flwr[simulation]; what else that asks for, Flower has.
+    # Ray comes with flwr[simulation]; the other packages of that extra come with Flower.
     wanted = map(Requirement, [*project["dependencies"], "ray"])
     if all(_is_met(each, others) for each in wanted):
         sys.path[:] = others
 
 
 def prepare_ray() -> None:
-    """Set the variables of Ray's processes, where the user has not set them."""
+    """Set the variables of Ray's processes that the user has not set."""
     for name, value in {
-        # Ray passes on what simulated hospitals log: without colours, and every line, not one for
-        # all hospitals whose lines differ in numbers alone.
+        # Ray forwards the log of simulated hospitals: without colours, and every line. By default
+        # it drops lines that differ only in numbers.
         "RAY_COLOR_PREFIX": "0",
         "RAY_DEDUP_LOGS": "0",
-        # Ray remembers the last cluster of a machine. It waits for it, even if that has ended.
+        # Ray remembers the last cluster of a machine, and waits for it even if it has ended.
         "RAY_ADDRESS": "local",
-        # Flower's own handler in them, which the app replaces: else an actor says after a run's
-        # last line that it ends.
+        # Flower's own log handler, which the app replaces: otherwise an actor logs its end after
+        # the last line of a run.
         "FLWR_LOG_LEVEL": "ERROR",
     }.items():
         os.environ.setdefault(name, value)

@@ -1,6 +1,6 @@
-"""A model out of the results of an open run, as a file of its own, and its card.
+"""Exports a model of an open run as a file of its own, with its card.
 
-No run needs this file, the only one here that computes with models. Its imports take seconds.
+No run needs this file. It is the only one here that computes with models; its imports take seconds.
 """
 
 import argparse
@@ -30,9 +30,9 @@ def add_command(commands: Any) -> None:
     parser = commands.add_parser("export", help=about, description=about)
     parser.set_defaults(command=_command)
     parser.add_argument("result", type=Path, help="the result directory of the run")
-    parser.add_argument("--model", required=True, help="its lineage: a file in parcels/")
+    parser.add_argument("--model", required=True, help="the model's lineage: a file in parcels/")
     parser.add_argument("--to", type=Path, required=True, help="the file to write")
-    parser.add_argument("--onnx", action="store_true", help="as ONNX (the extra onnx)")
+    parser.add_argument("--onnx", action="store_true", help="write ONNX (needs the extra onnx)")
 
 
 def _command(arguments: argparse.Namespace) -> None:
@@ -49,7 +49,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
     """Write a model of a run as safetensors or ONNX, and its card beside it; returns the card.
 
     Raises:
-        SettingsError: There is no such run or model, or its settings are of another version.
+        SettingsError: The run or the model does not exist, or another version wrote the settings.
         ArchiveError, ParcelError, ModelError: The parcel is damaged, sealed or incomplete; or the
             extra for ONNX is missing.
         OSError: A file cannot be read or written.
@@ -83,7 +83,7 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
 
 
 def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How many images each hospital said that it has, and what it last measured of the model."""
+    """The image counts of each hospital, and its latest figures of the model."""
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}
     trained: set[str] = set()
@@ -106,7 +106,7 @@ def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any
         if event.verb == "evaluate" and newest:
             told = {key: each for key, each in figures.items() if not key.startswith("seconds-")}
             tested[event.hospital] = told
-    # The label of a mean does not say whose models it is of.
+    # The label of a mean does not name the hospitals that trained its models.
     took_part = {*label.visited, *tested} if label.visited else trained
     if any(each.endswith("=everyone") for each in label.not_own):
         took_part = {*images}

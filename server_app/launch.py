@@ -1,9 +1,9 @@
-"""A simulated run, from its settings to whether it completed.
+"""The command `run`: checks settings, simulates a run, and reports its outcome.
 
     uv run python -m server_app run --run-config "strategy='cwt' train.epochs=5"
 
-Of a setting that does not exist `flwr run` says only that the run config is invalid, and it exits
-with status 0 when a run fails. Here settings are checked first, and the exit status tells.
+For an unknown setting, `flwr run` reports only that the run config is invalid. It exits with status
+0 even when a run fails. This command checks the settings first, and exits with 1 after a failure.
 """
 
 import argparse
@@ -23,13 +23,13 @@ from strategies.protocol.settings import SettingsError
 from strategies.protocol.text import COLOURS
 
 APP = Path(__file__).parents[1]
-STARTED = re.compile(r"Successfully started run (\d+)")  # as `flwr run` says it
-# A new or busy machine needs longer than Flower waits. The next time more is in its caches.
+STARTED = re.compile(r"Successfully started run (\d+)")  # a line of `flwr run`
+# A new or busy machine needs longer than Flower waits. The next try finds more in caches.
 TOO_SLOW = "Failed to start local SuperLink within"
 TRIES = 4
 COMPLETED = "finished:completed"
-# Of a SuperLink that starts with the run, unless the user's environment says otherwise: it uses the
-# packages that are here instead of installing them anew, and Flower prints its errors alone.
+# The environment of a SuperLink that starts with the run, unless the user sets the variables: it
+# uses the installed packages instead of installing them again, and Flower prints only its errors.
 QUIET = {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "FLWR_LOG_LEVEL": "ERROR"}
 
 
@@ -64,16 +64,19 @@ def _command(arguments: argparse.Namespace) -> None:
             break
         print("Flower's SuperLink has not started in time.", flush=True)
     else:
-        sys.exit("It has not started. This machine is too busy: end other programs, and try again.")
+        sys.exit(
+            f"The SuperLink has not started after {TRIES} tries. This machine is too busy: end "
+            "other programs, and try again."
+        )
     if code or not run:
-        sys.exit(code or "`flwr run` did not say that it has started a run.")
+        sys.exit(code or "`flwr run` did not report that it has started a run.")
     status = status_of(run, environment)
     if not status.startswith(COMPLETED):
         sys.exit(f"The run has not completed. Flower says: {status}")
 
 
 def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str, str]:
-    """Show what `flwr run` says: its exit status, the id of the run, and the text before it."""
+    """Print the output of `flwr run`; returns its exit status, the run id, and the first lines."""
     run = text = ""
     try:
         with subprocess.Popen(
@@ -99,10 +102,10 @@ def _stream(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int
 
 
 def hospitals_of(texts: Sequence[str]) -> int:
-    """How many hospitals `--federation-config` simulates; as many as Flower does by default.
+    """The number of hospitals that `--federation-config` simulates, or Flower's default.
 
     Raises:
-        SettingsError: Flower cannot use it.
+        SettingsError: Flower cannot use the config.
     """
     from strategies.engine.flower import DEFAULT_SIMULATION_CONFIG as DEFAULT  # takes seconds
     from strategies.engine.flower import simulation_config_from_json
@@ -120,11 +123,11 @@ def hospitals_of(texts: Sequence[str]) -> int:
 
 
 def status_of(run: str, environment: Mapping[str, str]) -> str:
-    """What Flower says became of a run of the local SuperLink.
+    """The status of a run of the local SuperLink, by Flower.
 
     Args:
-        run: Its id.
-        environment: In which `flwr` finds the SuperLink.
+        run: The id of the run.
+        environment: The environment variables with which `flwr` finds the SuperLink.
     """
     answer = subprocess.run(
         ["flwr", "ls", "local", "--run-id", run, "--format", "json"],

@@ -1,10 +1,11 @@
-"""What a run measured: pure functions from its events to figures (the table is in summary.py).
+"""The figures of a run: pure functions of its events (summary.py has the table of figures).
 
 A model may be tested several times in a round: after each of its visits (serial strategies), or
-after each epoch of a visit. Each of these tests is of another version of the model. What is said of
-a visit takes the version at its end, `Summary.visits` every version by itself, and everything else
-the latest. Means are over what was measured; a figure without any measurement is NaN. Hospitals of
-a deployment round their figures, with noise, and may tell none (client_app/release/disclosure.py).
+after each epoch of a visit. Each of these tests is of another version of the model. Figures of a
+visit use the version at its end. `Summary.visits` has every version. All other figures use the
+latest version. Means are over the measured values; a figure without any measurement is NaN.
+Hospitals of a deployment add noise to their figures and round them; they may also withhold them
+(client_app/release/disclosure.py).
 """
 
 import re
@@ -18,19 +19,19 @@ from typing import Any, NamedTuple
 from pages.figures import Z
 from strategies.engine.events import Event
 
-Pair = tuple[str, str]  # a model, and a hospital
+Pair = tuple[str, str]  # model, hospital
 Metrics = Mapping[str, float]
 Tests = dict[Pair, Metrics]
 
-LAST_ROUNDS = 10  # over which the end of a run is judged
+LAST_ROUNDS = 10  # rounds that count as the end of a run
 METRICS = ("accuracy", "balanced-accuracy", "auroc")
-# How the names begin of the accuracies on the images of one task: among all classes, or its own.
+# Prefixes of accuracies on the images of one task: among all classes, or among its own.
 OF_TASK, IN_TASK = "accuracy-of-task-", "accuracy-in-task-"
 PHASES = ("prepare", "train", "evaluate", "serialise")
 
 
 class Version(NamedTuple):
-    """A model as it was at one time of a round."""
+    """A version of a model within a round."""
 
     hop: int
     epochs: int
@@ -39,11 +40,11 @@ class Version(NamedTuple):
 
 @dataclass(frozen=True)
 class RoundEvents:
-    """What the events of a round tell."""
+    """The figures of a round, computed from its events."""
 
     number: int  # from 1
-    events: Sequence[Event]  # those that succeeded
-    cross: bool | str  # whether all models were tested everywhere, or at a sample; the setting
+    events: Sequence[Event]  # the successful ones
+    cross: bool | str  # the setting `evaluate.cross`: test all models everywhere, or a sample
 
     @cached_property
     def visits(self) -> list[Event]:
@@ -67,7 +68,7 @@ class RoundEvents:
 
     @cached_property
     def tests(self) -> Tests:
-        """The same, by model and hospital."""
+        """The tests of the latest version of each model, by pair of model and hospital."""
         return {(m, h): metrics for m, tests in self.models.items() for h, metrics in tests.items()}
 
     @cached_property
@@ -82,30 +83,33 @@ class RoundEvents:
 
     @cached_property
     def everywhere(self) -> Tests:
-        """All tests, from which figures over all models are taken; empty if not all were made."""
+        """The tests of all models at all hospitals; empty if not all pairs were tested."""
         return self.tests if self.cross is True else {}
 
     @cached_property
     def matrix(self) -> dict[Pair, float]:
-        """Accuracies."""
+        """The finite accuracies, by pair of model and hospital."""
         found = {pair: metrics.get("accuracy", nan) for pair, metrics in self.tests.items()}
         return {pair: accuracy for pair, accuracy in found.items() if isfinite(accuracy)}
 
     @cached_property
     def federation(self) -> dict[str, tuple[float, float, float]]:
-        """The mean of each metric over all models everywhere, with its ends if it is estimated."""
+        """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
         if isinstance(self.cross, str):
             return {metric: _sampled_mean(metric, self.tests, self.held) for metric in METRICS}
         return {metric: (average(self.everywhere.values(), metric), nan, nan) for metric in METRICS}
 
     @cached_property
     def ensemble(self) -> list[Metrics]:
-        """The tests of all models together."""
+        """The tests of the ensemble of all models."""
         return [event.metrics for event in self.events if event.verb == "ensemble"]
 
     @property
     def noise(self) -> float:
-        """Of the mean of balanced accuracies (without any, accuracies); NaN if they are exact."""
+        """Standard deviation of the noise in the mean balanced accuracy; NaN if it is exact.
+
+        Without balanced accuracies, the noise in the mean accuracy.
+        """
         tests = (self.everywhere or self.home_tests).values()
         for name in ("balanced-accuracy", "accuracy"):
             if told := [metrics for metrics in tests if name in metrics]:
@@ -113,7 +117,7 @@ class RoundEvents:
         return nan
 
     def disagreement(self, metric: str) -> float:
-        """Standard deviation of all models at a hospital, mean over the hospitals."""
+        """The standard deviation over all models at a hospital, averaged over hospitals."""
         at: dict[str, list[float]] = {}
         for (_, hospital), metrics in self.everywhere.items():
             at.setdefault(hospital, []).append(metrics.get(metric, nan))
@@ -121,12 +125,12 @@ class RoundEvents:
 
     @cached_property
     def by_task(self) -> dict[int, float]:
-        """The mean accuracy on each task that a hospital tells of, by its number."""
+        """The mean accuracy on each task that a hospital reports, by the task's number."""
         return self._task_accuracies(OF_TASK)
 
     @cached_property
     def within_tasks(self) -> dict[int, float]:
-        """The same if only the task's own classes can be the answer."""
+        """The same among the task's own classes only."""
         return self._task_accuracies(IN_TASK)
 
     def _task_accuracies(self, begins: str) -> dict[int, float]:
@@ -136,10 +140,10 @@ class RoundEvents:
         return {number: average(tests, f"{begins}{number}") for number in numbers}
 
     def visit_accuracies(self) -> Iterable[float]:
-        """Accuracy, at each hospital, of the model that it trained last, right after that visit."""
+        """The accuracy, at each hospital, of its last trained model right after that visit."""
         ends = {(version.hop, version.lineage): tests for version, tests in self.versions.items()}
         for last in {visit.hospital: visit for visit in self.visits}.values():
-            # A model that was averaged with those of other hospitals is not what this visit left.
+            # A model that was averaged with models of other hospitals is not this visit's result.
             alone = self._trainers(last.hop, last.lineage) == {last.hospital}
             tests = ends.get((last.hop, last.lineage), {}) if alone else {}
             tested = tests.get(last.hospital, {}).get("accuracy", nan)
@@ -168,27 +172,27 @@ class RoundEvents:
 
 @dataclass(frozen=True)
 class Round:
-    """What was measured in one round; `drop_tests`, of tests only those of held models."""
+    """The figures of one round; `drop_tests` keeps only the tests of held models."""
 
     number: int  # from 1
     trained: frozenset[str]  # the hospitals that trained a model
     tests: Tests  # of the latest version of each model
     matrix: dict[Pair, float]  # accuracies; empty if the round was not evaluated
-    by_task: dict[int, float]  # the mean accuracy on each task that a hospital tells of
+    by_task: dict[int, float]  # the mean accuracy on each task that a hospital reports
     held: set[Pair]  # the model that each hospital holds after the round
-    figures: dict[str, float]  # means over the round, under their names in `Summary`
-    visits: list[dict[str, Any]]  # as in `Summary`, of this round
+    figures: dict[str, float]  # means over the round, by their names in `Summary`
+    visits: list[dict[str, Any]]  # the rows of `Summary.visits` of this round
     seconds: float  # from its first message to its last answer
 
     def held_figures(self, metric: str) -> dict[str, float]:
-        """A metric, at each hospital, of the model that it holds after the round."""
+        """By hospital, a metric of the model that the hospital holds after the round."""
         return {
             hospital: self.tests.get((model, hospital), {}).get(metric, nan)
             for model, hospital in self.held
         }
 
     def drop_tests(self) -> "Round":
-        """The round without what is read of the latest one alone: tests of models not held."""
+        """The round without tests of models that are not held; only the latest round needs them."""
         return replace(self, tests={pair: self.tests.get(pair, {}) for pair in self.held})
 
 
@@ -203,7 +207,7 @@ def participants(events: Iterable[Event]) -> list[str]:
 
 
 def visit_ends(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows of `Summary.visits` of models at the end of a visit."""
+    """The rows of `Summary.visits` that describe the end of a visit."""
     return list({(row["round"], row["hop"], row["lineage"]): row for row in rows}.values())
 
 
@@ -234,7 +238,7 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
         mean     1/(M·N) Σ (ΣH A[m, j] + N[m]·a[m])
         its se   1/(M·N) √ Σ N[m]²·(1 - k[m]/N[m])·s[m]²/k[m]
 
-    and 1.96 se to both sides. It is about hospitals that were not drawn alone, not about images.
+    and 1.96 se to both sides. The interval covers the choice of hospitals, not of images.
     """
     hospitals = {hospital for _, hospital in tests}
     total = pairs = spread_ = 0.0
@@ -258,7 +262,7 @@ def _sampled_mean(metric: str, tests: Tests, held: Collection[Pair]) -> tuple[fl
 
 
 def pooled_accuracy(tests: Iterable[Metrics]) -> float:
-    """Accuracy on the images of all tests together."""
+    """The accuracy on the images of all tests together."""
     measured = [test for test in tests if isfinite(test.get("accuracy", nan))]
     images = sum(test.get("num-examples", 0) for test in measured)
     correct = sum(test.get("num-examples", 0) * test["accuracy"] for test in measured)
@@ -266,7 +270,7 @@ def pooled_accuracy(tests: Iterable[Metrics]) -> float:
 
 
 def _pooled_balanced(tests: Iterable[Metrics]) -> float:
-    """The mean over classes of the share that is right of the images of all tests together."""
+    """The balanced accuracy on the images of all tests together."""
     images: dict[str, float] = {}
     right: dict[str, float] = {}
     for test in tests:
@@ -279,7 +283,7 @@ def _pooled_balanced(tests: Iterable[Metrics]) -> float:
 
 
 def agreement(accuracies: Iterable[float], balanced: Iterable[float]) -> dict[str, float]:
-    """Mean and standard deviation of accuracies and of balanced ones."""
+    """Mean and standard deviation of accuracies and of balanced accuracies."""
     found: dict[str, float] = {}
     for begins, values in (("", accuracies), ("balanced_", balanced)):
         known = list(values)
@@ -318,7 +322,7 @@ def best_round(evaluated: Sequence[Round]) -> int | None:
 def history(
     evaluated: Sequence[Round], names: Iterable[str], hospitals: Iterable[str]
 ) -> dict[str, Any]:
-    """`Summary.history`; `names` are those of figures."""
+    """`Summary.history`; `names` are the names of figures."""
     held = {}
     for name, metric in (("held", "accuracy"), ("held_balanced", "balanced-accuracy")):
         rounds = [each.held_figures(metric) for each in evaluated]

@@ -1,4 +1,4 @@
-"""JSON, which has no NaN: it is written as null (strategies.protocol.shapes reads it)."""
+"""Writes NaN as null, since JSON has no NaN (strategies.protocol.shapes reads it)."""
 
 import json
 from collections.abc import Mapping

@@ -1,23 +1,23 @@
-"""What is worth knowing of a run before it starts, though its settings can be used."""
+"""Warnings about settings that can be used, before a run starts."""
 
 from gan.presets import Preset, PresetError, chosen_preset
 from strategies.engine.strategy import Strategy
 from strategies.protocol.settings import GANSettings, Settings, SettingsError, defaults
 
-# Pixels a side of images that come with libraries.
+# Pixels a side of data sets that come with libraries.
 SIDES = {"digits": 8, "mnist": 28}
-# What each way to make synthetic images does not read.
+# Settings that one method reads and the other does not: StyleGAN2-ADA, and mean embeddings.
 _OF_STYLEGAN = ("sampler", "clusters", "k", "kl", "iterations", "privacy-weight")
 _OF_MEANS = ("epsilon", "delta")
 
 
 def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[str]:
-    """Settings that nothing reads, and a GAN that takes hours.
+    """Warnings about settings that the run does not read, and about a GAN that takes hours.
 
     Args:
-        settings: They can be used.
-        strategy: Of the run.
-        simulated: Whether this machine computes.
+        settings: Checked settings.
+        strategy: The strategy of the run.
+        simulated: Whether this machine simulates the hospitals.
     """
     gan, usual, chosen = settings.gan, defaults(), settings.run_config
     makes_gan = strategy.buffer_size > 0 and gan.method == "stylegan2-ada"
@@ -40,7 +40,7 @@ def notices(settings: Settings, strategy: Strategy, *, simulated: bool) -> list[
 
 
 def gan_preset(gan: GANSettings, size: int) -> Preset:
-    """The GAN of a run, for images of so many pixels a side; 0 = not known.
+    """The GAN preset of a run, for images of `size` pixels a side; 0 = unknown.
 
     Raises:
         SettingsError: There is no such preset, or the images are too large for it.

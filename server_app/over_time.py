@@ -1,12 +1,12 @@
-"""What a run measured over time: pure functions from its events to its figures.
+"""The figures of a run over time: pure functions of its events.
 
-Of runs in which hospitals do not wait for one another, and of those in virtual time (`async.*`).
-Time is in seconds since the start of the run, virtual ones if the run has them.
+They exist for asynchronous runs and for runs in virtual time (`async.*`). Time is in seconds since
+the start of the run; virtual seconds if the run has virtual time.
 
-    busy of a hospital     share of the time in which it had a visit, up to when the last visit of
-                           all began: then there was no more to hand out
-    staleness of a model   visits that it has made since it was last at a hospital; if it was never
-                           there, since its first
+    busy of a hospital     share of the time in which it had a visit, until the last visit of the
+                           run began: no visit was left to hand out then
+    staleness of a model   visits of the model since its last visit at a hospital; since its first
+                           visit if it was never there
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +18,16 @@ from strategies.engine.events import Event
 
 
 def measure(events: Iterable[Event], rounds: Sequence[int]) -> dict[str, Any]:
-    """The figures, for `Summary.over_time`.
+    """`Summary.over_time`.
 
     Args:
-        events: All of the run.
+        events: All events of the run.
         rounds: The evaluated rounds.
 
     Returns:
-        `time`: when the last visit of each of the rounds had ended; `busy`: by hospital;
-        `staleness`: by lineage, its `mean` over all its visits and all hospitals, and at the end of
-        the run that at each hospital, or NaN for one where it never was, under `at`.
+        `time`: the end of the last visit of each round; `busy`: by hospital; `staleness`: by
+        lineage, its `mean` over all its visits and all hospitals, and under `at` its value for each
+        hospital at the end of the run, NaN if the model was never there.
     """
     visits = [event for event in events if event.verb.startswith("train")]
     good = [event for event in visits if event.outcome == "ok"]

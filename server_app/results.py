@@ -1,21 +1,22 @@
 """The result directory of a run, `<output-dir>/<time>-<strategy>/`; nothing else writes there.
 
     config.toml            the settings, for `flwr run . --run-config config.toml`; written first.
-                           At the end comments say which images hospitals used if `dataset` does not
+                           At the end of the run, comments name the images that hospitals used
+                           instead of `dataset`
     metrics.jsonl          one line per event, as soon as it happens
     summary.json           the figures of the run: `server_app.summary.Summary`
     accuracy_matrix.csv    models x hospitals, after the last evaluated round
-    under-way.json         while it goes: how many rounds are done, and whom the server waits for
+    under-way.json         during the run: the finished rounds, and the awaited hospitals
     parcels/               the last good parcel of each model
     report.html            the summary as a page
     tensorboard/           with the setting `tracking` (server_app/tracking)
-    checkpoint/            what the run needs to go on (strategies/engine/checkpoint.py), until it
-                           has completed or its settings were refused; and resume.toml, the
-                           settings to go on with
+    checkpoint/            the state for a resumed run (strategies/engine/checkpoint.py), until the
+                           run has completed or its settings were refused; and resume.toml, the
+                           settings to resume with
 
-The first two are there from the beginning, so that a run that is killed leaves what it measured;
-the next four are written at its end, most precious first. A run that goes on drops those lines of
-metrics.jsonl that are younger than the checkpoint: what they tell of is done once more.
+The first two files exist from the beginning, so a killed run keeps its measurements. The files of
+the end are written in the order of their value. A resumed run drops the lines of metrics.jsonl that
+are younger than the checkpoint, and repeats these events.
 """
 
 import csv
@@ -63,17 +64,17 @@ from strategies.protocol.settings import MAY_CHANGE, Settings, SettingsError
 from strategies.protocol.text import inert
 from strategies.registry import strategy_of
 
-# Seconds of silence after which the log says whom the server waits for; each next time twice as
-# long, up to the second.
+# Seconds of silence before the log names the awaited hospitals: at first, and at most. The time
+# doubles after each such line.
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
-FULL = (errno.ENOSPC, errno.EDQUOT)  # a disk, or a user's share of it, has no room
-TELL = 0.2  # seconds at least between two times that it is written down whom the server waits for
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
+TELL = 0.2  # least seconds between two writes of under-way.json while the server waits
 
 
 @dataclass(frozen=True)
 class _Notes:
-    """What the server keeps beside the state of a run; `bytes` are those of its events."""
+    """The server's part of a checkpoint; `bytes` is the size of metrics.jsonl."""
 
     bytes: int
     seconds: float
@@ -84,14 +85,14 @@ class _Notes:
 
 @dataclass(frozen=True)
 class UnderWay:
-    """The contents of under-way.json; since when, in the time of `time.time`."""
+    """The contents of under-way.json; `since` is in the time of `time.time`."""
 
     rounds: int = 0
     waits: list[Awaited] = field(default_factory=list)
 
 
 class Results:
-    """The `Journal` of a run, kept on disk.
+    """The `Journal` of a run, on disk.
 
     Attributes:
         path: The result directory.
@@ -101,25 +102,25 @@ class Results:
         self.path = path
         self._settings = settings
         self._config = ""
-        self._events: list[Event] = []  # without the tests of rounds that are over
+        self._events: list[Event] = []  # without the tests of finished rounds
         self._rounds: list[Round] = []
         self._feed = Feed(settings)
         self._resumed = 0
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
-        self._told: Sequence[Awaited] = ()  # in under-way.json
+        self._told: Sequence[Awaited] = ()  # contents of under-way.json
         self._told_at = -TELL
         self._spoke, self._silence = self._began, SILENCE
         self._newest_round = -1
 
     @classmethod
     def open(cls, settings: Settings) -> tuple[Self, State]:
-        """The directory of a new run, or of the one to resume; and the state to begin with.
+        """The directory of a new or resumed run, and its first state.
 
         Raises:
-            SettingsError: Nothing can be written to `output-dir`; or there is no run to resume at
-                `resume`, or it has other settings; or a tracker (`tracking`) is not there.
+            SettingsError: `output-dir` is not writable; or `resume` names no run that can be
+                resumed, or one with other settings; or a tracker (`tracking`) is missing.
         """
         feed.check(settings)
         try:
@@ -159,18 +160,18 @@ class Results:
         return state
 
     def _claim(self) -> None:
-        """Hold the directory for as long as this process lives: two servers would mix their lines.
+        """Lock the directory while this process lives: two servers would mix their lines.
 
-        A stopped run may live on for a while; its server does not know at once.
+        A stopped run may live for a while, since its server learns of the stop late.
         """
         directory = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(directory)
-            raise CheckpointError("its server still runs: wait until that has ended") from error
+            raise CheckpointError("its server still runs: wait until it has ended") from error
         except OSError:
-            os.close(directory)  # on a file system without locks
+            os.close(directory)  # a file system without locks
 
     def _go_on(self) -> State:
         state, notes = checkpoint.load(self._checkpoint, _Notes)
@@ -182,7 +183,7 @@ class Results:
         if not 0 <= notes.bytes <= metrics.stat().st_size:
             raise CheckpointError(f"{metrics} is shorter than it was at its checkpoint")
         os.truncate(metrics, notes.bytes)
-        (self.path / SUMMARY).unlink(missing_ok=True)  # of its failure
+        (self.path / SUMMARY).unlink(missing_ok=True)  # it describes the failure
         self._events = self._recorded()
         self._newest_round = max((event.round for event in self._events), default=-1)
         for number, seconds in enumerate(notes.seconds_of_rounds, 1):
@@ -199,7 +200,7 @@ class Results:
         return self.path / "checkpoint"
 
     def keep(self, state: State) -> None:
-        """Keep a checkpoint, for a run that goes on from here."""
+        """Write a checkpoint from which the run can be resumed."""
         with (self.path / LOG).open("ab") as file:
             os.fsync(file.fileno())
             size = file.tell()
@@ -210,7 +211,7 @@ class Results:
         checkpoint.save(state, asdict(notes))
 
     def record(self, event: Event) -> None:
-        """Write down one event at once; log a failure or a slow answer."""
+        """Write one event at once; log a failure or a slow answer."""
         now = monotonic()
         if event.round > self._newest_round:
             self._newest_round, self._round_began = event.round, now - event.seconds
@@ -227,7 +228,7 @@ class Results:
             self._say(*said)
 
     def round_finished(self, server_round: int) -> None:
-        """Measure a round and log one line about it."""
+        """Measure a round, and log one line about it."""
         seconds = monotonic() - self._round_began
         measured = self._measure(server_round, seconds)
         rounds = self._settings.num_server_rounds
@@ -238,7 +239,7 @@ class Results:
         self._put_away(measured)
 
     def _put_away(self, measured: Round) -> None:
-        """Tell trackers of a round; its tests then leave memory, since they may be a million."""
+        """Send a round to the trackers, then free its tests, which may be a million."""
         events = [event for event in self._events if event.round == measured.number]
         self._feed.round(measured, events, participants(self._events))
         tests = {id(event) for event in events if event.verb == "evaluate"}
@@ -249,10 +250,10 @@ class Results:
         return [event for event, _ in read_events(self.path / LOG)]
 
     def waits_for(self, awaited: Sequence[Awaited]) -> None:
-        """Take note of the answers that have not come yet; log them after a long silence."""
+        """Note the missing answers; log them after a long silence."""
         now = monotonic()
         self._awaited = awaited
-        some = awaited and self._told  # before and now: of many answers not each is worth a file
+        some = awaited and self._told  # then not every answer is worth a new file
         if awaited != self._told and not (some and now - self._told_at < TELL):
             self._tell_under_way()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
@@ -284,18 +285,18 @@ class Results:
         return measured
 
     def finish(self, state: State, baseline: Summary | None = None) -> Summary:
-        """Write what is written at the end of a run; its summary.
+        """Write the files of a completed run; returns its summary.
 
         Args:
-            state: Its state.
-            baseline: The summary of the run that it is compared with.
+            state: The state of the run.
+            baseline: The summary of the run to compare with.
         """
         summary = self._close(state, "", baseline)
         checkpoint.remove(self._checkpoint)
         return summary
 
     def explain(self, error: Exception) -> Exception:
-        """The same error, or one that a person can mend, of a disk that takes no more."""
+        """The error itself; for a full disk, an error that names the cure."""
         if not isinstance(error, OSError) or error.errno not in FULL:
             return error
         return RunError(
@@ -304,10 +305,10 @@ class Results:
         )
 
     def fail(self, error: Exception, state: State) -> None:
-        """Write what there is of a run that an error ended, and how to go on with it.
+        """Write the results of a failed run so far, and log how to resume it.
 
-        Nobody can go on from settings that were refused before the first hop: a resumed run has
-        the same ones.
+        Settings that were refused before the first hop leave no checkpoint: a resumed run would
+        have the same settings.
         """
         with suppress(OSError):  # a disk that is full
             summary = self._close(state, f"{type(error).__name__}: {error}")
@@ -350,7 +351,7 @@ class Results:
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for name, model in state.models.items():
-            if name == model.lineage:  # no copy that FedAvg was going to average
+            if name == model.lineage:  # not a copy that FedAvg averages
                 # A hospital chose this name; quoted, it cannot lead out of the folder.
                 path = self.path / "parcels" / f"{quote(name, safe=' ')}.npz"
                 with replacing(path) as draft:
@@ -370,7 +371,7 @@ class Results:
 
 
 def _new_directory(base: Path, name: str) -> Path:
-    """Make a directory that was not there before: two runs may start within a second."""
+    """Make a new directory; two runs may start within a second."""
     path, number = base / name, 1
     while True:
         try:
@@ -382,7 +383,11 @@ def _new_directory(base: Path, name: str) -> Path:
 
 
 def check_same(settings: Settings, config: dict[str, Any], resume: Path) -> None:
-    """Refuse to go on with a run with other settings than it began with."""
+    """Refuse to resume a run with other settings.
+
+    Raises:
+        SettingsError: A setting differs that may not change.
+    """
     before, now = config, settings.run_config
     for key in sorted((before.keys() | now.keys()) - MAY_CHANGE):
         if before.get(key) != now.get(key):

@@ -1,4 +1,4 @@
-"""Result directories as they are found on disk: which runs can be compared, and why others cannot.
+"""Finds result directories on disk: runs that can be compared, and reasons against the others.
 
 runs, left_out = find([Path("~/fedhandoff/runs").expanduser()])
 """
@@ -21,15 +21,15 @@ from strategies.engine.events import LOG
 from strategies.protocol.files import FileError, read_text
 from strategies.protocol.run_config import read_config
 
-# Limits of what is read, since folders of others may hold anything. LONGEST is the letters of a
-# name or a reason.
+# Limits for reading, since other people's folders may contain anything. LONGEST is the number of
+# letters of a name or a reason.
 MOST_RUNS, MOST_HOSPITALS, LONGEST = 2000, 2000, 300
 METRICS = ("balanced_accuracy", "accuracy", "auroc")  # of an assessment
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A place without a run that can be compared, and why."""
+    """A place without a comparable run, and the reason."""
 
     path: Path
     reason: str
@@ -44,20 +44,20 @@ class CompletedRun:
     status: str
     hospitals: list[str]  # those that answered
     figures: dict[str, float]  # those that are a single number
-    curves: dict[str, dict[int, float]]  # the same after each evaluated round
-    kinds: set[str]  # what the images of its hospitals are
-    # Means of `METRICS` by metric, hospital, and whether only models that it held count.
+    curves: dict[str, dict[int, float]]  # the same figures by evaluated round
+    kinds: set[str]  # kinds of its hospitals' images
+    # Means of `METRICS` by metric, hospital, and whether only models count that it held.
     tests: dict[tuple[str, str, bool], float]
-    # What each hospital said of its images: how many, and hashes, comparable if named alike.
+    # For each hospital its reported image counts and hashes; equal names are comparable.
     images: dict[str, dict[str, object]]
-    # By metric, the figure of always the same answer, mean over hospitals; for the accuracy that is
-    # the most frequent class.
+    # By metric, the figure of a constant answer, mean over hospitals; for the accuracy, the answer
+    # is the most frequent class.
     constant: dict[str, float]
-    commit: str  # of the code, if benchmarks.reproduce has noted it; else empty
+    commit: str  # of the code, as noted by benchmarks.reproduce; empty = unknown
 
 
 def find(places: Iterable[Path]) -> tuple[list[CompletedRun], list[LeftOut]]:
-    """All runs in some places: result directories, or folders with such anywhere below."""
+    """All runs in some places: result directories, or folders that contain some at any depth."""
     runs, left_out = [], []
     for place in dict.fromkeys(path.expanduser().resolve() for path in places):
         found = list(islice(_directories(place), MOST_RUNS))
@@ -155,7 +155,7 @@ def _reason(path: Path, error: Exception) -> str:
 
 
 def is_under_way(path: Path) -> bool:
-    """Whether a server works in it (`Results` holds such a directory)."""
+    """Whether a server works in the directory (`Results` locks it)."""
     directory = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(directory, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""The contents of summary.json: one table of figures, each with what it is and what computes it.
+"""The contents of summary.json: one table of figures, each with its meaning and its computation.
 
 With A[m, j] the accuracy of model m on the n[j] test images of hospital j, M models, N hospitals.
 """
@@ -26,7 +26,7 @@ from strategies.protocol.shapes import SHAPE
 
 NAME = "summary.json"  # in a result directory
 Curves = dict[str, list[float] | dict[str, list[float]]]
-# How the names begin of what a hospital measures of its synthetic images.
+# Prefixes of a hospital's metrics of its synthetic images.
 SYNTHETIC = re.compile(
     "gan-|fid|frechet-|ada-|release-(?!passed)|held-out-|diversity-|mml-|projection-"
 )
@@ -75,18 +75,18 @@ class _Tasks(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Record:
-    """What a summary is computed from."""
+    """The data of a run from which its summary is computed."""
 
     strategy: str
-    events: Sequence[Event]  # all of the run
-    rounds: Sequence[Round]  # the finished ones
+    events: Sequence[Event]  # all events of the run
+    rounds: Sequence[Round]  # the finished rounds
     wall_seconds: float
-    error: str  # why it failed; empty if it did not
-    resumed: int = 0  # how many times
-    classes: Sequence[str] = ()  # their names, in order
+    error: str  # the reason of a failure; empty if the run did not fail
+    resumed: int = 0  # number of times that the run was resumed
+    classes: Sequence[str] = ()  # names of the classes, in order
     timed: bool = False  # whether there are figures over time
-    tasks: Sequence[int] = ()  # of which task each round of the run is; 0 = there are no tasks
-    own_streams: bool = False  # whether hospitals have tasks in an order, or times, of their own
+    tasks: Sequence[int] = ()  # the task of each round of the run; 0 = no tasks
+    own_streams: bool = False  # whether each hospital has a task order, or durations, of its own
     enrolment: Mapping[str, Sequence[str]] = field(default_factory=dict)  # empty = not planned
 
     @cached_property
@@ -96,27 +96,27 @@ class Record:
 
     @cached_property
     def last(self) -> Round:
-        """The last of them; an empty one if there is none."""
+        """The last evaluated round; an empty round if there is none."""
         return self.evaluated[-1] if self.evaluated else measure_round(0, [], cross=False)
 
     @cached_property
     def hospitals(self) -> list[str]:
-        """Those that answered."""
+        """The hospitals that answered at least once."""
         return measures.participants(self.events)
 
     @cached_property
     def visits(self) -> list[Event]:
-        """All visits."""
+        """All visits of the run."""
         return measures.visits(self.events)
 
     @cached_property
     def models(self) -> list[str]:
-        """Their lineages."""
+        """The lineages of all visits, sorted."""
         return sorted({event.lineage for event in self.visits})
 
     @cached_property
     def failures(self) -> list[dict[str, Any]]:
-        """What went wrong."""
+        """The rows of `Summary.failures`."""
         keys = ("round", "hop", "verb", "hospital", "lineage", "outcome", "reason")
         failed = [event for event in self.events if event.outcome != "ok"]
         return [{key: getattr(event, key) for key in keys} for event in failed]
@@ -159,16 +159,16 @@ class Record:
 
 
 def run_figure(compute: Callable[[Record], Any], shape: Any = None) -> Any:
-    """A field of `Summary`: what computes it, and its type in JSON if that is wider."""
+    """A field of `Summary`, with the function that computes it and its type in JSON, if wider."""
     return field(metadata={"run": compute} | ({SHAPE: shape} if shape else {}))
 
 
 def round_figure(compute: Callable[[RoundEvents], float], label: str = "") -> Any:
-    """A figure of each round; that of a run is of its last evaluated one.
+    """A figure of each round; the figure of a run is the figure of its last evaluated round.
 
     Args:
-        compute: What computes it.
-        label: What it is called in the log's line of a round; empty: it is not there.
+        compute: The function that computes the figure.
+        label: The name of the figure in the log's line of a round; empty = not in that line.
     """
     return field(metadata={"round": compute, "label": label})
 
@@ -220,62 +220,63 @@ class Summary:
     """The contents of summary.json, where NaN is null.
 
     Accuracies are fractions in [0, 1], of the last evaluated round. Figures over all models exist
-    only if `evaluate.cross` is true; of those, the federation's are estimated with "sample:k".
+    only if `evaluate.cross` is true. With "sample:k" only the federation's figures exist, as
+    estimates.
 
     An estimate is `{"value", "low", "high"}`, with the ends of a 95 % interval over patients (over
-    images where none are named), or None. Details are measured once, after the last round; in other
-    rounds the ends are None. One with noise also has its standard deviation, as `noise`, and its
-    interval is wider by that. The headline is an estimate with the `figure` that it is of, its
-    `round`, and the numbers of `hospitals`, `models`, `images` and `patients` behind it. A row of
-    `assessments` has `kind`, `model`, `hospital`, whether the hospital has `held` the model after
-    the last round, `images`, `patients` (None if none are named), and
+    images where no patients are named), or None. Details are measured once, after the last round;
+    in other rounds the ends are None. An estimate with noise also has `noise`, the standard
+    deviation of the noise, and a wider interval. The headline is an estimate with the name of its
+    `figure`, its `round`, and the numbers of `hospitals`, `models`, `images` and `patients` behind
+    it. A row of `assessments` has `kind`, `model`, `hospital`, `held` (whether the hospital holds
+    the model after the last round), `images`, `patients` (None if none are named), and
 
         balanced_accuracy, accuracy, auroc, ece     estimates; ece is the calibration error
-        largest_class    its `name` and `share`: the accuracy of always answering it
-        gain             balanced accuracy less that of the hospital's own model; an estimate
+        largest_class    its `name` and its `share` of the images
+        gain             balanced accuracy minus that of the hospital's own model; an estimate
         compared         by the gain: `better`, `worse`, `not shown`, or empty
-        classes          for each class `name`, `images`, `patients`, `right` answers, `recall`, and
-                         at its operating point `threshold` its `sensitivity` and `specificity`
-                         against the rest; None for a class of which nothing is told
-        confusion        images by what they show (rows) and what the model answers
-        calibration      for each bin of the reliability plot `from` and `to` which confidence, how
-                         many `images`, their mean `confidence`, and how many are `right`
+        classes          for each class `name`, `images`, `patients`, `right` answers, `recall`,
+                         its operating point `threshold`, and there its `sensitivity` and
+                         `specificity` against the rest; None where nothing is reported
+        confusion        number of images by true class (rows) and predicted class
+        calibration      for each bin of the reliability plot the confidences `from` and `to`, the
+                         number of `images`, their mean `confidence`, and the share `right`
     """
 
     strategy: str = run_figure(attrgetter("strategy"))
     # `completed`, `completed with failures` (of a hospital, at some time) or `failed`.
     status: str = run_figure(_status)
-    # Why the run failed; empty if it did not.
+    # The reason of a failure; empty if the run did not fail.
     error: str = run_figure(attrgetter("error"))
-    # Rounds finished.
+    # The number of finished rounds.
     rounds: int = run_figure(lambda run: run.rounds[-1].number if run.rounds else 0)
-    # Those that answered at least once, sorted.
+    # The hospitals that answered at least once, sorted.
     hospitals: list[str] = run_figure(attrgetter("hospitals"))
-    # Lineages that a hospital was asked to train, sorted.
+    # The lineages that a hospital was asked to train, sorted.
     models: list[str] = run_figure(attrgetter("models"))
-    # Their names, in the order of every list of classes; empty if they are not settled.
+    # The names of the classes, in the order of every list of classes; empty if unknown.
     classes: list[str] = run_figure(lambda run: [*run.classes])
-    # The one figure to show first, or None if no model was tested; see above.
+    # The figure to show first, or None if no model was tested; see above.
     headline: Headline | None = run_figure(attrgetter("headline"), dict[str, object] | None)
-    # What may be said of the run, in words and in order (pages/verdicts): each with the `text`, its
-    # `judgement` (`good`, `bad`, `open` = not shown either way, `note`), what it is `about` (`run`,
-    # `noise`, `hospital`, `class`), and of which `hospital`, `model` and `class`.
+    # The verdicts on the run, in order (pages/verdicts): each has the `text`, its `judgement`
+    # (`good`, `bad`, `open` = not shown either way, `note`), its subject `about` (`run`, `noise`,
+    # `hospital`, `class`), and the `hospital`, `model` and `class`.
     worth: list[dict[str, str]] = run_figure(_worth)
     # One row per model and hospital that tested it after the last evaluated round (`kind` =
     # `model`), per ensemble and hospital, and per hospital for its own model before the first
     # hand-off (`standalone`); see above.
     assessments: list[dict[str, Any]] = run_figure(attrgetter("assessments"), list[_Row])
-    # One row per model, and one for the ensemble: the test images of all hospitals put together;
-    # AUROC and calibration error are means over hospitals.
+    # One row per model, and one for the ensemble, over the test images of all hospitals; AUROC and
+    # calibration error are means over hospitals.
     pooled: list[dict[str, Any]] = run_figure(attrgetter("pooled"), list[_Row])
-    # Per hospital what its images are (`kind`), the `images`, `patients`, `classes` and
-    # `fingerprint` of its `train` and `test` images, how many more are `unusable`, and
-    # `own_settings`, which its node-config replaces.
+    # Per hospital the `kind` of its images, the `images`, `patients`, `classes` and `fingerprint`
+    # of its `train` and `test` images, the number of further `unusable` images, and
+    # `own_settings`, the settings that its node-config replaces.
     data: dict[str, dict[str, Any]] = run_figure(
         lambda run: data_of(run.events, run.classes), dict[str, _Data]
     )
-    # The standard deviation of the noise that hospitals have put into the federation's balanced
-    # accuracy (without it: the personalized; or the accuracy); NaN if it is exact.
+    # The standard deviation of the hospitals' noise in the federation's balanced accuracy (without
+    # it, in the personalized one; without balanced ones, in the accuracy); NaN if it is exact.
     noise: float = round_figure(attrgetter("noise"))
     # 1/N Σ A[held by j, j]: the model that j holds after the hand-off.
     personalized_accuracy: float = round_figure(
@@ -285,9 +286,9 @@ class Summary:
         lambda r: average(r.home_tests.values(), "balanced-accuracy"), "held"
     )
     personalized_auroc: float = round_figure(lambda r: average(r.home_tests.values(), "auroc"))
-    # 1/(M·N) ΣΣ A[m, j]: what any model is worth anywhere. If a sample of the pairs is tested
-    # (`evaluate.cross`), it is estimated; the low and high ones are the ends of its 95 % interval,
-    # and NaN if all pairs are tested, or few.
+    # 1/(M·N) ΣΣ A[m, j]: the mean over all pairs of model and hospital. If a sample of the pairs is
+    # tested (`evaluate.cross`), it is an estimate; `low` and `high` are the ends of its 95 %
+    # interval. They are NaN if all pairs are tested, or too few.
     federation_accuracy: float = round_figure(lambda r: r.federation["accuracy"][0], "accuracy")
     federation_balanced_accuracy: float = round_figure(
         lambda r: r.federation["balanced-accuracy"][0], "balanced accuracy"
@@ -303,7 +304,7 @@ class Summary:
     )
     federation_auroc_low: float = round_figure(lambda r: r.federation["auroc"][1])
     federation_auroc_high: float = round_figure(lambda r: r.federation["auroc"][2])
-    # 1/N Σ A[mean of all models, j]: what they are worth together (`evaluate.ensemble`).
+    # 1/N Σ A[mean of all models, j]: the ensemble (`evaluate.ensemble`).
     ensemble_accuracy: float = round_figure(
         lambda r: average(r.ensemble, "accuracy"), "ensemble (accuracy)"
     )
@@ -311,35 +312,35 @@ class Summary:
         lambda r: average(r.ensemble, "balanced-accuracy"), "ensemble"
     )
     ensemble_auroc: float = round_figure(lambda r: average(r.ensemble, "auroc"))
-    # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's, every image counting alike.
+    # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's accuracy with equal weights of images.
     pooled_federation_accuracy: float = round_figure(
         lambda r: measures.pooled_accuracy(r.everywhere.values())
     )
-    # 1/N Σ std of A[., j] (M - 1): how much the models differ.
+    # 1/N Σ std of A[., j] (M - 1): the spread of the models.
     disagreement: float = round_figure(lambda r: r.disagreement("accuracy"))
     balanced_disagreement: float = round_figure(lambda r: r.disagreement("balanced-accuracy"))
-    # Of each hospital's own model before the first hand-off.
+    # The mean over hospitals of their own models before the first hand-off.
     standalone_balanced_accuracy: float = run_figure(_standalone)
-    # 1/N Σ A[model named j, j]: what a model is worth where it started, wherever it is now.
+    # 1/N Σ A[model named j, j]: models at the hospitals where they started.
     origin_accuracy: float = round_figure(
         lambda r: mean(a for (model, where), a in r.matrix.items() if model == where)
     )
-    # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; the federation's if M = 2.
+    # 1/(2·N) ΣΣ A[m, j], FedRewind's Eq. 4.11; equal to the federation's accuracy if M = 2.
     fa_as_printed: float = round_figure(lambda r: r.federation["accuracy"][0] * len(r.models) / 2)
-    # 1/N Σ A[trained by j, j]: the last model that j trained in the round, right after that.
+    # 1/N Σ A[trained by j, j]: the last model that j trained in the round, right after that visit.
     accuracy_after_visit: float = round_figure(lambda r: mean(r.visit_accuracies()))
-    # Mean over the visits of the round.
+    # The mean over the visits of the round.
     train_loss: float = round_figure(
         lambda r: average((event.metrics for event in r.visits), "train-loss")
     )
-    # With tasks, the mean of the accuracies on each task so far, every task counting alike.
+    # With tasks, the mean of the accuracies on the tasks so far, with equal weights of tasks.
     accuracy_over_tasks: float = round_figure(lambda r: mean(r.by_task.values()), "over tasks")
-    # The same if only classes of an image's own task can be the answer (Task-IL); NaN where tasks
+    # The same if the answer is chosen among the classes of the image's task (Task-IL); NaN if tasks
     # share classes.
     accuracy_within_tasks: float = round_figure(lambda r: mean(r.within_tasks.values()))
-    # Over all tasks but the last; NaN before a round of the last was evaluated.
+    # The mean over all tasks but the last; NaN before an evaluated round of the last task.
     forgetting: float = run_figure(lambda run: mean(run.task_figures.get("forgetting", ())))
-    # Likewise; NaN where each hospital has a task order of its own.
+    # The same; also NaN if each hospital has a task order of its own.
     backward_transfer: float = run_figure(
         lambda run: mean(run.task_figures.get("backward_transfer", ()))
     )
@@ -353,68 +354,68 @@ class Summary:
     balanced_accuracy_matrix: list[list[float]] = run_figure(
         lambda run: run.matrix("balanced-accuracy")
     )
-    # The figures of rounds as lists over the evaluated rounds, whose numbers are in `round`; `held`
-    # lists the personalized accuracy of each hospital, `held_balanced` its balanced accuracy,
+    # The figures of rounds as lists over the evaluated rounds: their numbers in `round`, in `held`
+    # the personalized accuracy of each hospital, in `held_balanced` its balanced accuracy, in
     # `seconds` the wall time.
     history: dict[str, Any] = run_figure(
         lambda run: measures.history(run.evaluated, run.last.figures, run.hospitals), Curves
     )
-    # One row per version of a model that was tested, in order: its `round`, `hop`, `epochs` and
-    # `lineage`, the `hospital` that trained it there and then (empty if several did, whose models
-    # were averaged, or none), `global_accuracy`, which is Σ n[j]·A[m, j] / Σ n[j],
-    # `global_balanced_accuracy` (needs `evaluate.per_class`) of all test images together, and under
-    # `own_accuracies` that at each hospital.
+    # One row per tested version of a model, in order: its `round`, `hop`, `epochs` and `lineage`,
+    # the `hospital` that trained it in that hop (empty if none did, or several, as for an average),
+    # `global_accuracy` = Σ n[j]·A[m, j] / Σ n[j], `global_balanced_accuracy` (needs
+    # `evaluate.per_class`) over all test images together, and in `own_accuracies` the accuracy at
+    # each hospital.
     visits: list[dict[str, Any]] = run_figure(attrgetter("versions"))
     # `mean` and `std` (N - 1) of the global accuracy, `balanced_mean` and `balanced_std` of the
     # balanced one, over all finished visits of the last `LAST_ROUNDS` rounds. Where one model goes
     # from hospital to hospital, `std` is the amplitude of its oscillation.
     last_rounds: dict[str, float] = run_figure(lambda run: measures.last_rounds(run.versions))
-    # The first one with the highest federation balanced accuracy (without one: personalized). It is
-    # chosen on test data, as papers do, and so flatters the method.
+    # The first round with the highest federation balanced accuracy (without it, personalized one).
+    # It is chosen on test data, as in the papers, and so flatters the method.
     best_round: int | None = run_figure(lambda run: measures.best_round(run.evaluated))
-    # The highest of each accuracy over the evaluated rounds, also chosen on test data.
+    # The highest value of each accuracy over the evaluated rounds, also chosen on test data.
     best: dict[str, float] = run_figure(_best)
-    # From the start of the run to its end. If it was interrupted, only the time up to its last
-    # checkpoint before that counts.
+    # The time from the start of the run to its end. Before an interruption, only the time up to the
+    # last checkpoint counts.
     wall_seconds: float = run_figure(attrgetter("wall_seconds"))
-    # How many times the run was resumed.
+    # The number of times that the run was resumed.
     resumed: int = run_figure(attrgetter("resumed"))
-    # Summed over hospitals: the time that they report for each of `PHASES`; as `wait`, the rest of
-    # the time between a message and its answer.
+    # Summed over hospitals: their reported time for each of `PHASES`, and in `wait` the rest of the
+    # time between message and answer.
     seconds: dict[str, float] = run_figure(lambda run: measures.seconds(run.events))
-    # To all hospitals together, and from them; mean over successful visits of both.
+    # Bytes to all hospitals together, and from them; and the mean of their sum over successful
+    # visits.
     bytes_sent: int = run_figure(lambda run: sum(event.bytes_sent for event in run.events))
     bytes_received: int = run_figure(lambda run: sum(event.bytes_received for event in run.events))
     bytes_per_hop: float = run_figure(
         lambda run: mean(e.bytes_sent + e.bytes_received for e in run.visits if e.outcome == "ok")
     )
-    # Per hospital the number of its `visits`, the rounds in which it `visited` a model, and the
-    # rounds in which it `missed` a visit that was asked of it.
+    # Per hospital the number of its `visits`, the rounds with a successful visit (`visited`), and
+    # the rounds with a failed one (`missed`).
     participation: dict[str, dict[str, Any]] = run_figure(
         lambda run: measures.participation(run.hospitals, run.visits)
     )
-    # With DP-SGD, per hospital the ε of its privacy account after its last visit, at the δ of
+    # With DP-SGD, per hospital the ε of its privacy account after its last visit, for the δ of
     # `train.dp.delta`.
     epsilon_spent: dict[str, float] = run_figure(_epsilon_spent)
-    # Which hospitals failed, when, at what and why.
+    # One row per failure: `round`, `hop`, `verb`, `hospital`, `lineage`, `outcome`, `reason`.
     failures: list[dict[str, Any]] = run_figure(attrgetter("failures"))
-    # Per hospital that made synthetic images, what it measured of them.
+    # Per hospital that made synthetic images, their figures.
     synthetic: dict[str, dict[str, float]] = run_figure(_synthetic)
-    # One row per hospital and task of which it was asked for embeddings of images: `hospital`,
-    # `task` (1 without tasks), `kind`, the `count` that came, 0 if it sent none, and under
-    # `figures` what it told of their check.
+    # One row per hospital and task for which the server asked for embeddings: `hospital`, `task` (1
+    # without tasks), `kind`, the `count` received (0 = none), and `figures` of their check.
     embeddings: list[dict[str, Any]] = run_figure(lambda run: embeddings_of(run.events, run.tasks))
-    # If it was planned (`enrolment`), per hospital what it was in each task: `active`, `left` or
-    # `not-yet`. Whoever is not active is asked nothing, and misses nothing.
+    # With the setting `enrolment`, the state of each hospital in each task: `active`, `left` or
+    # `not-yet`. A hospital that is not active gets no message, and misses no visit.
     enrolment: dict[str, list[str]] = run_figure(
         lambda run: {name: [*states] for name, states in run.enrolment.items()}
     )
-    # With tasks (server_app/over_tasks.py), in lists over them: with which round each task
-    # `begins`, the `accuracy` on it after each evaluated round, the row of `matrix` R after its
-    # last round; over all but the last the `forgetting` and `backward_transfer` of each; and
-    # whether hospitals have their `own_streams`.
+    # With tasks (server_app/over_tasks.py), lists over tasks: the round in which each task
+    # `begins`, the `accuracy` on it after each evaluated round, and its row of `matrix` R after its
+    # last round. Over all tasks but the last: `forgetting` and `backward_transfer`. Also
+    # `own_streams`: whether each hospital has a task order, or durations, of its own.
     tasks: dict[str, Any] = run_figure(attrgetter("task_figures"), _Tasks)
-    # Of asynchronous runs, and those in virtual time: server_app/over_time.py.
+    # Only for asynchronous runs and runs in virtual time: server_app/over_time.py.
     over_time: dict[str, Any] = run_figure(_time_figures)
 
     @classmethod
@@ -423,12 +424,12 @@ class Summary:
 
         Args:
             directory: The directory.
-            any_version: Whether another version may have written it; figures that it does not have
-                are empty or NaN then.
+            any_version: Whether another version may have written the file; missing figures are then
+                empty or NaN.
 
         Raises:
             OSError: There is no summary.json.
-            FileError: It is damaged, or another version of this app wrote it.
+            FileError: The file is damaged, or another version of this app wrote it.
         """
         path = Path(directory).expanduser() / NAME
         return read_json(path, cls, any_version=any_version)
@@ -446,10 +447,10 @@ def measure_round(
     """The figures of one round, from its events.
 
     Args:
-        number: The round.
-        events: What happened in it.
-        cross: Whether every model was tested everywhere, or at a sample of hospitals; the setting.
-        seconds: How long it took.
+        number: The number of the round.
+        events: The events of the round.
+        cross: The setting `evaluate.cross`: test all models everywhere, or at a sample.
+        seconds: The duration of the round.
     """
     known = RoundEvents(number, [event for event in events if event.outcome == "ok"], cross)
     return Round(
@@ -472,7 +473,7 @@ def summarise(run: Record) -> Summary:
 
 
 def judge_beside(summary: Summary, baseline: Summary) -> Summary:
-    """The summary with whether its models are better than those of a baseline."""
+    """The summary with verdicts on the comparison of its models with a baseline's models."""
     held, theirs = (
         [row for row in each.assessments if row["held"] and row["balanced_accuracy"]]
         for each in (summary, baseline)

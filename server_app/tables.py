@@ -1,4 +1,4 @@
-"""What a run left in its result directory, as tables of pandas.
+"""The result directory of a run as tables of pandas.
 
     from server_app.tables import events, rounds, tasks
     table = events("~/fedhandoff/runs/2026-11-22_14-37-39-cwt")
@@ -16,27 +16,27 @@ from strategies.engine.events import LOG, read_events
 
 
 def events(directory: str | Path) -> pd.DataFrame:
-    """metrics.jsonl, also of a run that goes on: a row for each event.
+    """The events in metrics.jsonl, one row each; the run may still be under way.
 
     Returns:
         The columns of `strategies.engine.events.Event`, `time` in seconds since the run began, and
-        for each metric that a hospital told `metrics.<name>`, NaN where it did not.
+        `metrics.<name>` for each metric that a hospital reported, NaN where it is missing.
 
     Raises:
-        OSError: There is no such file.
-        FileError: It is damaged.
+        OSError: The file does not exist.
+        FileError: The file is damaged.
     """
     path = Path(directory).expanduser() / LOG
     return pd.json_normalize([asdict(event) for event, _ in read_events(path)])
 
 
 def rounds(directory: str | Path) -> pd.DataFrame:
-    """The history of a run that has ended: a row for each round that was evaluated.
+    """The history of a run that has ended: one row for each evaluated round.
 
     Returns:
-        The figures of `Summary` as columns, and for each hospital `held.<name>`, its personalised
-        accuracy, and `held_balanced.<name>`, the balanced one; with tasks, for each from 1 on
-        `task.<number>`, the accuracy on it; the index is the round.
+        The figures of `Summary` as columns; for each hospital `held.<name>`, its personalised
+        accuracy, and `held_balanced.<name>`, its balanced one; for each task from 1 on
+        `task.<number>`, the accuracy on it. The index is the round.
 
     Raises:
         OSError: There is no summary.json: the run has not ended.

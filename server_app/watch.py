@@ -1,9 +1,9 @@
-"""Follows a run while it goes, simulated or deployed, from what its server has written so far.
+"""Follows a run, simulated or deployed, from the files that its server writes.
 
     uv run python -m server_app watch ~/fedhandoff/runs
 
-In a terminal it shows where the run stands; otherwise it prints a line per event. It ends with the
-run. The exit status is 0 if that has completed.
+In a terminal it shows the state of the run; otherwise it prints a line per event. It ends with the
+run. The exit status is 0 if the run has completed.
 """
 
 import argparse
@@ -40,21 +40,21 @@ from strategies.protocol.text import Screen, printable
 
 LOOK = 1.0  # seconds between two looks
 START_UP = 10.0  # seconds until a server has locked a new directory
-FAILURES = 3  # how many of the newest are shown
-# Characters for shares from 0 to 1. Every terminal has the second ones.
+FAILURES = 3  # number of newest failures that are shown
+# Characters for shares from 0 to 1. Every terminal can show PLAIN.
 BLOCKS, PLAIN = " ▁▂▃▄▅▆▇█", " .:-=+*#@"
 
 
 def add_command(commands: Any) -> None:
     """Add `watch` to the commands of `python -m server_app`."""
-    about = "follow a run while it goes"
+    about = "follow a run until its end"
     parser = commands.add_parser("watch", help=about, description=about)
     parser.set_defaults(command=_command)
     parser.add_argument(
         "directory",
         type=Path,
-        help="a result directory, which may be about to be made; or a folder of those, such as the "
-        "setting output-dir: the run that goes there, or the next one",
+        help="a result directory, which need not exist yet; or a folder of result directories, "
+        "such as the setting output-dir: its current run, or the next one",
     )
 
 
@@ -77,26 +77,26 @@ def _command(arguments: argparse.Namespace) -> None:
 
 @dataclass
 class Followed:
-    """What is known of a run by now."""
+    """The known state of a run."""
 
     path: Path  # its result directory
     settings: dict[str, Any]  # its config.toml, by key
-    rounds: int  # how many the run has
-    finished: int = 0  # how many of them are finished
-    done: list[Round] = field(default_factory=list)  # the finished ones that have events
+    rounds: int  # number of rounds
+    finished: int = 0  # number of finished rounds
+    done: list[Round] = field(default_factory=list)  # finished rounds that have events
     events: list[Event] = field(default_factory=list)  # without the tests of finished rounds
     waits: Sequence[Awaited] = ()  # answers that the server waits for
     summary: Summary | None = None  # None until it has ended
     _read: int = 0  # bytes of metrics.jsonl
-    _ends: dict[int, float] = field(default_factory=dict)  # of rounds, in seconds of the run
-    _open: dict[int, list[Event]] = field(default_factory=dict)  # of rounds that go on
+    _ends: dict[int, float] = field(default_factory=dict)  # end of each round, seconds of the run
+    _open: dict[int, list[Event]] = field(default_factory=dict)  # events of unfinished rounds
 
     @classmethod
     def open(cls, path: Path) -> "Followed":
-        """Begin to follow the run of a directory.
+        """Begin to follow the run of a result directory.
 
         Raises:
-            OSError, FileError: It cannot be read.
+            OSError, FileError: The directory cannot be read.
         """
         settings = read_config(path / "config.toml")
         rounds = settings.get("num-server-rounds")
@@ -106,12 +106,12 @@ class Followed:
 
     @property
     def left(self) -> float:
-        """Seconds until its end; NaN if that is not known."""
+        """Estimated seconds until the end of the run; NaN = unknown."""
         return wording.time_left([each.seconds for each in self.done], self.rounds)
 
     def look(self) -> list[Event]:
-        """Read what is new; the new events."""
-        # First, since it is written last: then all events are there.
+        """Read the new lines; returns the new events."""
+        # summary.json is read first, since it is written last: then all events are there.
         under_way = UnderWay()
         with suppress(FileNotFoundError):
             self.summary = Summary.read(self.path, any_version=True)
@@ -134,13 +134,13 @@ class Followed:
         return new
 
     def expected_hospitals(self, number: int) -> int:
-        """How many hospitals are to train in a round."""
+        """The number of hospitals that are expected to train in a round."""
         if self.settings.get("enrolment"):  # settings of other versions may not parse
             return expected_count(Settings.parse(self.settings), self.events, number)
         return len(participants(self.events))
 
     def state(self) -> str:
-        """In one word or a few: whether it goes on."""
+        """The status of the run in a few words."""
         if self.summary:
             return self.summary.status
         if is_under_way(self.path) or time.time() - self.path.stat().st_mtime < START_UP:
@@ -148,7 +148,7 @@ class Followed:
         return "interrupted"
 
     def headline(self) -> Iterator[str]:
-        """What the run is, and where it stands."""
+        """Two lines: the run, and its state."""
         yield f"{self.settings['strategy']}, {self.path}"
         hospitals = participants(self.events)
         where = f"{self.finished} of {self.rounds} rounds"
@@ -159,10 +159,10 @@ class Followed:
         yield f"{self.state()}: {where}"
 
     def farewell(self) -> Iterator[str]:
-        """What there is to say when the run has ended; its directory last."""
+        """The last lines about a run that has ended; the very last is its directory."""
         if self.state() == "interrupted":
             resume = self.path / "checkpoint" / "resume.toml"
-            yield "The run has stopped without its results, or goes on on another machine."
+            yield "The run has stopped before its end, or continues on another machine."
             if resume.exists():
                 yield f"Resume it with --run-config '{resume}'"
         elif self.summary and self.summary.error:
@@ -179,8 +179,8 @@ def follow(place: Path, console: Console) -> int:
     """Show a run until its end; returns the exit status.
 
     Args:
-        place: A result directory or a folder of some; it need not exist yet.
-        console: Where it is shown.
+        place: A result directory, or a folder of result directories; it need not exist yet.
+        console: The console that shows the run.
     """
     run = Followed.open(_find_run(place, console))
     if console.is_terminal:
@@ -200,9 +200,9 @@ def _say(line: str, console: Console) -> None:
 
 
 def _look_until_end(run: Followed) -> Iterator[list[Event]]:
-    """The new events, again and again until the run has ended."""
+    """The new events of each look, until the run has ended."""
     while True:
-        # Before the look: what has ended by then has written all.
+        # Asked before the look: a run that has ended by then has written everything.
         ended = run.state() != "under way"
         yield run.look()
         if ended or run.summary:
@@ -211,7 +211,7 @@ def _look_until_end(run: Followed) -> Iterator[list[Event]]:
 
 
 def _find_run(place: Path, console: Console) -> Path:
-    """The result directory to follow, once it is there."""
+    """Wait for the result directory to follow."""
     known = {path for path in _runs(place) if not is_under_way(path)}
     waiting = False
     while True:
@@ -220,7 +220,7 @@ def _find_run(place: Path, console: Console) -> Path:
         if new := [path for path in _runs(place) if path not in known]:
             return max(new, key=lambda path: path.stat().st_mtime)
         if not waiting:
-            _say(f"No run goes in {place} yet: waits for one.", console)
+            _say(f"No run is under way in {place}. Waiting for one.", console)
             waiting = True
         time.sleep(LOOK)
 
@@ -284,7 +284,7 @@ def picture(run: Followed, console: Console) -> Group:
 
 
 def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
-    """Each of the foremost figures over the rounds."""
+    """By label, the foremost figures as pairs of round and value."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for measured in done:
         for name in wording.foremost(measured.figures):
@@ -294,7 +294,7 @@ def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
 
 
 def curve(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
-    """Values from 0 to 1 as a line of text between two bars; of many, means over neighbours.
+    """Values from 0 to 1 as a line of text; many values become means over neighbours.
 
     >>> curve([0.0, 0.5, 1.0], 10)
     '| ▄█|'

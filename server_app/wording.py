@@ -1,11 +1,15 @@
-"""A run in words: one line for a round, for an answer that matters, for a wait.
+"""The log lines of a run: for a round, for an important answer, for a wait.
 
-In a round's line `held` is the mean over the hospitals, each with the model that it holds after the
-round, `balanced accuracy` that over all pairs of model and hospital, each with the worst pair
-behind it, and `ensemble` that of all models together; `noise` is how far that of hospitals may have
-moved the mean over all pairs (or over those that hold it), in 95 of 100 cases; `over tasks` is the
-mean accuracy on the tasks so far; `visits` are the global accuracies of a model that was tested
-after each visit.
+The line of a round has
+
+    held                 mean over hospitals, each with the model that it holds after the round
+    balanced accuracy    mean over all pairs of model and hospital
+    lowest               the worst pair behind either mean
+    ensemble             the figure of all models together
+    noise                95 % bound of the error that the hospitals' noise adds to the mean over
+                         all pairs (without that mean, to the mean over held models)
+    over tasks           mean accuracy on the tasks so far
+    visits               global accuracies of a model that was tested after each visit
 """
 
 from collections.abc import Sequence
@@ -22,7 +26,7 @@ from strategies.protocol.names import join_names
 from strategies.protocol.text import counted
 
 LONG_ANSWER = 60.0  # seconds after which an answer gets a line of its own
-LATELY = 5  # rounds by which the time left is estimated
+LATELY = 5  # latest rounds that the estimate of the time left uses
 VERBS = {
     "query.live": "say that it is there",
     "query.enrol": "enrol",
@@ -38,10 +42,10 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
     """The line of a round.
 
     Args:
-        measured: Its figures.
-        rounds: How many the run has.
-        hospitals: How many are to take part.
-        left: Seconds until the last round ends; NaN if that is not known.
+        measured: The figures of the round.
+        rounds: The number of rounds of the run.
+        hospitals: The number of expected hospitals.
+        left: Seconds until the last round ends; NaN = unknown.
     """
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
@@ -65,18 +69,18 @@ def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) 
 
 
 def noise_text(figures: dict[str, float]) -> str:
-    """How far noise may have moved the first mean of a round; empty if figures are exact."""
+    """The 95 % bound of the noise in a round's mean; empty if figures are exact."""
     return f"noise ±{Z * figures['noise']:.3f}" if isfinite(figures["noise"]) else ""
 
 
 def _interval(figures: dict[str, float], name: str) -> str:
-    """The interval of a figure that is estimated from a sample; empty for others."""
+    """The interval of a figure that is estimated from a sample; empty for other figures."""
     low, high = (figures.get(f"{name}_{end}", nan) for end in ("low", "high"))
     return f" ({low:.3f} to {high:.3f})" if low < high else ""  # of all pairs it has no width
 
 
 def _lowest(measured: Round, name: str) -> str:
-    """The worst pair of model and hospital behind a mean; empty if there are not several."""
+    """The worst pair of model and hospital behind a mean; empty for a single pair."""
     kind, _, metric = name.partition("_")
     pairs = {"personalized": measured.held, "federation": measured.tests.keys() - measured.held}
     if not pairs.get(kind):
@@ -94,25 +98,25 @@ def _lowest(measured: Round, name: str) -> str:
 
 
 def foremost(figures: dict[str, float]) -> list[str]:
-    """The names of the figures of a round that matter most: balanced ones if there are any."""
+    """The names of a round's main figures: balanced ones if they exist."""
     known = {name for name in LABELS if isfinite(figures[name])}
     plain = {name.replace("_balanced", "") for name in known if "_balanced" in name}
     return [name for name in LABELS if name in known - plain]
 
 
 def time_left(seconds: Sequence[float], rounds: int) -> float:
-    """Seconds until the last of so many rounds ends; NaN before the first one has.
+    """Seconds until the last round ends; NaN before the first round has ended.
 
     Args:
-        seconds: How long each round took, so far.
-        rounds: How many the run has.
+        seconds: The duration of each finished round.
+        rounds: The number of rounds of the run.
     """
     known = [each for each in seconds[-LATELY:] if isfinite(each)]
     return fmean(known) * (rounds - len(seconds)) if known else nan
 
 
 def event_line(event: Event) -> tuple[int, str] | None:
-    """The line about an answer, and its level in the log; None if it is not worth one."""
+    """The level and the line of the log about an answer; None for an unimportant answer."""
     when = f"round {event.round}: " if event.round else ""
     what = VERBS.get(event.verb, event.verb)
     if event.outcome != "ok":
@@ -130,7 +134,11 @@ def event_line(event: Event) -> tuple[int, str] | None:
 
 
 def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
-    """Whom the server waits for: hospital, message type, and seconds of each."""
+    """The line about awaited answers.
+
+    Args:
+        waits: Hospital, message type and waiting seconds of each answer.
+    """
     told = []
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]

@@ -1,8 +1,8 @@
 """A grid of simulated hospitals in warm processes of this machine, in place of Flower's engine.
 
-Flower's engine looks for messages ten times a second, and sends each through Ray. Here a message is
-at a waiting process at once. It runs the same ClientApp, so a run has the same figures to the last
-bit. Flower's Context has no state here: the app keeps none in it.
+Flower's engine looks for messages ten times a second, and sends each through Ray. Here a message
+reaches a waiting process at once. The process runs the same ClientApp, so the figures are the same
+bit for bit. Flower's Context has no state here, since the app keeps none in it.
 """
 
 import time
@@ -22,7 +22,7 @@ class WorkersGrid(LocalGrid):
 
     Args:
         workers: The processes.
-        hospitals: How many are simulated.
+        hospitals: The number of simulated hospitals.
         run_config: The settings of the run.
     """
 
@@ -35,11 +35,11 @@ class WorkersGrid(LocalGrid):
         self._answers: dict[str, Message] = {}
 
     def get_node_ids(self) -> list[int]:
-        """All hospitals are there from the start."""
+        """The ids of all hospitals, which are connected from the start."""
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Hand messages over; the ids of those for hospitals that there are."""
+        """Send messages; returns their ids, "" for a message to an unknown hospital."""
         ids = []
         for message in messages:
             known = message.metadata.dst_node_id in self.nodes
@@ -52,17 +52,17 @@ class WorkersGrid(LocalGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The answers that have come."""
+        """The answers that have arrived."""
         self._collect(0)
         ids = [each for each in message_ids if each in self._answers]
         return [self._answers.pop(each) for each in ids]
 
     def wait(self, seconds: float) -> None:
-        """Wait until an answer has come, but no longer than some seconds."""
+        """Wait until an answer arrives, at most `seconds`."""
         self._collect(seconds)
 
     def _hand_out(self) -> None:
-        """Give idle processes the messages that wait."""
+        """Send waiting messages to idle processes."""
         while self._queue:
             node = self._queue[0].metadata.dst_node_id
             if (worker := self.workers.idle(node)) is None:
@@ -71,7 +71,7 @@ class WorkersGrid(LocalGrid):
             self.workers.send(worker, message, len(self.nodes), self.run_config)
 
     def _collect(self, seconds: float) -> None:
-        """Take the answers that are there, or come in time, and hand out what waits."""
+        """Take the answers that arrive within `seconds`, and send waiting messages."""
         busy = {worker.wire.connection: worker for worker in self.workers.busy()}
         if not busy:
             time.sleep(seconds)

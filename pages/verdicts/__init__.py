@@ -1,8 +1,8 @@
-"""What may be said of models, from their figures: the one place that judges.
+"""Verdicts on models, from their figures; no other code judges.
 
-model.py judges a model at a hospital, run.py the models of a run at all hospitals, home.py those
-that a hospital has at home, and methods.py methods over their runs. The log, reports, and the
-comparison show these sentences as they are. A figure is above another one only if its whole 95 %
-interval is. Of figures with noise nothing is said that a hospital's exact page would contradict: no
-cause, no count, and of two models only what holds wherever the noise has the difference.
+model.py judges a model at a hospital, run.py the models of a run at all hospitals, home.py the
+models that a hospital has at home, and methods.py methods over their runs. The log, the reports and
+the comparison show these sentences unchanged. A figure is called higher than another value only if
+its whole 95 % interval is. Verdicts on figures with noise never contradict a hospital's exact page:
+they name no cause and no count, and compare two models only as far as the noise allows.
 """

@@ -1,4 +1,4 @@
-"""What may be said of the models that a hospital has at home; its own eyes alone see it."""
+"""Verdicts on the models that a hospital has at home; only the hospital sees them."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -20,28 +20,28 @@ from pages.verdicts.model import (
 )
 from strategies.protocol.names import join_names
 
-AS_LONG = "trained alone as long"  # instead of its name: the hospital's own model
+AS_LONG = "trained alone as long"  # the name of the hospital's own model
 BESIDE = {"better": "better", "worse": "worse", "not shown": "not shown to be better or worse"}
 
 
 def best_model(rows: Sequence[Assessment]) -> Assessment | None:
-    """The model, or their mean, with the highest balanced accuracy."""
+    """The model, or the ensemble, with the highest balanced accuracy."""
     measured = [row for row in rows if row["kind"] != "standalone" and row["balanced_accuracy"]]
     return max(measured, key=lambda row: float(row["balanced_accuracy"]["value"]), default=None)
 
 
 def own_model(rows: Sequence[Assessment]) -> Assessment | None:
-    """The hospital's own model, with which others are compared."""
+    """The hospital's own model, with which the others are compared."""
     return next((row for row in rows if row["kind"] == "standalone"), None)
 
 
 def own_name(own: Assessment | None) -> str:
-    """Which model of the hospital's own it is, in a sentence."""
+    """The words for the hospital's own model in a sentence."""
     return AS_LONG if own and own["model"] == AS_LONG else "before the first hand-off"
 
 
 def model_name(row: Assessment) -> str:
-    """An assessment's model in a sentence."""
+    """The words for an assessment's model in a sentence."""
     return "the mean of all models" if row["kind"] == "ensemble" else f"'{row['model']}'"
 
 
@@ -51,7 +51,7 @@ def is_own_better(best: Assessment, own: Assessment | None) -> bool:
 
 
 def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
-    """Which model to use, and why, with what speaks against it."""
+    """The advice on the model to use, with the reason and the objections."""
     own, name, figure = own_model(rows), model_name(best), number(best["balanced_accuracy"])
     if is_own_better(best, own):
         text = f"{site}'s own, {AS_LONG}: the best of the others, {name} (balanced accuracy "
@@ -59,16 +59,15 @@ def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
     elif not is_useful(best):
         return (
             f"None is advised: the best, {name} (balanced accuracy {figure}), is worse than "
-            f"{site}'s own {own_name(own)}, or not shown to know more than a constant answer. The "
-            "commands below are for looking into it."
+            f"{site}'s own {own_name(own)}, or not shown to know more than a constant answer. Use "
+            "the commands below only to examine it."
         )
     else:
         text = f"{capital(name)}: it has the highest balanced accuracy here, {figure}."
         if sum(row["kind"] != "standalone" for row in rows) > 1:
             text += (
-                " It was chosen by the images that it was tested on, so that it is probably a "
-                "little worse on new ones; intervals that overlap say that another one may be as "
-                "good."
+                " It was chosen by its own test images, so it is probably a little worse on new "
+                "images. If intervals overlap, another model may be as good."
             )
     return f"{text} No model is a medical device: nobody has approved one for diagnosis."
 
@@ -76,12 +75,12 @@ def advise(site: str, best: Assessment, rows: Sequence[Assessment]) -> str:
 def judge_home(
     site: str, rows: Sequence[Assessment], own_lineages: Collection[str]
 ) -> Iterator[Verdict]:
-    """What may be said; the first sentence is whether what was handed on is better here.
+    """The verdicts; the first compares the models that were handed on with the hospital's own.
 
     Args:
         site: The hospital.
-        rows: Its assessments.
-        own_lineages: The models in which no other hospital had a part.
+        rows: The assessments of the hospital.
+        own_lineages: The models that no other hospital trained.
     """
     best, own = best_model(rows), own_model(rows)
     if best is None:
@@ -91,8 +90,8 @@ def judge_home(
     if is_noised(rows):
         yield verdict(
             "open",
-            f"{site} told these figures with noise, and without classes of few patients. Exact "
-            "figures say what is better here: give the hospital's images (--data-dir).",
+            f"{site} reported these figures with noise, and without classes of few patients. For a "
+            "comparison by exact figures, give the hospital's images (--data-dir).",
         )
         return
     models = [row for row in rows if row["kind"] == "model"]
@@ -105,7 +104,7 @@ def judge_home(
     yield first
     name = f"the hospital's own {own_name(own)}"
     of_best = describe(best, f"The best here is {model_name(best)}, with", own, name)
-    yield of_best | {"judgement": gravest(of_best["judgement"], "note")}  # what is chosen flatters
+    yield of_best | {"judgement": gravest(of_best["judgement"], "note")}  # a chosen figure flatters
     yield from compare_largest_class([best])
     if at_chance:
         count = f"{len(at_chance)} of {len(others)} other models"
@@ -121,7 +120,7 @@ def judge_home(
 
 
 def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | None) -> Verdict:
-    """Whether models that others trained are better here than the hospital's own was."""
+    """The comparison of the models that were handed on with the hospital's own."""
     if not handed:
         text = f"Every model here was trained at {site} alone: nothing was handed on."
         return verdict("note", text)
@@ -134,8 +133,8 @@ def _judge_handed_on(site: str, handed: Sequence[Assessment], own: Assessment | 
         if (names := [model_name(row) for row in handed if row["compared"] == word])
     }
     if not named:
-        text = f"Nothing is known of {own_one}, so that nobody can say whether {those}"
-        return verdict("open", f"{text} {'is' if one else 'are'} better here.")
+        text = f"There are no figures of {own_one}, with which {those} could be compared."
+        return verdict("open", text)
     judgement = "bad" if "worse" in named else "good" if "better" in named else "open"
     for words, names in named.items():
         if len(names) == len(handed):

@@ -1,44 +1,49 @@
-"""What may be said of methods that are compared over their runs."""
+"""Verdicts on methods that are compared over their runs."""
 
 from collections.abc import Iterable, Mapping
 
 from pages.figures import Figure, direction
 from strategies.protocol.text import counted
 
-SEEDS = 3  # the least number that an interval is made of
+SEEDS = 3  # the least number of seeds for an interval
 ABOUT = (
     "Mean ± standard deviation over runs. At home: the model that a hospital holds after the "
     "hand-off. Everywhere: every model at every hospital. Differences: mean over the seeds that "
     "both methods have, with a 95 % interval from three seeds on (Student's t: hospitals of one "
     "seed share their models and are no independent repetitions, and a bootstrap of so few seeds "
-    "is too narrow). It says how far other seeds would move the difference, not other hospitals "
-    "or patients. Of 20 such intervals one misses."
+    "is too narrow). It covers the effect of other seeds on the difference, not of other hospitals "
+    "or patients. One of 20 such intervals misses the true difference."
 )
 APART = "Not alike. Methods with other data or another split are not compared in pairs."
 
 
 def list_methods(names: Iterable[str]) -> str:
-    """Names of methods in a sentence; those with a comma in them have quotes."""
+    """Names of methods in a sentence; names with a comma have quotes."""
     return ", ".join(f"'{name}'" if "," in name else name for name in names)
 
 
 def describe_noise(names: Iterable[str]) -> str:
-    """What is to be said of methods whose figures have noise."""
+    """The remark on methods whose figures have noise."""
     return (
         f"Hospitals have put noise into the figures of {list_methods(names)}, and have left out "
-        "classes that few patients have. Each seed has noise of its own, so the intervals include "
-        "it. The hospitals' own pages of a run are exact."
+        "classes of few patients. Each seed has noise of its own, so the intervals include the "
+        "noise. The hospitals' own pages of a run are exact."
     )
 
 
 def higher_method(difference: Figure | None, first: str, second: str) -> str:
-    """Which of two is shown to be higher: only if the interval leaves out 0; empty: none."""
+    """The method that is shown to be higher; empty if the interval of the difference includes 0."""
     word = direction(difference) if difference else ""
     return {"better": first, "worse": second}.get(word, "")
 
 
 def judge_difference(seeds: int, higher: str) -> str:
-    """What may be said of a difference over so many seeds, with the one shown to be higher."""
+    """The verdict on a difference.
+
+    Args:
+        seeds: The number of seeds behind it.
+        higher: The method that is shown to be higher; empty = none.
+    """
     if not seeds:
         return "not measured, or no seed in common"
     if seeds < SEEDS:
@@ -49,18 +54,19 @@ def judge_difference(seeds: int, higher: str) -> str:
 def conclude(
     where: str, best: str, value: float, constant: float, others: Mapping[str, tuple[int, str]]
 ) -> str:
-    """Which method is highest, and above which others that is shown.
+    """The sentence on the highest method, and on the methods that it is shown to be above.
 
     Args:
-        where: Which models it is about.
-        best: The highest.
+        where: The models in question.
+        best: The method with the highest balanced accuracy.
         value: Its balanced accuracy.
-        constant: What always the same answer reaches.
-        others: Of each other one the seeds in common, and which of the two is shown to be higher.
+        constant: The balanced accuracy of a constant answer.
+        others: For each other method the number of common seeds, and the name of the method that is
+            shown to be higher.
     """
     text = f"{where}: {list_methods([best])} has the highest balanced accuracy ({value:.3f})"
     if value <= constant:
-        text += f", which is no more than always the same answer reaches ({constant:.3f})"
+        text += f", which is not above that of a constant answer ({constant:.3f})"
     few = [name for name, (seeds, _) in others.items() if seeds < SEEDS]
     above = [name for name, (_, higher) in others.items() if higher == best]
     parts = {
@@ -73,10 +79,10 @@ def conclude(
 
 
 def count_pairs(count: int) -> str:
-    """What it means that many pairs are compared at once; nothing for one pair."""
+    """The caution on comparing many pairs at once; empty for one pair."""
     if count < 2:
         return ""
     return (
         f"{count} pairs are compared at once: if no method differed, {count / 20:.1f} of these "
-        "intervals would leave out 0 by chance."
+        "intervals would exclude 0 by chance."
     )

@@ -1,4 +1,4 @@
-"""What may be said of a model at a hospital, from its assessment (pages/figures.py)."""
+"""Verdicts on a model at a hospital, from its assessment (pages/figures.py)."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
@@ -13,16 +13,16 @@ from pages.figures import (
 )
 from strategies.protocol.names import join_names
 
-# `judgement` (pages.page.JUDGED), `text`, what it is `about`, and of which `hospital`, `model` and
-# `class`; empty if of none.
+# `judgement` (pages.page.JUDGED), `text`, the subject `about`, and the `hospital`, `model` and
+# `class`; empty = none.
 Verdict = dict[str, str]
 GRAVITY = ("good", "note", "open", "bad")  # judgements, the most favourable first
 COMPARED = {"better": "good", "worse": "bad"}  # the judgement of a direction; others are open
-RARELY = 0.5  # of the images of a class, below which a model finds it rarely
-WIDE = 0.1  # half an interval above which test images are called few
+RARELY = 0.5  # share of a class's images below which a model finds the class rarely
+WIDE = 0.1  # half width of an interval above which test images are called few
 FEW = 30  # patients of a class (images, if none are named) below which they are called few
-NAMED = 6  # classes of few test images that are named
-ALIKE = 1.2  # times the share of each class if all have as many images: then none is the largest
+NAMED = 6  # most classes of few test images that are named
+ALIKE = 1.2  # times the share in equal classes: below, no class counts as the largest
 
 
 def verdict(
@@ -34,38 +34,38 @@ def verdict(
     model: str = "",
     name: str = "",
 ) -> Verdict:
-    """A row of `Summary.worth`; `name` is that of a class."""
+    """A row of `Summary.worth`; `name` is the name of a class."""
     place = {"about": about, "hospital": hospital, "class": name, "model": model}
     return {**place, "judgement": judgement, "text": text}
 
 
 def gravest(*judgements: str) -> str:
-    """The least favourable of judgements."""
+    """The least favourable judgement."""
     return max(judgements, key=GRAVITY.index)
 
 
 def chance(row: Assessment) -> float:
-    """The balanced accuracy of always the same answer.
+    """The balanced accuracy of a constant answer.
 
-    NaN if nobody knows of how many classes, or of one alone: there the same answer is always right.
+    NaN if the number of classes is unknown, or 1: then the constant answer is always right.
     """
     count = len(tested_classes(row))
     return 1 / count if count > 1 else nan
 
 
 def mean_chance(rows: Iterable[Assessment]) -> float:
-    """The mean of `chance` over assessments; NaN if nobody knows it of any."""
+    """The mean of `chance` over assessments; NaN if it is unknown for all."""
     known = [same for row in rows if isfinite(same := chance(row))]
     return sum(known) / len(known) if known else nan
 
 
 def tested_classes(row: Assessment) -> list[Any]:
-    """The classes of which a hospital has test images, and says so."""
+    """The classes of which a hospital reports test images."""
     return [each for each in row["classes"] if each["images"]]
 
 
 def missing_classes(rows: Sequence[Assessment]) -> str:
-    """How many classes there are, and how many figures are about, if some are left out: noise."""
+    """The number of classes that figures cover, if they leave out some; empty otherwise."""
     told = [len(tested_classes(row)) for row in rows] or [0]
     count = len(rows[0]["classes"]) if rows else 0
     if min(told) == count:
@@ -74,18 +74,18 @@ def missing_classes(rows: Sequence[Assessment]) -> str:
 
 
 def is_inverted(row: Assessment) -> bool:
-    """Whether a model is surer of a class where it is not than where it is."""
+    """Whether the AUROC is shown to be below 0.5."""
     auroc = row["auroc"]
     return bool(auroc and auroc["high"] is not None and auroc["high"] < 0.5)
 
 
 def judge(row: Assessment) -> str:
-    """Whether a model knows more than a constant answer does.
+    """The judgement of a model beside a constant answer.
 
     Returns:
-        "good": it is shown to; "bad": it is inverted, or not above chance; "open": it is above,
-        and its interval is not; "note": nobody knows how sure its figure is, or what chance is.
-        A figure with noise is not above chance only if its interval is not.
+        "good": its interval is above chance. "bad": the model is inverted, or its figure is not
+        above chance; with noise, the upper end of its interval is not. "open": the figure is above
+        chance, but its interval includes chance. "note": the interval or chance is unknown.
     """
     figure, same = row["balanced_accuracy"], chance(row)
     most = figure["high"] if "noise" in figure else figure["value"]
@@ -97,7 +97,7 @@ def judge(row: Assessment) -> str:
 
 
 def judge_all(rows: Sequence[Assessment]) -> str:
-    """The judgement of several: good only if that of each is."""
+    """The judgement of several models: good only if each is good."""
     found = {judge(row) for row in rows}
     if "bad" in found or (found == {"open"} and not is_noised(rows)):
         return "bad"
@@ -105,12 +105,12 @@ def judge_all(rows: Sequence[Assessment]) -> str:
 
 
 def is_useful(row: Assessment) -> bool:
-    """Whether a model may be more than a constant answer, and is not worse than the hospital's."""
+    """Whether a model may be better than chance, and is not worse than the hospital's own."""
     return judge(row) in ("good", "note") and row["compared"] != "worse"
 
 
 def objection(row: Assessment) -> str:
-    """What speaks against a model whatever it is compared with, as a sentence; or nothing."""
+    """The objection to a model beside chance, as a sentence; empty if there is none."""
     if is_inverted(row):
         return f"It is inverted there: AUROC {number(row['auroc'])}, and guessing gives 0.5."
     if judge(row) in ("bad", "open"):
@@ -119,9 +119,9 @@ def objection(row: Assessment) -> str:
 
 
 def compare_with_own(row: Assessment) -> tuple[str, str]:
-    """Whether a model is better than the hospital's own: the judgement, and in a few words.
+    """The judgement of a model beside the hospital's own, and the words for it.
 
-    It is not praised if it is at chance. Noise hides what exact figures show, so that those say it.
+    A model at chance is not praised. With noise, only a clear difference is judged.
     """
     word = row["compared"]
     if word not in COMPARED and is_noised([row]):
@@ -132,9 +132,9 @@ def compare_with_own(row: Assessment) -> tuple[str, str]:
 
 
 def worst(rows: Sequence[Assessment]) -> Assessment:
-    """The pair of model and hospital with the lowest figure, of those that `objection` is about.
+    """The pair of model and hospital with the lowest figure, first among pairs with an `objection`.
 
-    Hospitals differ in what chance is: the lowest figure of all may be far above its own.
+    Chance differs between hospitals: the lowest figure of all may be far above its own chance.
     """
     return min(rows, key=lambda row: (not objection(row), row["balanced_accuracy"]["value"]))
 
@@ -148,7 +148,7 @@ def pair(row: Assessment) -> str:
 
 
 def describe(row: Assessment, subject: str, own: Assessment | None, name: str) -> Verdict:
-    """A model at a hospital, beside the hospital's own, which is called `name`."""
+    """The verdict on a model at a hospital beside the hospital's own, which is called `name`."""
     noised = is_noised([row])
     text = f"{subject} balanced accuracy {number(row['balanced_accuracy'])}"
     if noised:
@@ -185,9 +185,13 @@ def unfound_classes(row: Assessment) -> list[str]:
 def missed_classes(
     rows: Sequence[Mapping[str, Any]], name: str, *, learnt: bool, noised: bool = False
 ) -> Iterator[Verdict]:
-    """Classes that no model finds, or that all find rarely; with what thresholds would do.
+    """Verdicts on classes that no model finds, or that all models find rarely.
 
-    Models that have not `learnt` find each class rarely, as is said already; `name` is that of one.
+    Args:
+        rows: The models.
+        name: The name of a single model.
+        learnt: Whether the models are above chance; other models find every class rarely.
+        noised: Whether the figures have noise.
     """
     several = len(rows) > 1
     for each in zip(*(row["classes"] for row in rows), strict=True):
@@ -212,7 +216,7 @@ def missed_classes(
 
 
 def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
-    """What a class would gain from another operating point than the most probable class."""
+    """The sentence on a class's own operating point; empty if it was not measured."""
     known = [at for at in told if at["sensitivity"] and at["specificity"]]
     if not known:
         return ""
@@ -225,7 +229,7 @@ def _operating_point(told: Sequence[Mapping[str, Any]]) -> str:
 
 
 def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
-    """The accuracy of models beside the share of the largest class."""
+    """The verdict on the accuracy of models beside the share of the largest class."""
     told = [row for row in rows if row["largest_class"] and row["accuracy"]]
     if not told:
         return
@@ -235,18 +239,18 @@ def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
     answer = f"'{names.pop()}'" if len(names) == 1 else "each hospital's most frequent class"
     better = (accuracy["value"] if accuracy["low"] is None else accuracy["low"]) > share
     if better and share < ALIKE * mean_chance(told):
-        return  # no class is so frequent that its share says anything
+        return  # no class is frequent enough to matter
     beside = "better" if better else "no better"
     text = f"Accuracy {number(accuracy)} is {beside} than always answering {answer} ({share:.3f})."
     yield verdict("note" if better else "bad", text)
 
 
 def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterator[Verdict]:
-    """Whether there are too few test images to see much, in all or of a class at a hospital.
+    """Verdicts on few test images, in all or of a class at a hospital.
 
     Args:
         figure: An estimate with the numbers of images and patients behind it.
-        rows: The assessments that it is of.
+        rows: The assessments behind the estimate.
     """
     if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
         few = f"There are few test images ({size(figure)})"

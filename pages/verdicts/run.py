@@ -1,4 +1,4 @@
-"""What may be said of a run, in words: of what hospitals hold, then of every model everywhere."""
+"""Verdicts on a run: on the models that hospitals hold, then on every model everywhere."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import isfinite
@@ -53,14 +53,14 @@ def judge_run(
 
     Args:
         headline: `Summary.headline`.
-        everywhere: The federation's balanced accuracy; None if it tells no more than what is held.
+        everywhere: The federation's balanced accuracy; None if only held models were tested.
         rows: `Summary.assessments`.
         pooled: `Summary.pooled`.
-        round_: The last evaluated one.
-        holders: The hospitals that hold a model after it.
+        round_: The last evaluated round.
+        holders: The hospitals that hold a model after that round.
     """
     if headline is None:
-        return [verdict("open", "No model was tested, or no hospital tells of it.")]
+        return [verdict("open", "No model was tested, or no hospital reports figures.")]
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     held = [row for row in tests if row["held"]]
     own, noised = held or tests, is_noised(tests)
@@ -90,7 +90,7 @@ def _compare_chance(
     rows: Sequence[Assessment],
     silent: Sequence[str],
 ) -> Verdict:
-    """How many models are shown to know more than a constant answer, their mean, and the worst."""
+    """The verdict on the models beside chance, with their mean and the worst pair."""
     judgement, same, least = judge_all(rows), mean_chance(rows), worst(rows)
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
@@ -113,16 +113,16 @@ def _compare_chance(
 
 
 def _noise(rows: Sequence[Assessment]) -> str:
-    """That there is noise, why, what is left out, and where the exact figures are."""
+    """The remark on noise: its reason, the missing classes, and the command for exact figures."""
     missing = missing_classes(rows)
     left_out = (
-        f"Of {len(rows[0]['classes'])} classes, a hospital's figures are about {missing}. It tests "
-        "on too few patients of the others, or on none, and what models have learnt of those "
-        "elsewhere does not show. "
+        f"Of {len(rows[0]['classes'])} classes, a hospital's figures are about {missing}. It has "
+        "too few test patients of the others, or none, so its figures do not show how well models "
+        "know those. "
     )
     return (
-        "Hospitals have put noise into their figures on purpose, so that nobody can tell from them "
-        f"what a model says of one patient. {left_out if missing else ''}Each hospital's own page "
+        "Hospitals have put noise into their figures on purpose, so that the figures do not reveal "
+        f"a model's answer for one patient. {left_out if missing else ''}Each hospital's own page "
         f"is exact. The hospital makes it with `{COMMAND}`."
     )
 
@@ -130,7 +130,7 @@ def _noise(rows: Sequence[Assessment]) -> str:
 def _gain(
     tests: Sequence[Assessment], round_: int, learnt: bool, noised: bool
 ) -> Iterator[Verdict]:
-    """Whether hospitals gain on their own models before the first hand-off."""
+    """The verdict on the gain over the hospitals' own models before the first hand-off."""
     rows = [row for row in tests if row["gain"]]
     if not rows:
         return
@@ -141,7 +141,7 @@ def _gain(
     if word in COMPARED:
         text = f"{word.capitalize()} than {OWN}{', also with noise' if noised else ''}"
     elif noised:
-        text = f"Whether models are better than {OWN}, each hospital's exact page says. With noise"
+        text = f"Each hospital's exact page says whether models are better than {OWN}. With noise"
     else:
         text = f"Not shown to be better than {OWN}"
     if not learnt or any(row["compared"] == "worse" for row in rows):
@@ -155,7 +155,7 @@ def _gain(
     yield verdict(
         judgement,
         f"{text}: {number(gain, signed=True)} in balanced accuracy"
-        f"{' of the classes that are told' if partly else ''}, {whose} after round {round_} beside "
+        f"{' of the reported classes' if partly else ''}, {whose} after round {round_} beside "
         f"the hospital's own before the first hand-off, {where}.",
         hospital=lowest["hospital"],
         model=lowest["model"],
@@ -163,7 +163,7 @@ def _gain(
 
 
 def _judge_hospitals(rows: Sequence[Assessment]) -> Iterator[Verdict]:
-    """For each hospital the model that it holds, beside its own."""
+    """For each hospital the verdict on the model that it holds, beside its own."""
     alone = {row["hospital"]: row for row in rows if row["kind"] == "standalone"}
     for row in rows:
         if not (row["held"] and row["balanced_accuracy"]):
@@ -186,15 +186,15 @@ def add_baseline(
     means: Mapping[str, Sequence[Figure | None]],
     held: Sequence[Assessment],
 ) -> list[Verdict]:
-    """`Summary.worth` with whether the models are better than those of a baseline.
+    """`Summary.worth` with verdicts on the comparison with a baseline's models.
 
-    That takes the place of the comparison with models that were trained for one visit. The tests of
-    the two runs count as independent, which makes the interval rather too wide.
+    They replace the comparison with models that were trained for one visit. The tests of the two
+    runs count as independent, which makes the interval too wide rather than too narrow.
 
     Args:
-        worth: Of the run.
-        strategy: The baseline's.
-        means: Balanced accuracies of the run and of the baseline, by where they are measured.
+        worth: `Summary.worth` of the run.
+        strategy: The strategy of the baseline.
+        means: The balanced accuracies of the run and of the baseline, at home and everywhere.
         held: Assessments of the models that the run's hospitals hold.
     """
     found = []
@@ -219,5 +219,5 @@ def add_baseline(
 
 
 def texts(worth: Iterable[Verdict], *about: str) -> list[str]:
-    """The sentences about some things."""
+    """The sentences about some subjects."""
     return [each["text"] for each in worth if each["about"] in about]

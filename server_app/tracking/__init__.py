@@ -1,1 +1,1 @@
-"""Figures of a run in TensorBoard or MLflow, beside its result directory (`tracking`)."""
+"""Sends the figures of a run to TensorBoard or MLflow (the setting `tracking`)."""

@@ -1,8 +1,8 @@
-"""Hands a run's figures to trackers, none of which can end the run.
+"""Sends a run's figures to trackers; a failing tracker does not end the run.
 
-A tracker is told what metrics.jsonl and summary.json are made of, by `server_app.results`, and
-after every round. What it could not be told it is told again after the next round. A run that is
-resumed tells all its rounds anew: a tracker takes each round once.
+`server_app.results` sends the figures after every round, from the data of metrics.jsonl and
+summary.json. Figures that a tracker did not accept are sent again after the next round. A resumed
+run sends all its rounds again; a tracker takes each round once.
 """
 
 from collections import deque
@@ -24,35 +24,35 @@ from strategies.engine.events import Event
 from strategies.protocol.redaction import redacted
 from strategies.protocol.settings import Settings, SettingsError, require
 
-# By their names in the setting, which are the extras that bring them and their packages' names.
+# By the name in the setting, which is also the name of the extra and of the package.
 TRACKERS = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
 class Tracker(Protocol):
-    """Somewhere that a run's figures are shown. Every method may raise anything."""
+    """A program that shows a run's figures. Every method may raise any exception."""
 
     def check(self) -> str:
-        """Where the figures go, for people; raises if nothing can be written there."""
+        """The destination of the figures, in words; raises if it is not writable."""
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
-        """Begin with a run, or go on with it if it has been begun before.
+        """Begin a run, or continue it.
 
         Args:
-            run: Identity of the run, for as long as it goes on.
-            path: Its result directory.
-            settings: Its settings.
+            run: The identity of the run; a resumed run keeps it.
+            path: The result directory of the run.
+            settings: The settings of the run.
         """
 
     def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
-        """Take the figures of a round, unless it has been taken before."""
+        """Take the figures of a round, unless the tracker has them."""
 
     def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Take what is known of a run that ended, its `status` first, and files about it."""
+        """Take the tags of a run that ended, its `status` first, and its files."""
 
 
 @dataclass
 class _Line:
-    """What a tracker has not been told yet."""
+    """The calls that a tracker has not taken yet."""
 
     tracker: Tracker
     waiting: deque[Callable[[Tracker], None]]
@@ -60,7 +60,7 @@ class _Line:
 
 
 class Feed:
-    """Tells all trackers of a run what they show."""
+    """Sends a run's figures to all its trackers."""
 
     def __init__(self, settings: Settings) -> None:
         self._lines = {
@@ -68,32 +68,32 @@ class Feed:
         }
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
-        """A run begins, or goes on."""
+        """Begin a run, or continue it."""
         self._tell(lambda tracker: tracker.begin(run, path, settings))
 
     def round(self, measured: Round, events: Sequence[Event], hospitals: Sequence[str]) -> None:
-        """A round is over.
+        """Send a finished round.
 
         Args:
-            measured: Its figures.
-            events: What happened in it.
-            hospitals: Those that have taken part so far.
+            measured: The figures of the round.
+            events: The events of the round.
+            hospitals: The hospitals that have taken part so far.
         """
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
     def end(self, summary: Summary, path: Path) -> None:
-        """The run is over, and its result directory written; no model leaves that."""
+        """Send the end of the run, with files of its result directory; models are not sent."""
         names = ("config.toml", "metrics.jsonl", "summary.json", "accuracy_matrix.csv")
         files = [path / name for name in (*names, "report.html")]
         kinds = sorted({own["kind"] for own in summary.data.values() if own["kind"]})
-        # What hospitals really used, in the place of the setting.
+        # The kinds that hospitals really used replace the setting `dataset`.
         tags = {"status": summary.status} | ({"data": ", ".join(kinds)} if kinds else {})
         tags |= {"noise": "in all figures of hospitals"} if isfinite(summary.noise) else {}
         self._tell(lambda tracker: tracker.end(tags, files))
         for name, line in self._lines.items():
             if line.waiting:
-                log(WARNING, "%s has not been told all of this run", name)
+                log(WARNING, "%s has not received all figures of this run", name)
 
     def _tell(self, what: Callable[[Tracker], None]) -> None:
         for name, line in self._lines.items():
@@ -102,10 +102,10 @@ class Feed:
                 while line.waiting:
                     line.waiting[0](line.tracker)
                     line.waiting.popleft()
-            except Exception as error:  # whatever a library or a server of others comes up with
+            except Exception as error:  # a tracker's library may raise anything
                 if not line.broken:
                     said = redacted(str(error))
-                    log(WARNING, "Tracking by %s fails, the run goes on: %s", name, said)
+                    log(WARNING, "Tracking by %s fails, the run continues: %s", name, said)
                 line.broken = True
             else:
                 if line.broken:
@@ -114,10 +114,10 @@ class Feed:
 
 
 def trackers_of(settings: Settings) -> dict[str, Tracker]:
-    """The trackers that a run names, by name.
+    """The trackers of the setting `tracking`, by name.
 
     Raises:
-        SettingsError: One is unknown.
+        SettingsError: A tracker is unknown.
     """
     found: dict[str, Tracker] = {}
     for text in filter(None, map(str.strip, settings.tracking.split(","))):
@@ -132,10 +132,10 @@ def trackers_of(settings: Settings) -> dict[str, Tracker]:
 
 
 def check(settings: Settings) -> None:
-    """Refuse to begin with a tracker that is not there.
+    """Check that all trackers can be used.
 
     Raises:
-        SettingsError: A tracker is unknown, or not installed, or does not answer.
+        SettingsError: A tracker is unknown, not installed, or does not answer.
     """
     for name, tracker in trackers_of(settings).items():
         start = f"The setting 'tracking' is {settings.tracking!r}"
@@ -153,10 +153,10 @@ def check(settings: Settings) -> None:
 
 
 def figures_of(measured: Round, events: Sequence[Event]) -> dict[str, float]:
-    """What trackers show of a round: all finite figures, by name.
+    """All finite figures of a round, by name.
 
-    `run/<figure>` is that of the whole run, as in `Summary`; `<figure>/<hospital>` the same at a
-    hospital.
+    `run/<figure>` is a figure of the whole run, as in `Summary`; `<figure>/<hospital>` is the same
+    figure at a hospital.
     """
     found = {f"run/{name}": value for name, value in measured.figures.items()}
     found["run/seconds"] = measured.seconds

@@ -1,7 +1,8 @@
-"""MLflow: a run there for each run here, on the tracking server that the user names.
+"""MLflow: one MLflow run for each run, on the user's tracking server.
 
-That is the URI in the setting, or else `MLFLOW_TRACKING_URI` where the server's process has it.
-Without either it is a file of SQLite beside the results. `MLFLOW_EXPERIMENT_NAME` counts, too.
+The setting has the server's URI; without it, the environment variable `MLFLOW_TRACKING_URI` of the
+server's process. Without both, the figures go to an SQLite file beside the results.
+`MLFLOW_EXPERIMENT_NAME` names the experiment.
 """
 
 import os
@@ -14,21 +15,21 @@ from strategies.protocol.settings import Settings
 
 ItemT = TypeVar("ItemT")
 
-# Unless the user says otherwise: a server that is away holds up a round for seconds, not minutes;
-# and nobody is told that MLflow is used here.
+# Unless the user sets these variables, a missing server delays a round by seconds, not minutes, and
+# MLflow sends no telemetry.
 CAUTION = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-MOST_PARAMETERS, MOST_METRICS = 100, 1000  # of one request
+MOST_PARAMETERS, MOST_METRICS = 100, 1000  # limits of one request
 
 
 class MLflow:
     """A client of an MLflow tracking server.
 
     Args:
-        uri: Of the server; empty: see above.
+        uri: The URI of the server; empty: see above.
         output_dir: The folder of all results.
     """
 
@@ -37,16 +38,16 @@ class MLflow:
         self._output_dir = output_dir.expanduser()
         self._client: Any = None
         self._id = ""
-        self._rounds = 0  # that it has
+        self._rounds = 0  # rounds that the server has
 
     def check(self) -> str:
-        """Ask the server for something small."""
+        """Check that the server answers a small request."""
         if self._uri:
             self._connect().search_experiments(max_results=1)
         return f"MLflow at {self._uri or self._own_database}"
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
-        """Find the run by its identity, or create it, with its settings as parameters."""
+        """Find the run by its identity, or create it; send its settings as parameters."""
         from mlflow.entities import Param
 
         client = self._client = self._connect()
@@ -83,7 +84,7 @@ class MLflow:
         self._rounds = number
 
     def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Send the files, and how the run ended."""
+        """Send the files and the tags, and end the run."""
         from mlflow.entities import RunTag
 
         self._client.log_batch(self._id, tags=[RunTag(*each) for each in tags.items()])
@@ -109,7 +110,7 @@ class MLflow:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "fedhandoff")
         if known := self._client.get_experiment_by_name(name):
             return str(known.experiment_id)
-        # Of its own database the client would put files into its working directory.
+        # With its own database, the client would put files into its working directory.
         place = None if self._uri else (self._output_dir / "mlflow").as_uri()
         return str(self._client.create_experiment(name, artifact_location=place))
 

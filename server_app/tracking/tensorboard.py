@@ -1,6 +1,6 @@
 """TensorBoard: figures in `<result directory>/tensorboard`; `tensorboard --logdir <output-dir>`.
 
-Without TensorFlow and torch: TensorBoard's own package writes its files.
+TensorBoard's own package writes the files; TensorFlow and torch are not needed.
 """
 
 import time
@@ -12,14 +12,14 @@ from strategies.protocol.settings import Settings
 
 
 class TensorBoard:
-    """Files of events beside the results: one begun by each process that worked on the run."""
+    """Event files beside the results: one for each process that worked on the run."""
 
     def check(self) -> str:
-        """Files can be written wherever results can."""
+        """The destination of the figures; it is writable where results are."""
         return "TensorBoard, with --logdir and the folder of the results"
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
-        """Open a file. Rounds in earlier ones are void: all are told anew."""
+        """Open a new file. Rounds in earlier files are void: all rounds are sent again."""
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
@@ -29,11 +29,11 @@ class TensorBoard:
         self._add(step=1, session_log=SessionLog(status=SessionLog.START))
 
     def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
-        """Write a round's figures; with the first, the settings as hyper-parameters."""
+        """Write a round's figures; with the first round, the settings as hyper-parameters."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-        if not self._described:  # by then it is known who takes part
+        if not self._described:  # from the first round on, the hospitals are known
             described = {**self._settings, "hospitals": ", ".join(hospitals)}
             self._add(summary=hparams_pb(described, trial_id=self._run))
             self._described = True
@@ -42,7 +42,7 @@ class TensorBoard:
         self._writer.flush()
 
     def end(self, tags: Mapping[str, str], files: Sequence[Path]) -> None:
-        """Close the file; TensorBoard shows no others."""
+        """Close the event file; TensorBoard does not show other files."""
         self._writer.close()
 
     def _add(self, **content: Any) -> None:

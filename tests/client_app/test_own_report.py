@@ -506,7 +506,7 @@ def sentences(past, rows):
         ((0.2,), "good", "The one model that was handed on is better here"),
         ((-0.2,), "bad", "The one model that was handed on is worse here"),
         ((0.0,), "open", "The one model that was handed on is not shown to be better or worse"),
-        ((None,), "open", "Nothing is known of graz's own model before the first hand-off"),
+        ((None,), "open", "There are no figures of graz's own model before the first hand-off"),
     ],
 )
 def test_the_first_sentence_says_whether_what_came_is_better(gains, judgement, said):

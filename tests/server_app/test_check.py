@@ -91,7 +91,7 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ("dataset='folder:images'", "must be an absolute path; there is no folder 'images'"),
         ("dataset='manifest:/no'", "there is no folder or file '/no'"),
         ("tasks=3", "'task-classes' is 0; it must be 1 to 3 with 10 classes in 3 tasks"),
-        ("tasks=2 task-cut='given'", "'task-cut' is 'given'; it must be another one where images"),
+        ("tasks=2 task-cut='given'", "'task-cut' is 'given'; it must be another value unless the"),
         ("tasks=2 classes='a,b,c'", "'task-classes' is 0; it must be 1 to 1 with 3 classes"),
         ("partition='site'", "'partition' is 'site', and the data set does not say"),
         (
@@ -100,9 +100,12 @@ def test_the_defaults_can_be_used_with_every_method(strategy):
         ),
         (
             "gan.lpips-weights='/no'",
-            "'gan.lpips-weights' is '/no'; it must be a file that is there",
+            "'gan.lpips-weights' is '/no'; it must be an existing file",
         ),
-        ("mah.auxiliary='public:/no'", "'mah.auxiliary' is 'public:/no'; it must be a file that"),
+        (
+            "mah.auxiliary='public:/no'",
+            "'mah.auxiliary' is 'public:/no'; it must be an existing file",
+        ),
         ("strategy='rwt' learner='mah' tasks=5", "'mah.auxiliary' is ''; it must be public:"),
         ("strategy='fedavg' model='cnn,mlp'", "'model' is 'cnn,mlp'; it must be one network"),
         ("model='densenet121'", "The model 'densenet121' cannot take 3x8x8 images"),
@@ -135,7 +138,7 @@ def test_several_folders_are_one_for_each_hospital(tmp_path):
     twice = f"dataset='manifest:{tmp_path}/a, {tmp_path}/b/../a/manifest.csv' partition='site'"
     assert "it must be another folder or manifest for each hospital" in refused(twice)
     words = refused(f"{several} partition='site'", hospitals=3)
-    assert "it must be for 3 hospitals, and names 2 folders" in words
+    assert "it must be one folder for each of 3 hospitals, not 2" in words
     one = f"dataset='folder:{tmp_path}/a' partition='site'"
     assert "'partition' is 'site'" in refused(one, hospitals=2)
     assert judged(one + " min-hospitals=1", hospitals=1)

@@ -188,7 +188,7 @@ def test_images_that_changed_between_two_runs_are_noticed(tmp_path):
     write_run(tmp_path / "a", "cwt", 0)
     write_run(tmp_path / "b", "rwt", 0, images=12)
     comparison = compare([tmp_path])
-    words = ("data", "images at seed 0", "cwt, rwt had other ones")
+    words = ("data", "images at seed 0", "differ between cwt, rwt")
     assert comparison.unlike == [words]
     assert pair(comparison, ["cwt", "rwt"]).by_seed == {}
 
@@ -277,7 +277,7 @@ def test_the_best_of_methods_that_learnt_nothing_is_not_praised(study):
         run.write_text(json.dumps({**summary, "assessments": [row]}))
     comparison = compare([study / "cwt", study / "fedavg"])
     _, everywhere = comparison.conclusions
-    assert "(0.400), which is no more than always the same answer reaches (0.500);" in everywhere
+    assert "(0.400), which is not above that of a constant answer (0.500);" in everywhere
     shown = page(comparison)
     assert "always the same answer, or chance: 0.50" in shown
     assert "always the most frequent class: 0.90" in shown

@@ -105,7 +105,7 @@ def test_who_wants_all_that_flower_says_is_heard(launch, monkeypatch):
         ({"listed": json.dumps({"runs": [STOPPED]})}, "has not completed.*finished:stopped"),
         ({"listed": json.dumps({"runs": []})}, "nothing of run 7"),
         ({"listed": "no such run"}, "nothing of run 7.*no such run"),
-        ({"says": "Hello."}, "did not say that it has started a run"),
+        ({"says": "Hello."}, "did not report that it has started a run"),
     ],
 )
 def test_a_run_that_does_not_complete_exits_with_status_1(launch, run, words):

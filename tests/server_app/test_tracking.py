@@ -105,7 +105,7 @@ def test_a_tracker_that_fails_does_not_end_the_run_and_is_told_later(
     results, state = opened(tmp_path)
     first_round(results, events)
     assert [line for line in lines if "json" in line] == [
-        "Tracking by json fails, the run goes on: no begin"
+        "Tracking by json fails, the run continues: no begin"
     ]
     memory.fails = set()
     second_round(results, events)
@@ -114,8 +114,8 @@ def test_a_tracker_that_fails_does_not_end_the_run_and_is_told_later(
     memory.fails = {"end"}
     results.finish(state)
     assert lines[-2:] == [
-        "Tracking by json fails, the run goes on: no end",
-        "json has not been told all of this run",
+        "Tracking by json fails, the run continues: no end",
+        "json has not received all figures of this run",
     ]
     assert (results.path / "report.html").exists()
 
@@ -169,7 +169,7 @@ def test_no_password_of_the_environment_is_told(memory, lines, events, tmp_path)
     first_round(results, events)
     shown = "http://***@localhost:5000/?token=***"
     assert f"Figures of each round go to memory at {shown}" in lines
-    assert f"Tracking by json fails, the run goes on: {shown} is away" in lines
+    assert f"Tracking by json fails, the run continues: {shown} is away" in lines
     memory.check = lambda: (_ for _ in ()).throw(OSError(f"{place} is away"))
     with pytest.raises(SettingsError) as caught:
         opened(tmp_path)

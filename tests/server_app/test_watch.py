@@ -103,7 +103,7 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
     place = tmp_path / "runs"
     follower = Thread(target=lambda: status.append(follow(place, console)), daemon=True)
     follower.start()
-    wait_until(lambda: f"No run goes in {place} yet: waits for one.\n" in output.getvalue())
+    wait_until(lambda: f"No run is under way in {place}. Waiting for one.\n" in output.getvalue())
     newer = begin()
     do(newer, events, last=1)
     wait_until(lambda: "round 1/2" in output.getvalue())
@@ -133,7 +133,7 @@ def test_a_run_whose_server_was_killed_says_how_to_go_on(begin, events, monkeypa
     status, lines = shown(results.path)
     assert status == 1
     assert lines[-3:] == [
-        "The run has stopped without its results, or goes on on another machine.",
+        "The run has stopped before its end, or continues on another machine.",
         f"Resume it with --run-config '{results.path}/checkpoint/resume.toml'",
         str(results.path),
     ]

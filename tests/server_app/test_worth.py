@@ -282,7 +282,7 @@ def test_without_details_there_are_figures_without_intervals():
 def test_hospitals_that_tell_nothing_leave_no_hole():
     summary = summary_of({("A", "A"): {}, ("A", "B"): {"num-examples": 0}})
     assert summary.headline is None
-    assert said(summary) == [("open", "No model was tested, or no hospital tells of it.")]
+    assert said(summary) == [("open", "No model was tested, or no hospital reports figures.")]
     asdict(summary)
 
 
