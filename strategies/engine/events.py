@@ -40,13 +40,14 @@ class Event:
     `verb` is the type of the message to the hospital, or one of these:
 
     - `hand-off`: after an evaluated round, the hospital receives `lineage` for the next round.
+    - `average`: hospitals refuse an average that the server made.
     - `ensemble`: the hospital has tested all models together.
     - `standalone`: after the last round, the hospital reports figures of the model that it trained
       before the first hand-off.
 
     Attributes:
-        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `ensemble` or
-            `standalone`.
+        verb: `query.enrol`, `query.prepare`, `train`, ..., `evaluate`, `hand-off`, `average`,
+            `ensemble` or `standalone`.
         round: Round of the paper, from 1; 0 before the first.
         hop: Hop within the round, from 1; 0 where none applies. For `evaluate` the hop at which the
             model was trained.
@@ -60,7 +61,7 @@ class Event:
         bytes_received: Bytes of the arrays in the answer.
         epochs: Passes over the images in the model's last visit; fewer than those of the whole
             visit if the model is a copy from between two epochs (`evaluate.epochs`).
-        began: Begin of the event, in seconds since the start of the run; NaN until it is written
+        began: Start of the event, in seconds since the start of the run; NaN until it is written
             down, except in virtual time.
         time: End of the event, in the same way.
         facts: Before the first hop: the hospital's `FACTS` about its images. Of a good visit whose

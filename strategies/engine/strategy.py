@@ -132,7 +132,7 @@ class Strategy(ABC):
         return [self.visit("", "")]
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
-        """Move the model of an ended visit to its hospital; None = the visit failed."""
+        """Move the model of a visit to its hospital; `trained` is None if the visit failed."""
         before = state.models[visit.model]
         after = replace(trained or before, place=visit.hospital, previous=before.place)
         state.models[visit.model] = after
@@ -141,7 +141,7 @@ class Strategy(ABC):
         """Do the server's part after the last hop of a round; most methods have none."""
 
     def check_memory(self, memory: ArrayRecord, layout: Layout) -> None:  # noqa: B027 - as above
-        """Refuse (ParcelError) a model's memory that the server cannot read; here none."""
+        """Refuse (ParcelError) a memory that the server cannot read; by default none."""
 
     def holders(self, state: State) -> Mapping[str, str]:
         """The model that each hospital uses after the round: the one that it receives next."""

@@ -55,7 +55,7 @@ def _unspelt(name: str) -> str:
     with suppress(ValueError):
         if math.isfinite(number := float(text.replace(",", "."))):
             return repr(number + 0)  # 0.0 is -0.0
-    # Between a word and a number a dash has no meaning: "grade-1". But "1-2" is not "12".
+    # A dash between a word and a number has no meaning ("grade-1"); in "1-2" and "HER2-" it has.
     text = re.sub(rf"(?<=[^\W_]){_BETWEEN}(?=[^\W_])", "-", text)
     return re.sub(r"(?<=[^\W\d_])-(?=[^\W_])|(?<=\d)-(?=[^\W\d_])", "", text)
 

@@ -69,7 +69,7 @@ def choice(names: Iterable[str]) -> AfterValidator:
 
 
 def between(least: float, most: float) -> Any:
-    """An annotation of numbers from one to another."""
+    """An annotation of numbers from `least` to `most`."""
     return Field(ge=least, le=most)
 
 

@@ -124,7 +124,7 @@ class DPSettings:
 
 @declare
 class TrainSettings:
-    """How a hospital trains a model that visits it: the keys `train.*`."""
+    """The training of a model at a hospital: the keys `train.*`."""
 
     epochs: OneOrMore
     batch_size: TwoOrMore
@@ -168,7 +168,7 @@ class TrainSettings:
 
 @declare
 class EvaluateSettings:
-    """When and how widely models are tested: the keys `evaluate.*`."""
+    """The rounds and the extent of tests: the keys `evaluate.*`."""
 
     every: OneOrMore
     epochs: bool
@@ -333,7 +333,7 @@ class Settings:
 
     @property
     def asynchrony(self) -> AsyncSettings:
-        """The table `async`, a word that Python reserves.
+        """The table `async`; the word itself is reserved in Python.
 
         Raises:
             SettingsError: A value has the wrong type or range.
