@@ -93,7 +93,7 @@ class FedRewind(Strategy):
             "rewind.fraction",
             self.rewind.fraction,
             f"0, or so small that train.epochs = {total} leaves an epoch before two legs of "
-            f"{self.epochs}: take more epochs, 3 at least",
+            f"{self.epochs}: use more epochs, at least 3",
         )
 
     def plan(self, state: State) -> list[Visit]:

@@ -65,10 +65,10 @@ class Strategy(ABC):
             require(self.learner == "plain", "learner", settings.learner, allowed)
             self.learner = settings.learner
         fits = not settings.enrolment or self.enrols_by_plan
-        allowed = f"empty with strategy '{settings.strategy}', whose models go from one to the next"
+        allowed = f"empty with strategy '{settings.strategy}', which hands its models on"
         require(fits, "enrolment", settings.enrolment, allowed)
         fits = not (settings.enrolment and settings.own_streams)
-        allowed = "empty with a task-order or task-spread by which hospitals have their own tasks"
+        allowed = "empty with a task-order or task-spread that gives hospitals their own tasks"
         require(fits, "enrolment", settings.enrolment, allowed)
 
     def check(self, *, sealed: bool) -> None:

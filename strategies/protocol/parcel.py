@@ -190,7 +190,7 @@ def check_parcel(parcel: RecordDict) -> Manifest:
         raise ParcelError("The parcel has no model.")
     for name, record in parcel.items():
         if not isinstance(record, PARCEL_RECORDS.get(name, type(record))):
-            raise ParcelError(f"The record '{name}' of a parcel is of another kind.")
+            raise ParcelError(f"The record '{name}' of a parcel has the wrong type.")
     for record in parcel.array_records.values():
         check_arrays(record)
     check_hashes(parcel, manifest)

@@ -311,7 +311,7 @@ class Settings:
         tasks, rounds, spread = self.tasks, self.num_server_rounds, self.task_spread
         allowed = f"{tasks} or more, a round for each of the 'tasks'"
         require(rounds >= tasks, "num-server-rounds", rounds, allowed)
-        allowed = f"0 or more, and so small that with {rounds} rounds each of {tasks} tasks has one"
+        allowed = f"0 or more, and so small that each of {tasks} tasks has one of {rounds} rounds"
         require(rounds * (1 - spread) >= tasks, "task-spread", spread, allowed)
         allowed = f"0 with the task-cut '{self.task_cut}'"
         fits = self.task_classes == 0 or self.task_cut in BY_CLASSES
