@@ -109,8 +109,8 @@ def ledger(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise SettingsError(f"There is no ledger to read: {error}") from error
     newest = lines[-1].hash if lines else "-"
-    verdict = f"{broken or 'The chain holds.'} Lines that hold: {len(lines)}. Hash of the last: "
-    verdict += f"{newest}. Keep both elsewhere: they show later if an end was cut off."
+    verdict = f"{broken or 'The chain is intact.'} Valid lines: {len(lines)}. Hash of the last: "
+    verdict += f"{newest}. Keep both on another machine: they show later if lines are missing."
     print(ledger_view.text(lines, verdict))
     if arguments.html:
         html = ledger_view.page(arguments.site, lines, verdict, not broken)
@@ -123,7 +123,7 @@ def policy(arguments: argparse.Namespace) -> int:
     path = arguments.file.expanduser()
     if not path.exists():
         write_policy(path)
-        print(f"{path} has the defaults now: read it, and change what must differ here.")
+        print(f"{path} has the defaults now: read it, and change rules as needed.")
     rules = Policy.read(path)
     if arguments.run_config is None:
         return 0

@@ -28,7 +28,7 @@ from strategies.protocol.records import ParcelError
 
 # The sentence on a card about a buffer that no attack has tested.
 UNTESTED = {
-    "too small to tell": "The hospital is too small to tell by an attack whether they leak.",
+    "too small to tell": "The hospital has too few images to measure their leak by an attack.",
     "not attacked": "No attack was tried on them.",
 }
 # The errors for which a model is not tested.
@@ -96,7 +96,7 @@ def prepare(message: Message, context: Context) -> Message:
                 release += " The privacy loss had no part in them."
             if "gan-epsilon" in made.figures:
                 epsilon, delta = (made.figures[f"gan-{each}"] for each in ("epsilon", "delta"))
-                release += f" Before it they have a guarantee: ε = {epsilon:g}, δ = {delta:g}."
+                release += f" Before the check their guarantee is ε = {epsilon:g}, δ = {delta:g}."
             card["release"] = release
         label = Manifest(hospital.name, hospital.architecture.to_json(), list(data.classes))
         parcel = pack(request, network, label, beside)

@@ -53,9 +53,7 @@ def unpack(
     with request.clock.measure("serialise"):
         opened, label = open_parcel(completed(parcel, _encoder(request)), request.seal)
         if label.round > request.order.round:
-            raise ParcelError(
-                f"Lineage '{label.lineage}' comes from a round that is still to come."
-            )
+            raise ParcelError(f"The parcel of lineage '{label.lineage}' is from a future round.")
         _check_fit(hospital, label)
         batch = hospital.settings.train.batch_size
         check_model(hospital.policy, label.architecture, request.message.content, batch)

@@ -157,7 +157,7 @@ class Request(Inquiry):
         withheld = policy.figures.withheld if policy else ()
         told: dict[str, Any] = {**metrics, **self.clock.seconds}
         if withheld:
-            log_once(f"Withheld, as the policy says: {', '.join(withheld)}.")
+            log_once(f"Withheld by the policy: {', '.join(withheld)}.")
             told = {key: value for key, value in told.items() if not _names(key) & {*withheld}}
         content = RecordDict({**(parcel or {}), "metrics": MetricRecord(told)})
         if card:

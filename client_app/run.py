@@ -70,15 +70,15 @@ def check_same(
             run.save("terms", kept)
     if fingerprint != str(kept["images"]):
         raise DataError(
-            "The hospital's images have changed since it joined the run: it takes part in the "
-            "next one again."
+            "The hospital's images have changed since it joined the run. It can take part in the "
+            "next run."
         )
     before = json.loads(kept["settings"].item())
     for key in sorted(before.keys() | terms.keys()):
         now, then = terms.get(key), before.get(key)
-        require(now == then, key, now, f"{then!r} until the run is over, as it was at first")
+        require(now == then, key, now, f"{then!r}, as at the start, until the run ends")
     if classes and [*classes] != kept["classes"].tolist():
-        raise ParcelError("The federation's classes are not those that the run began with here.")
+        raise ParcelError("The federation's classes differ from those of the run's start here.")
 
 
 def _terms(run: Store) -> Mapping[str, NDArray[Any]]:
@@ -114,8 +114,8 @@ def check_newest(run: Store, label: Manifest, *, tested: bool = False) -> None:
     newest = tuple(map(int, run.load(name).get("visit", now)))
     if now[:1] < newest[:1] if tested else now < newest:
         raise ParcelError(
-            f"Lineage '{label.lineage}' comes as it was after round {now[0]}, hop {now[1]}, "
-            f"and was here already as it was after round {newest[0]}, hop {newest[1]}."
+            f"The model of lineage '{label.lineage}' is from round {now[0]}, hop {now[1]}, but a "
+            f"model from round {newest[0]}, hop {newest[1]} was already here."
         )
     run.save(name, {"visit": np.array(max(now, newest))})
 
@@ -151,7 +151,7 @@ class Tested:
             known = list(_tested(self.run.folder / self.name))
             if any(test.place == place and test.model != model for test in known if place):
                 raise ParcelError(
-                    "Another model was tested already as its lineage's of that round and hop."
+                    "Another model of this lineage, round and hop was already tested."
                 )
             if any((test.place, test.model) == (place, model) for test in known):
                 return

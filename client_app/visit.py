@@ -99,7 +99,7 @@ class Visit:
         with clock.measure("train"):
             self.learner = request.learner(self.network, self.images, settings, self.received)
             if order.epochs < 1 or not len(self.learner.samples):
-                raise ParcelError("The order is to train for no epoch, or on no image.")
+                raise ParcelError("The order asks for training with no epoch, or with no image.")
             rng = rng_for(settings.seed, "visit", *place)
             pace = Pace(f"{hospital.name} trains the model of {self.label.lineage}", "images")
             in_round = settings.train.round_settings(order.round)
@@ -188,7 +188,7 @@ def _private_steps(
     hospital, order, policy = request.hospital, request.order, request.hospital.policy
     settings.check_learner(order.learner)
     if order.images != "own":
-        raise ParcelError("With train.dp a model is trained on the hospital's own images alone.")
+        raise ParcelError("With train.dp a model may train on the hospital's own images only.")
     check_network(network)
     owners = hospital.data.train_patients
     plan, dp = Plan.of(owners, settings.batch_size), settings.dp

@@ -81,6 +81,6 @@ def _check(place: Path, code: str) -> None:
     there = {path for path in place.rglob("*") if path.is_symlink() or not path.is_dir()}
     if there != {*files_of(place)} or hash_of(place) != code:
         raise DeployError(
-            f"{place} is not the code {code} that was approved: it was changed. Find out by whom, "
-            "remove the folder, and approve that version again."
+            f"{place} is not the approved code {code}: it was changed. Find out by whom, remove "
+            "the folder, and approve that version again."
         )

@@ -116,8 +116,8 @@ def end_of(certificate: Path) -> datetime:
         when = f"is not valid before {first:%Y-%m-%d %H:%M}" if now < first else "has expired"
         raise DeployError(
             f"The certificate {certificate} {when}; it is valid until {last:%Y-%m-%d %H:%M} UTC, "
-            f"and by this machine's clock it is {now:%Y-%m-%d %H:%M} now. Set the clock if that is "
-            "wrong; else the operator makes a new one (docs/deployment.md, step 1)."
+            f"and this machine's clock shows {now:%Y-%m-%d %H:%M}. Set the clock if it is wrong; "
+            "else the operator makes a new certificate (docs/deployment.md, step 1)."
         )
     return last
 

@@ -94,9 +94,9 @@ def start_supernode(hospital: Hospital) -> None:
     for name in REPLACED:
         if not shutil.which(name, path=str(PROGRAMS)):
             raise DeployError(
-                f"{PROGRAMS / name} is not there, or cannot be executed, and Flower's own would "
-                "run whatever code comes with a run: start the hospital in a clone of the "
-                "repository, not in a download from Flower's Hub (docs/hub.md)."
+                f"{PROGRAMS / name} is missing or cannot be executed. Flower's own program would "
+                "run any code of a run: start the hospital in a clone of the repository, not in a "
+                "download from Flower's Hub (docs/hub.md)."
             )
     code = "any" if hospital.any_code else str(approved_code(folder))
     config = node_config(hospital)
@@ -230,9 +230,9 @@ def check_server(server: str, authority: Path) -> None:
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in OUT_OF_TIME:
             raise DeployError(
-                f"The certificate of {server} is out of its time ({error.verify_message}), and by "
-                f"this machine's clock it is {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock "
-                "if that is wrong; else the server's operator makes a new certificate (`python -m "
+                f"The certificate of {server} is not valid now ({error.verify_message}); this "
+                f"machine's clock shows {datetime.now(UTC):%Y-%m-%d %H:%M} UTC. Set the clock if "
+                "it is wrong; else the server's operator makes a new certificate (`python -m "
                 "deploy authority`)."
             ) from error
         raise DeployError(
@@ -242,8 +242,7 @@ def check_server(server: str, authority: Path) -> None:
         ) from error
     except ssl.SSLError as error:
         raise DeployError(
-            f"What listens on {server} is not a SuperLink with TLS ({error.reason}): check the "
-            "port."
+            f"The program at {server} is no SuperLink with TLS ({error.reason}): check the port."
         ) from error
     except OSError as error:
         print(

@@ -70,8 +70,8 @@ def only_one(folder: Path, what: str, **facts: str) -> Iterator[Running]:
         if not _held(file, fcntl.LOCK_EX):
             now = facts_of(folder)
             raise DeployError(
-                f"{what} runs from {folder} already, as process {now.get('pid', '?')}, since "
-                f"{now.get('since', '?')}: end that first. Each needs a folder of its own."
+                f"{what} already runs from {folder}, as process {now.get('pid', '?')}, since "
+                f"{now.get('since', '?')}: end that process first. Each needs its own folder."
             )
         yield Running(file, facts)
     finally:

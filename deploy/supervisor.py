@@ -126,7 +126,7 @@ class Program:
         elif self._watched and self._watch and self._watch.wedged():
             say(
                 f"{self.name} waits for an answer that no process works on, would send the answer "
-                "to an ignored message, or has not received one whole; it is restarted."
+                "to an ignored message, or has received an incomplete message; it is restarted."
             )
             self.end()
             self.wait()

@@ -95,7 +95,7 @@ class SuperNodeVoice(Voice):
             # A refused SuperNode ends with failed attempts, which are ignored for a while.
             self._missed = -PARDON
             return (
-                f"{self.server} answers and refuses {self.hospital}, whose key it does not know: "
+                f"{self.server} refuses {self.hospital} because it does not know its key: "
                 f"ask its operator to register {self.hospital}.pub. It also refuses for a minute "
                 "after a crash, and while a SuperNode with this key is connected from elsewhere."
             )

@@ -200,7 +200,7 @@ def test_an_old_parcel_is_refused(tmp_path):
     _, ledger, _ = federate(tmp_path, "standalone", change=replayed, num_server_rounds=4)
     ((hospital, outcome, reason),) = failures(ledger)
     assert (hospital, outcome) == ("hospital-1", "parcel")
-    assert "as it was after round 1, hop 1, and was here already" in reason
+    assert "is from round 1, hop 1, but a model from" in reason
 
 
 @pytest.mark.slow

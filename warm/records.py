@@ -45,7 +45,7 @@ def write(put: Callable[[bytes], object], facts: list[Any], content: RecordDict)
     head = json.dumps([facts, records], default=lambda value: {"bytes": value.hex()}).encode()
     arrays = [array for record in content.array_records.values() for array in record.values()]
     if len(head) > HEAD or sum(len(array.data) for array in arrays) > ARRAYS:
-        raise ParcelError(f"A message is too large: {ARRAYS} bytes of arrays are the most.")
+        raise ParcelError(f"A message is too large: the limit is {ARRAYS} bytes of arrays.")
     put(len(head).to_bytes(8, "big") + head)
     for array in arrays:
         put(array.data)

@@ -88,8 +88,8 @@ class Identity:
         if status.st_mode & 0o077 or status.st_uid not in (os.geteuid(), 0):
             raise OwnError(
                 "identity file",
-                f"others can read or write {path}: make it its user's own, with mode 0600. If "
-                "others may have read it, make a new one.",
+                f"others can read or write {path}: give it to this user, with mode 0600. If others "
+                "may have read the file, make a new one.",
             )
         if len(raw) != 64:
             raise OwnError("identity file", f"{path} has {len(raw)} bytes; 64 are expected.")
@@ -126,8 +126,8 @@ def secret_of(store: Store) -> bytes:
     if len(secret) != 32:
         raise OwnError(
             "secret",
-            f"{path} has {len(secret)} bytes; 32 are expected. Get it from a backup: with a new "
-            "one a server can ask again, and average the noise away.",
+            f"{path} has {len(secret)} bytes; 32 are expected. Restore it from a backup: with a "
+            "new secret a server could ask again and average the noise out.",
         )
     return secret
 

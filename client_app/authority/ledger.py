@@ -198,18 +198,18 @@ def read(path: Path) -> Iterator[Line]:
     except BrokenLedger as error:
         broken = str(error)
     except sqlite3.Error as error:
-        broken = f"{index_of(path).name} cannot be read ({error}). Get it from a backup."
+        broken = f"{index_of(path).name} cannot be read ({error}). Restore it from a backup."
     written = lines if broken else lines[: end.lines]
     confirmed = None
     for number, line in enumerate(written, 1):
         try:
             entry: dict[str, Any] = {**entry_of(line.decode())}
         except (ValueError, OverflowError) as error:
-            raise BrokenLedger(f"Line {number} is not one of a ledger.") from error
+            raise BrokenLedger(f"Line {number} is no line of a ledger.") from error
         if entry["previous"] != (confirmed.hash if confirmed else Head().hash):
             raise BrokenLedger(
-                f"Line {number} was not written after the line that is before it now: one of the "
-                "two was changed or moved, or lines between them are missing."
+                f"Line {number} does not follow from the line before it: one of the two was "
+                "changed or moved, or lines between them are missing."
             )
         if confirmed:
             yield confirmed
@@ -220,8 +220,8 @@ def read(path: Path) -> Iterator[Line]:
         yield confirmed
     if rest or len(lines) > end.lines:
         raise BrokenLedger(
-            f"Line {end.lines + 1} was never confirmed: somebody added it, or the process that "
-            "wrote it was ended, and its answer with it. The next message removes it."
+            f"Line {end.lines + 1} was never confirmed: somebody added it, or its process ended "
+            "before the answer left. The next message removes the line."
         )
 
 

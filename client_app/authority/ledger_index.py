@@ -93,9 +93,9 @@ class Index:
         if not self._head.exists():
             if size:
                 raise BrokenLedger(
-                    f"Nothing says where it ends: {self._head.name} was deleted. Get that file "
-                    "from a backup. Without one move the ledger to another folder, and keep it: a "
-                    "new one begins."
+                    f"The end of the ledger is unknown: {self._head.name} was deleted. Restore "
+                    "that file from a backup. Without a backup move the ledger to another folder, "
+                    "and keep it there: a new ledger begins."
                 )
             return Head()
         known = self.rows.execute("SELECT count(*) FROM kept").fetchone()[0]
@@ -108,14 +108,14 @@ class Index:
         if not right or known < head.kept:
             raise BrokenLedger(
                 f"{self._head.name}, {index_of(self.path).name} or {self._secret.name} was changed "
-                "or deleted. Get all three from a backup."
+                "or deleted. Restore all three from a backup."
             )
         self.file.seek(head.start)
         last = self.file.read(head.size - head.start)
         if head.lines and sha256(last[:-1]).hexdigest() != head.hash:
             raise BrokenLedger(
-                f"Line {head.lines} is not the last one that was written: it was changed, or lines "
-                "are missing. Get the ledger from a backup."
+                f"Line {head.lines} is not the last line that was written: it was changed, or "
+                "lines are missing. Restore the ledger from a backup."
             )
         if b"\n" in self.file.read(2 * LONGEST)[:-1]:
             raise BrokenLedger(f"Line {head.lines + 1} was not written by the hospital.")
@@ -169,13 +169,13 @@ class Index:
                 continue
             until = time.strftime("%Y-%m-%d %H:%M", time.gmtime(when + lasts))
             cure = (
-                f"no run is answered before {until} UTC, and that one never"
+                f"the hospital answers no run before {until} UTC, and that run never"
                 if str(file).startswith("runs/")
-                else f"move {self.path.parent} away, and keep it: the hospital begins anew"
+                else f"move {self.path.parent} away, and keep it: the hospital starts anew"
             )
             return (
-                f"{path} was deleted or cut: the hospital has forgotten what it told, and a server "
-                f"could ask again. Get it from a backup. Without one {cure}."
+                f"{path} was deleted or cut: the record of earlier answers is lost, and a server "
+                f"could ask again. Restore it from a backup. Without a backup {cure}."
             )
         return ""
 

@@ -98,7 +98,7 @@ def members_of(
         members = read_members(Path(trusted).expanduser())
     else:
         if own.name in keys and keys[own.name] != str(own.member):
-            raise ParcelError(f"The server announces another key of '{own.name}' than its own.")
+            raise ParcelError(f"The server announces a wrong key for this hospital, '{own.name}'.")
         # Once the server names the hospital itself, it names all that have enrolled with it.
         if own.name in announced and len(announced) > 1 and not os.path.lexists(pins):
             head = "# Trusted at first use. To change it: python -m client_app members list\n"
@@ -106,9 +106,7 @@ def members_of(
             _write(pins, head + "".join(lines), announced)
         members = read_members(pins) if os.path.lexists(pins) else {}
     if str(members.setdefault(own.name, own.member)) != str(own.member):
-        raise SettingsError(
-            f"The members name another key for '{own.name}' than this hospital's own."
-        )
+        raise SettingsError(f"The file of members has a wrong key for this hospital, '{own.name}'.")
     for name, member in announced.items():
         if str(members.get(name)) != str(member):
             logging.getLogger("flwr").warning(

@@ -62,7 +62,8 @@ class PolicyError(ValueError):
 
     def explain(self) -> str:
         """The rule, for the hospital's own log."""
-        return f"Refused by the policy: {self.rule} allows {self.allowed}, asked is {self.asked!r}."
+        refusal = f"Refused by the policy: {self.rule} allows {self.allowed}"
+        return f"{refusal}; the value is {self.asked!r}."
 
 
 LEARNERS = tuple(filter(None, get_args(get_type_hints(Settings)["learner"])))

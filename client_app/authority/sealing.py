@@ -213,7 +213,7 @@ def seal_for(hospital: Hospital, order: Order) -> Seal | None:
         raise SettingsError(
             "This hospital hands on sealed parcels only: set 'sealed' to true."
             if hospital.members
-            else "Parcels are sealed in this run, and the hospital does not say for whom: set "
+            else "Parcels are sealed in this run, and the hospital names no members: set "
             "'members' in its node-config, or 'sealed' to false if the server may read the models."
         )
     if not hospital.members:

@@ -60,7 +60,7 @@ def check_own(config: Mapping[str, Any]) -> list[str]:
     identity = Identity.of(site, Path(own.identity or store / "identity").expanduser())
     if members == FIRST_USE:
         if not os.path.lexists(pins := store / "members"):
-            return [*said, "Members: none yet; those of the first run are trusted."]
+            return [*said, "Members: none yet; the members of the first run are trusted."]
         read_members(pins)
         return [*said, f"Members: {_hashed(pins)}"]
     path = Path(members).expanduser()
@@ -84,8 +84,8 @@ def find_policy(folder: Path) -> Path | None:
         if "polic" in plain or get_close_matches(plain, [POLICY, "policy"], cutoff=0.75):
             raise OwnError(
                 "policy",
-                f"{str(folder / name)!a} looks like one and is none: rename it to {POLICY}, or "
-                "move it to another folder if the defaults shall hold.",
+                f"{str(folder / name)!a} has a similar name: rename it to {POLICY}, or, to use the "
+                "defaults, move it to another folder.",
             )
     return None
 
@@ -112,7 +112,7 @@ def _check_ledger(path: Path) -> str:
     if gone:
         raise OwnError("files", gone)
     number, digest = (newest[0].number, newest[0].hash) if newest else (0, "-")
-    return f"Ledger: {path}, {number} lines that hold, SHA-256 of the last {digest}."
+    return f"Ledger: {path}, valid lines: {number}, SHA-256 of the last one: {digest}."
 
 
 def _check_model(name: str) -> None:

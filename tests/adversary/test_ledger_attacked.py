@@ -226,7 +226,7 @@ def test_what_the_hospital_remembers_is_missed_when_it_is_gone(file, how, run, t
     assert answer.error.code in (Failure.SETTINGS, Failure.LEDGER)
     assert str(tmp_path) not in str(answer.error.reason)
     assert str(path) in caplog.text
-    assert "Get it from a backup." in caplog.text
+    assert "Restore it from a backup." in caplog.text
     assert not (tmp_path / "nowhere").exists()
 
 

@@ -167,7 +167,7 @@ def test_the_classes_of_a_run_do_not_change_within_it(classes, tmp_path):
     assert not ask(place).has_error()
     answer = ask(place, order=classes)
     assert answer.error.code == Failure.PARCEL
-    assert "classes are not those that the run began with" in answer.error.reason
+    assert "classes differ from those of the run's start" in answer.error.reason
     assert not ask(place).has_error()
     assert not ask(place, run="2", order=classes).has_error()
 

@@ -244,7 +244,7 @@ def test_a_run_does_not_choose_whose_images_take_part(tmp_path, caplog):
     victim = Victim(tmp_path, SINGLE)
     code, reason = told_of_sizes(victim, classes=["0", "1"])
     assert (code, reason) == (Failure.POLICY, str(PolicyError("images.classes", "", "")))
-    assert "images.classes allows runs with 0, 1, 2, asked is '0, 1'" in caplog.text
+    assert "images.classes allows runs with 0, 1, 2; the value is '0, 1'" in caplog.text
     (tmp_path / "policy.toml").write_text(OPEN + '[images]\nclasses = ["0", "1"]', "utf-8")
     told = [told_of_sizes(victim, classes=classes) for classes in (["0", "1"], ["1", "x", "0"])]
     assert told[0] == told[1]
@@ -500,12 +500,12 @@ def test_each_signed_model_is_tested_under_its_label_alone(sealed):
     label = {"round": 2, "hop": 1, "epochs": 1}
     assert sealed(label) == ""
     assert sealed(label) == ""  # as after a resume
-    assert "Another model was tested already" in sealed(label, number=1)
+    assert "round and hop was already tested" in sealed(label, number=1)
     assert sealed({**label, "hop": 3}, number=2) == ""
     assert sealed({**label, "epochs": 2}, number=3) == ""  # `evaluate.epochs`: in any order
     assert sealed(label, task=2) == ""  # a model that failed a visit, in the round after it
-    assert "Another model was tested already" in sealed(label, number=1, task=2)
-    assert "as it was after round 1" in sealed({"round": 1, "hop": 9}, number=4)
+    assert "round and hop was already tested" in sealed(label, number=1, task=2)
+    assert "is from round 1," in sealed({"round": 1, "hop": 9}, number=4)
     assert "No member is called 'nobody'" in sealed({**label, "lineage": "nobody"})
 
 

@@ -48,7 +48,7 @@ def test_of_a_rule_of_the_policy_only_its_table_leaves(caplog):
     answer = guarded(message(), handler)
     assert answer.error.code == Failure.POLICY
     assert answer.error.reason == "The hospital's policy ([release]) does not allow it."
-    assert "release.min-quantile allows 0.01 or more, asked is 0" in caplog.text
+    assert "release.min-quantile allows 0.01 or more; the value is 0" in caplog.text
 
 
 @pytest.mark.parametrize("error", [each for each in LEAVES if each is not PolicyError])

@@ -435,7 +435,7 @@ def test_dp_sgd_tells_what_it_has_spent_over_all_visits_and_restarts(tmp_path):
     ("asked", "words"),
     [
         ({"learner": "derpp", "epochs": 1}, "DP-SGD is for 'plain' alone"),
-        ({"epochs": 1, "images": "everyone"}, "own images alone"),
+        ({"epochs": 1, "images": "everyone"}, "own images only"),
     ],
 )
 def test_dp_sgd_is_for_own_images_and_cross_entropy(tmp_path, asked, words):

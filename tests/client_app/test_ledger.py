@@ -166,7 +166,7 @@ def test_a_refusal_is_in_it_with_the_rule_that_the_server_does_not_learn(tmp_pat
     assert line.entry["failure"] == {
         "class": "policy",
         "reason": answer.error.reason,
-        "rule": "Refused by the policy: release.min-quantile allows 0.01 or more, asked is 0.",
+        "rule": "Refused by the policy: release.min-quantile allows 0.01 or more; the value is 0.",
     }
     assert "quantile" not in str(answer.error.reason)
 
@@ -368,7 +368,7 @@ def test_what_a_server_chose_reaches_neither_terminal_nor_page(tmp_path, monkeyp
     store, html = place.node_config["store-dir"], tmp_path / "ledger.html"
     assert command(monkeypatch, "--site", "graz", "--store-dir", store, "--html", html) == 0
     text, page = capsys.readouterr().out, html.read_text("utf-8")
-    assert "The chain holds. Lines that hold: 1." in text
+    assert "The chain is intact. Valid lines: 1." in text
     for shown in (text, page):
         assert "\x1b" not in shown
         assert "\u202e" not in shown
@@ -385,8 +385,8 @@ def test_the_command_names_a_broken_line_and_shows_those_before_it(tmp_path, mon
     path.write_text(first + second.replace("0.5", "0.9") + third, "utf-8")
     assert command(monkeypatch, "--site", "graz", "--store-dir", path.parents[1]) == 1
     text = capsys.readouterr().out
-    assert "Line 3 was not written after the line that is before it now" in text
-    assert "Lines that hold: 1." in text
+    assert "Line 3 does not follow from the line before it" in text
+    assert "Valid lines: 1." in text
     assert "evaluate" in text
 
 

@@ -169,9 +169,9 @@ def test_first_use_is_one_event(tmp_path, identities, keys):
 
 def test_another_key_of_the_hospital_itself_is_refused(tmp_path, identities, keys):
     own, false = identities["graz"], {"graz": keys["linz"], "wien": keys["wien"]}
-    with pytest.raises(ParcelError, match="announces another key of 'graz' than its own"):
+    with pytest.raises(ParcelError, match="announces a wrong key for this hospital, 'graz'"):
         members_of(FIRST_USE, tmp_path / "pins", own, false)
     assert not (tmp_path / "pins").exists()
     (tmp_path / "file").write_text(member_line("graz", identities["linz"].member))
-    with pytest.raises(SettingsError, match="another key for 'graz' than this hospital's own"):
+    with pytest.raises(SettingsError, match="wrong key for this hospital, 'graz'"):
         members_of(str(tmp_path / "file"), tmp_path / "pins", own, {})

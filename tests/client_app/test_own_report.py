@@ -331,7 +331,7 @@ def test_a_changed_ledger_is_seen_first(report, place):
     path.write_text("\n".join(lines) + "\n")
     _, _, written = report(place, *own(place))
     assert '<div class="red">' in written
-    assert "Line 4 was not written after the line that is before it now" in written
+    assert "Line 4 does not follow from the line before it" in written
 
 
 def test_without_models_it_says_how_to_open_them(finished, report, place):

@@ -125,7 +125,7 @@ def test_what_enrolment_or_preparation_would_refuse_is_red(changes, words, tmp_p
 @pytest.mark.parametrize(
     ("rules", "changes", "words"),
     [
-        ("[images]\nmax-size = 8", {}, "images.max-size allows 8 or less, asked is 16"),
+        ("[images]\nmax-size = 8", {}, "images.max-size allows 8 or less; the value is 16"),
         ("[models]\nmax-megabytes = 0", {}, "models.max-megabytes allows 0"),
         ("[code]\napproved = ['" + "0" * 64 + "']", {}, "code.approved allows 0"),
         ("[images]\nclasses = ['A', 'b']", {}, "spell otherwise, as 'A'"),
@@ -152,7 +152,7 @@ def test_no_character_of_a_name_commands_the_terminal(tmp_path, monkeypatch, cap
 def test_the_rules_of_a_hospital_without_a_policy_are_a_question(tmp_path):
     write(tmp_path / "data", {"a": 15, "b": 15})
     (finding,) = (f for f in card_of(tmp_path).findings if f.level == "amber")
-    assert "runs.sealed-only allows sealed runs, asked is an open run" in finding.text
+    assert "runs.sealed-only allows sealed runs; the value is an open run" in finding.text
 
 
 @pytest.mark.parametrize(("variant", "level"), [("full", "amber"), ("synthetic-only", "red")])

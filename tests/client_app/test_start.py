@@ -56,7 +56,7 @@ def test_a_hospital_whose_files_can_be_used_starts_and_says_what_is_in_force(pla
     assert policy == f"Policy: {config['policy']}, SHA-256 {digest(config['policy'])}"
     assert ledger == "Ledger: none yet."
     assert digest(config["members"]) in members
-    assert "those of the first run" in check_own({**config, "members": "first-use"})[-1]
+    assert "the members of the first run" in check_own({**config, "members": "first-use"})[-1]
     store = str(tmp_path / "empty")
     own = {key: config[key] for key in ("site", "data-dir")} | {"store-dir": store}
     policy, _, members = check_own(own)
@@ -120,7 +120,7 @@ def test_a_broken_ledger_and_a_forgotten_run_are_named_at_the_start(place, tmp_p
     config = place.node_config
     path = path_of("graz", Path(config["store-dir"]))
     append(path, {"time": "2026-01-01", "verb": "train", "run": "1", "left": []})
-    assert "1 lines that hold" in check_own(config)[1]
+    assert "valid lines: 1" in check_own(config)[1]
     (path.parent / "runs" / "1").mkdir(parents=True)
     (path.parent / "runs" / "1" / "visits").write_text("1\n")
     append(path, {"time": "2026-01-01", "verb": "train", "run": "1", "left": []})

@@ -77,7 +77,8 @@ def _check_default_policy(settings: Settings, hospital: Hospital) -> Iterator[Fi
     rulings = judge(Policy.read(), settings, hospital.data)
     if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
         said = [
-            f"{each.rule} allows {each.allowed}, asked is {each.asked}" for each in broken.values()
+            f"{each.rule} allows {each.allowed}; the value is {each.asked}"
+            for each in broken.values()
         ]
         yield Finding(
             "default-policy",
