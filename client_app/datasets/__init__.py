@@ -30,9 +30,9 @@ from strategies.protocol.settings import Settings, turn_value
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
 
-# How the setting `dataset` begins -> its loader, called with the rest of the setting, all settings,
-# the folder for decoded images, and the machine that may be used. A name that ends in ':' needs a
-# rest; the others take none.
+# Start of the setting `dataset` -> its loader. The loader gets the rest of the setting, all
+# settings, the folder for decoded images, and the limits of the machine. A name that ends in ':'
+# needs a rest; the others take none.
 DATASETS: dict[str, Callable[[str, Settings, Path, MachineRules | None], Pool]] = {
     "digits": lambda _, *rest: load_digits(),
     "mnist": lambda _, settings, *rest: load_hub("ylecun/mnist", Form.from_settings(settings)),
@@ -53,23 +53,24 @@ def open_data(
     taking_part: tuple[str, ...] | None = None,
     secret: bytes = b"",
 ) -> LocalData:
-    """The images of one hospital, if the data set is cut over `hospitals`.
+    """Return the images of one hospital when the data set is cut over `hospitals`.
 
     Args:
-        settings: Name the data set, and how it is cut and split.
+        settings: The data set, the cut and the split.
         hospital_index: Index of the hospital, from 0.
         hospitals: Number of hospitals.
-        classes: Those of the federation; images of others are quarantined. Empty = the data set's.
-        store: Where decoded images are kept.
-        machine: The memory and the disk that may be used for them; None = all there is.
-        taking_part: The classes whose images take part, whatever the federation's are; () = all;
-            None = the federation decides, as where one owner simulates all hospitals.
-        secret: A real hospital's own, by which its images are split; empty in a simulation.
+        classes: Classes of the federation. Images of other classes are quarantined. Empty = the
+            classes of the data set.
+        store: Folder for decoded images.
+        machine: Limits on memory and disk for these images; None = no limit.
+        taking_part: Classes that take part, by the hospital's policy; () = all; None = the
+            federation decides, for example in a simulation.
+        secret: Secret of a real hospital, which determines its split; empty in a simulation.
 
     Raises:
-        DataError: The data set cannot be loaded or cut, has no test images of its own though
-            `test-fraction` is 0, leaves this hospital too few images, or too many
-            (`max-quarantined`) that cannot be used.
+        DataError: The data set cannot be loaded or cut. Or `test-fraction` is 0 and the data set
+            has no test images of its own. Or this hospital has too few images, or too many
+            unusable ones (`max-quarantined`).
         PolicyError: The store would be larger than `machine` allows, or the federation leaves out
             a class that takes part.
     """
@@ -130,15 +131,15 @@ def open_data(
 
 
 def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
-    """All images of a public archive, in the form that the run asks for.
+    """Return all images of a public archive, in the form of the run.
 
     Args:
-        file: As for `npz:`.
-        settings: Say what images are brought to.
+        file: Path of the archive, as after `npz:`.
+        settings: Settings of the run, with the form of images.
         like: The hospital's images.
 
     Raises:
-        DataError: It cannot be read, or its images have another shape than these.
+        DataError: The archive cannot be read, or its images differ in shape from the hospital's.
     """
     pool = load_npz(file)
     images = formed(torch.from_numpy(pool.images), Form.from_settings(settings))
@@ -154,7 +155,7 @@ def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
 def _tasks(
     pool: Pool, train: Indices, test: Indices, settings: Settings, classes: tuple[str, ...]
 ) -> Tasks | None:
-    """How a hospital's training and test images are to be cut in tasks, if they are."""
+    """The cut of a hospital's training and test images in tasks; None if there is one task."""
     if settings.tasks == 1:
         return None
     given = [None if pool.tasks is None else pool.tasks[part] for part in (train, test)]
@@ -162,7 +163,7 @@ def _tasks(
 
 
 def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:
-    """Refuse images of a class that others spell otherwise: they would be left out in silence."""
+    """Refuse classes that others spell differently: their images would be left out silently."""
     if groups := alike([*pool.classes, *names], apart=[names, pool.classes]):
         theirs = ", ".join(quoted(name) for group in groups for name in group if name in names)
         raise DataError(
@@ -174,14 +175,15 @@ def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:
 def check_all_named(chosen: Sequence[str], classes: Sequence[str]) -> None:
     """Refuse a federation, or tasks, without one of the hospital's classes.
 
-    Otherwise it could choose whose images take part, and by two choices tell how many there are.
+    Otherwise a server could choose the classes that take part. From two choices it could learn the
+    number of images of a class.
     """
     holds = set(chosen).issubset(classes)
     uphold(Ruling("images.classes", f"runs with {', '.join(chosen)}", ", ".join(classes), holds))
 
 
 def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
-    """The labels [N] as indices into `classes`; -1 for what is none of them."""
+    """The labels [N] as indices into `classes`; -1 for other classes."""
     index = {name: number for number, name in enumerate(classes)}
     return np.array([index.get(name, -1) for name in pool.classes], dtype=np.int64)[pool.labels]
 
@@ -189,10 +191,10 @@ def _labels(pool: Pool, classes: tuple[str, ...]) -> Indices:
 def _share(
     settings: Settings, index: int, hospitals: int, store: Path, machine: MachineRules | None
 ) -> tuple[Pool, Indices, int]:
-    """The pool with a hospital's images, which of them are its own, and its index for the split.
+    """The pool, the indices of the hospital's images in the pool, and its index for the split.
 
-    A hospital with a folder of its own splits as index 0, so that the split is the same in a
-    simulation and on the hospital's own machine, where it has no index.
+    A hospital with its own folder splits as index 0. The split is then the same in a simulation and
+    on the hospital's own machine, where the hospital has no index.
     """
     kind, _, source = settings.dataset.partition(":")
     sources = source.split(",")

@@ -1,4 +1,4 @@
-"""The columns of a manifest: which are read, and which look as if they were meant to be."""
+"""The columns of a manifest: those that are read, and others that may have been meant."""
 
 import re
 from collections import defaultdict
@@ -10,7 +10,7 @@ from client_app.errors import DataError
 
 GROUPS = ("group", "patient", "patient_id", "lesion", "lesion_id", "study")
 OPTIONAL = ("split", "site", "slice", "task")
-# What others call these columns, written without blanks and underscores.
+# Other usual names of these columns, without blanks and underscores.
 _IMAGES = re.compile("(image|img|picture|photo)?(file|path|filepath|filename|name|id)|img|picture")
 _LABELS = re.compile("(class|label|target)(name|id)?|diagnosis|dx|category|finding|y")
 _NUMBER = "(u?id|no|nr|num|number|nummer|numero|code|key|name|hash|pseudonym|identifier)s?"
@@ -27,16 +27,19 @@ _SIDE = re.compile(
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a manifest, as it names them.
+    """The columns of a manifest, by their names in the manifest.
 
     Attributes:
-        read: By what they are read as.
-        others: The other ones.
-        patients: Those of them that say by their names and values which images belong together,
-            though no column is read for that,
-        across: or a patient of whom is in several of the groups that are read,
-        sides: or that say which images are to train and to test on, though no column is read so.
-        meant: Other ones that are written nearly like a column that is missing, by its name.
+        read: Role -> name of the column that is read in this role.
+        others: Columns that are not read.
+        patients: Columns that are not read and seem to name patients, while no column of groups is
+            read.
+        across: Columns that are not read and seem to name patients, with a patient in several of
+            the groups that are read.
+        sides: Columns that are not read and seem to hold the split, while no column of the split
+            is read.
+        meant: Name of a column that is not read -> name of a missing column that is spelt nearly
+            like it.
     """
 
     read: dict[str, str] = field(default_factory=dict)
@@ -50,16 +53,16 @@ class Columns:
 def find_columns(
     names: Sequence[str], rows: Sequence[Sequence[str]], needed: Sequence[str]
 ) -> tuple[dict[str, int], Columns]:
-    """Where each known column is, and what is said of all.
+    """Return the position of each known column, and a description of all columns.
 
     Args:
-        names: The manifest's first row. Case, blanks, dashes and underscores do not count.
-        rows: The others.
-        needed: The columns that there must be.
+        names: First row of the manifest. Case, blanks, dashes and underscores do not count.
+        rows: All other rows.
+        needed: Names of the required columns.
 
     Raises:
-        DataError: A column is missing, or named twice. It quotes nothing of the first row: where
-            the header is missing, that is the row of a patient.
+        DataError: A column is missing, or named twice. The message does not quote the first row:
+            without a header, the first row describes a patient's image.
     """
     plain = [_plain(name) for name in names]
     known = (*needed, *OPTIONAL, *GROUPS)
@@ -116,13 +119,13 @@ def _plain(name: str) -> str:
 
 
 def _is_nearly(plain: str, name: str) -> bool:
-    """Whether a name has a letter too many or too few, or two in another order."""
+    """Whether two names differ by about one letter, or only in the order of letters."""
     other = _plain(name)
     return sorted(plain) == sorted(other) or SequenceMatcher(None, plain, other).ratio() > 0.88
 
 
 def _hint(name: str, plain: Sequence[str]) -> str:
-    """The column that may be the missing one, if it is called as such columns are."""
+    """A sentence about a column that may be the missing one; empty if none has a usual name."""
     kind = {"image": _IMAGES, "label": _LABELS}.get(name)
     near = [each for each in plain if (kind and kind.fullmatch(each)) or _is_nearly(each, name)]
     return f" Is {near[0]!r} that column? Rename it." if near and plain.count(name) == 0 else ""

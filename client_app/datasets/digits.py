@@ -10,7 +10,7 @@ from client_app.datasets.pool import Pool
 
 def load_digits() -> Pool:
     """Load all digits, their grey values 0..16 scaled to 0..255."""
-    # Not sklearn.datasets.load_digits: its import takes seconds, for the sake of this one file.
+    # sklearn.datasets.load_digits would take seconds to import; only its file is needed.
     package = find_spec("sklearn")
     assert package is not None
     assert package.origin is not None

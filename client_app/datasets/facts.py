@@ -1,9 +1,9 @@
-"""What a hospital says of the images that it uses, beside their numbers: what they are, and a hash.
+"""Hashes of the images that a hospital uses.
 
-The hash tells whether two runs used the same images with the same classes, wherever the files lie.
-Whoever can guess the images could try hashes. In a deployment it is therefore keyed with a secret
-of the hospital, and says so: two such hashes tell nothing but whether they are equal, at one
-hospital.
+Equal hashes mean: two runs used the same images with the same classes, in any folder.
+Someone who guesses the images could verify the guess by the hash. In a deployment the hash is
+therefore keyed with a secret of the hospital, and begins with "keyed-". Two keyed hashes of one
+hospital reveal only whether they are equal.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def hashes(data: LocalData, secret: bytes) -> dict[str, str]:
 
     Args:
         data: The images.
-        secret: The hospital's own; empty in a simulation.
+        secret: Secret of the hospital; empty in a simulation.
     """
     parts = {
         "train": (data.train, data.train_contents),
@@ -35,7 +35,7 @@ def hashes(data: LocalData, secret: bytes) -> dict[str, str]:
 def _hash(
     samples: Samples, contents: list[str] | None, classes: tuple[str, ...], secret: bytes
 ) -> str:
-    """Of the files of images, or of their pixels if they have none; in any order."""
+    """The hash of image files, or of pixels if there are no files; the order does not count."""
     if contents is None:
         images = samples.images.cpu().numpy()
         contents = [hashlib.sha256(image.tobytes()).hexdigest() for image in images]

@@ -1,7 +1,7 @@
 """Opens one image file: the usual formats, DICOM and NIfTI.
 
-The content of a file decides what it is, not its name. DICOM and NIfTI need packages that only
-those who have such files install. Legend: C channels, H, W pixels, upright.
+The content of a file determines its format, not its name. DICOM and NIfTI need optional packages
+(extras `dicom` and `nifti`). Legend: C channels; H, W pixels of the upright image.
 """
 
 import gzip
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.unread import RAW, format_within
 
-# Not all that Pillow knows: it hands some formats, such as EPS, to other programs.
+# Pillow knows more formats, but it hands some, such as EPS, to other programs.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since one has two dots
     [
@@ -36,23 +36,23 @@ SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since
         *(".dcm", ".dicom", ".nii", ".nii.gz"),
     ]
 )
-# A chest X-ray has some 15 million pixels, the photographs of the largest cameras have 50. Decoding
-# takes up to 25 bytes for each, and 50 if it has more than 8 bits.
+# A chest X-ray has about 15 million pixels, a photograph of a large camera 50 million. Decoding
+# takes up to 25 bytes a pixel, or 50 bytes if the pixel has more than 8 bits.
 MAX_PIXELS = 2**26
 TOO_LARGE = f"has more than {MAX_PIXELS} pixels"
 MAX_BYTES = 2**32  # of a file, and of a volume that it holds
-# Of a pixel, by the Photometric Interpretation. pydicom takes others for RGB.
+# Photometric Interpretation -> samples of a pixel. pydicom treats other interpretations as RGB.
 SAMPLES = {"MONOCHROME1": 1, "MONOCHROME2": 1, "PALETTE COLOR": 1, "RGB": 3}
 SAMPLES |= dict.fromkeys(["YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT"], 3)
-# Modalities that have no image. Of some the files say that they are one.
+# Modalities without an image. Some of these files claim to be an image.
 WITHOUT_PICTURE = re.compile("SR|PR|KO|DOC|REG|SEG|ECG|HD|EPS|AU|PLAN|FID|RT(?!IMAGE).*")
 # DICOM without its preamble: an element of group 2 or 8, with a VR or a short length.
 BARE = re.compile(rb"(?s)(\x02\0[\0-\x02]|\x08\0[\0-\x20])\0([A-Z]{2}|..\0\0)")
 NO_PICTURE = "is DICOM that holds no picture"
 SEVERAL = "has several frames or pages: save the one to use as a file of its own"
 
-# The libraries' warnings quote the file. Not warnings.catch_warnings: threads that leave it in
-# another order than they entered it restore the wrong filters. This filter is put in front once.
+# The libraries' warnings quote the file, so one filter hides them. warnings.catch_warnings is not
+# safe here: threads that leave it in another order than they entered it restore the wrong filters.
 LIBRARIES = r"(PIL|pydicom|nibabel|pylibjpeg|libjpeg|openjpeg|rle)\b"
 QUIET = ("ignore", None, Warning, re.compile(LIBRARIES), 0)
 logging.getLogger("pydicom").propagate = False  # its log lines quote the file too
@@ -61,53 +61,55 @@ logging.getLogger("pydicom").propagate = False  # its log lines quote the file t
 class UnusableImage(ValueError):
     """An image file cannot be used.
 
-    Its text continues a sentence that begins with the image. It is for the hospital's own eyes and
-    log; still it names no path, no file and nothing of what is in the file.
+    The text continues a sentence that begins with the image. It is for the hospital and its log
+    alone. Even so, it names no path and no file, and quotes no content of the file.
     """
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of an image without decoding it."""
+    """The properties of an image that are known without decoding."""
 
     kind: str  # one of FORMATS, "NIFTI", or "DICOM" with the modality, such as "DICOM CR"
     width: int  # upright
     height: int
     channels: int  # 1 = grey, 3 = colour
     bits: int  # per channel, as stored
-    patient: str = ""  # hash of a DICOM file's patient ID; empty if it names none
+    patient: str = ""  # hash of a DICOM file's patient ID; empty if there is no ID
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes to decode it, at the most."""
+        """The memory in bytes that decoding takes at most."""
         return self.width * self.height * (25 if self.bits <= 8 else 50)
 
 
-_Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # and what decodes the image
+_Opened = tuple[Header, Callable[[], NDArray[np.uint8]]]  # the header, and the decoder
 
 
 def read_header(file: Path, slice_: int | None = None) -> Header:
-    """Read only as much of a file as tells what it is: no EXIF after the pixels of a PNG, say.
+    """Read the header of an image file, and no pixels.
+
+    EXIF that follows the pixels of a PNG is not read, for example.
 
     Raises:
-        UnusableImage: It cannot be used, as far as that is known without decoding.
+        UnusableImage: The image cannot be used. Some reasons appear only in decoding.
     """
     with _refusing(), _regular(file) as stream:
         return _open(stream, slice_, 0)[0]
 
 
 def read_file(file: Path) -> bytes:
-    """All of a file.
+    """Read a whole file.
 
     Raises:
-        UnusableImage: It cannot be read, is no regular file, or too large.
+        UnusableImage: The file cannot be read, is no regular file, or is too large.
     """
     with _refusing(), _regular(file) as stream:
         return stream.read(MAX_BYTES)
 
 
 def is_image(file: Path) -> bool:
-    """Whether to look for an image in a file: by its name, or by its start as a PACS exports it."""
+    """Whether a file may hold an image: by its suffix, or by the first bytes of DICOM."""
     if file.name.lower().endswith(tuple(SUFFIXES)):
         return True
     try:
@@ -116,7 +118,7 @@ def is_image(file: Path) -> bool:
     except UnusableImage:
         return False
     except OSError:
-        return True  # it is named when it cannot be read
+        return True  # the listing then reports that the file cannot be read
 
 
 def _is_dicom(start: bytes) -> bool:
@@ -125,7 +127,7 @@ def _is_dicom(start: bytes) -> bool:
 
 @contextmanager
 def _regular(file: Path) -> Iterator[IO[bytes]]:
-    """Open a file that has an end: to open a pipe waits for a writer, to read a device for ever."""
+    """Open a regular file. A pipe would wait for a writer, and a device has no end."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:
         found = os.fstat(descriptor)
@@ -137,18 +139,20 @@ def _regular(file: Path) -> Iterator[IO[bytes]]:
 
 
 def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDArray[np.uint8]:
-    """Decode the image that a whole file holds: [C, H, W].
+    """Decode the image in the content of a file: [C, H, W].
 
-    Pixels of more than 8 bits are brought to 8: grey ones as a DICOM file's own window says, or
-    else linearly from the smallest to the largest finite value; of colours, the upper 8 bits stay.
+    Pixels of more than 8 bits become 8 bits. Grey pixels are scaled by the window of the DICOM
+    file, or else linearly from the smallest to the largest finite value. Colours keep their upper
+    8 bits.
 
     Args:
-        content: The file.
-        slice_: Which slice of a volume, from 0 along its third axis as stored.
-        size: If above 0, a JPEG far larger is decoded at 1/2, 1/4 or 1/8, to twice this or more.
+        content: The bytes of the file.
+        slice_: Number of a slice of a volume, from 0 along the third stored axis.
+        size: Wanted size in pixels. A much larger JPEG is decoded at 1/2, 1/4 or 1/8 of its size,
+            to at least twice the wanted size; 0 = full size.
 
     Raises:
-        UnusableImage: It cannot be used.
+        UnusableImage: The image cannot be used.
     """
     with _refusing():
         return _open(io.BytesIO(content), slice_, size)[1]()
@@ -156,14 +160,14 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Raise an `UnusableImage` for whatever goes wrong."""
+    """Turn every error into an `UnusableImage`."""
     try:
         yield
     except UnusableImage:
         raise
     except PIL.Image.DecompressionBombError:
         raise UnusableImage(TOO_LARGE) from None
-    except Exception as error:  # decoders fail in many ways, in words that quote the file
+    except Exception as error:  # decoders raise many types, with texts that quote the file
         raise UnusableImage(f"cannot be read or decoded ({type(error).__name__})") from None
 
 
@@ -195,21 +199,21 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
         stream.seek(0)
         format_ = format_within(stream.read(540))
         raise UnusableImage(str(format_ or "is no image file that can be read here")) from None
-    # Telephones append thumbnails and the like to a JPEG, which Pillow then calls MPO.
+    # Telephones append thumbnails to a JPEG. Pillow calls such a file MPO.
     kind = "JPEG" if picture.format == "MPO" else str(picture.format)
     if kind != "JPEG" and getattr(picture, "is_animated", False):
         raise UnusableImage(SEVERAL)
     tags = cast(Mapping[int, Any], getattr(picture, "tag_v2", {}))  # of a TIFF
-    if tags.get(254) == 1 and 330 in tags:  # the first page is a preview of what a camera took
+    if tags.get(254) == 1 and 330 in tags:  # the first page is a preview of a raw photograph
         raise UnusableImage(str(RAW))
     width, height = picture.size
-    if not tags:  # TIFF has turned its size already
-        # By the method of the base class, since that of PNG decodes.
-        with suppress(Exception):  # of a broken EXIF it keeps what it could read
+    if not tags:  # the size of a TIFF is already that of the upright image
+        # The method of the base class, since the method of PNG decodes.
+        with suppress(Exception):  # Pillow keeps the readable part of a broken EXIF
             PIL.Image.Image.getexif(picture)
         if PIL.Image.Image.getexif(picture).get(0x0112) in (5, 6, 7, 8):
             width, height = height, width
-    # Pillow takes the numbers of these to have the other sign.
+    # Pillow reads these unsigned numbers as signed, or signed numbers as unsigned.
     number = (picture.mode, tags.get(339, (1,))[0] if tags else 0)
     other = {("I", 1): np.uint32, ("L", 2): np.int8}.get(number)
     deep = picture.mode.startswith(("I", "F")) or other is not None
@@ -222,17 +226,17 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
         if size:
             shown.draft(None, (2 * size, 2 * size))
         shown.load()
-        shown.info.clear()  # otherwise the EXIF is written anew, which fails with odd entries
+        shown.info.clear()  # otherwise Pillow rewrites the EXIF and fails on odd entries
         PIL.ImageOps.exif_transpose(shown, in_place=True)
         if deep:
             values = np.asarray(shown)
             pixels = _stretched(values if other is None else values.view(other))[None]
             return 255 - pixels if tags.get(262) == 0 else pixels  # 0: WhiteIsZero
-        if shown.mode == "LAB":  # Pillow converts it by colour profiles alone
+        if shown.mode == "LAB":  # Pillow converts LAB only by colour profiles
             lab, rgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
             transform = PIL.ImageCms.buildTransform(lab, rgb, "LAB", "RGB")
             shown = cast(PIL.Image.Image, PIL.ImageCms.applyTransform(shown, transform))
-        # Of 16-bit colours, and of 16-bit grey with transparency, Pillow has kept the upper 8 bits.
+        # Pillow keeps the upper 8 bits of 16-bit colours and of 16-bit grey with transparency.
         return _channels_first(np.array(shown.convert("L" if grey else "RGB")))
 
     return Header(kind, width, height, 1 if grey else 3, bits), decode
@@ -254,7 +258,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     except ImportError:
         raise UnusableImage("is DICOM: install the extra with `uv sync --extra dicom`") from None
 
-    # The first bytes name the transfer syntax. pydicom would inflate the whole file to tell it.
+    # The first bytes name the transfer syntax. pydicom would inflate the whole file to find it.
     if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
         raise UnusableImage(
             "is DICOM compressed as Deflated Explicit VR, which is not read here: export it "
@@ -273,7 +277,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         raise UnusableImage(SEVERAL)
     if not syntax:
         implicit = dataset.original_encoding[0]
-        if pixels[4 if implicit else 8 :][:4] == b"\xff" * 4:  # of a length that is not said
+        if pixels[4 if implicit else 8 :][:4] == b"\xff" * 4:  # undefined length
             raise UnusableImage("is DICOM that does not say how its pixels are compressed")
         syntax = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian
     try:
@@ -282,7 +286,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
                 f"is DICOM compressed as {syntax.name}: install the extra that decodes it with "
                 "`uv sync --extra dicom`"
             )
-    except NotImplementedError:  # what pydicom raises for a syntax that it does not know
+    except NotImplementedError:  # pydicom does not know this syntax
         raise UnusableImage(
             "is DICOM in a transfer syntax that cannot be decoded here: export it uncompressed"
         ) from None
@@ -300,7 +304,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         or (colour in ("YBR_ICT", "YBR_RCT") and syntax not in JPEG2000TransferSyntaxes)
     ):
         raise UnusableImage(
-            "is DICOM whose Photometric Interpretation is not read here, or does not fit its "
+            "is DICOM with a Photometric Interpretation that is not read here, or does not fit "
             "Samples per Pixel, Pixel Representation or compression: export it uncompressed"
         )
     bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
@@ -314,9 +318,9 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         stream.seek(0)
         dataset = pydicom.dcmread(stream, force=True)
         dataset.file_meta.TransferSyntaxUID = syntax
-        if syntax.is_encapsulated:  # the picture within may be far larger than its header says
+        if syntax.is_encapsulated:  # the picture may be far larger than the header claims
             frame = io.BytesIO(get_frame(dataset.PixelData, 0, number_of_frames=1))
-            with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions, not all
+            with suppress(PIL.UnidentifiedImageError):  # Pillow knows most compressions
                 within = PIL.Image.open(frame, formats=("JPEG", "JPEG2000"))
                 if within.width * within.height > MAX_PIXELS:
                     raise UnusableImage(TOO_LARGE)
@@ -335,17 +339,17 @@ def _dicom(stream: IO[bytes]) -> _Opened:
 
 
 def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
-    """Stored values [H, W] of a DICOM file as viewers first show them, padding black: [H, W]."""
+    """Grey values [H, W] as a viewer first shows the stored values [H, W]; padding is black."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     padding = np.zeros(stored.shape, bool)
     if first := _values(dataset, "PixelPaddingValue")[:1]:
         limits = first + _values(dataset, "PixelPaddingRangeLimit")[:1]
-        # The type is that of the pixels, since some write 63536 where -2000 is meant.
+        # Cast to the type of the pixels: some devices write 63536 for -2000.
         ends = np.array(limits).astype(stored.dtype)
         padding = (ends.min() <= stored) & (stored <= ends.max())
     rescale = ("RescaleSlope", 1.0), ("RescaleIntercept", 0.0)
-    for keyword, default in rescale:  # a slope of 0 is none
+    for keyword, default in rescale:  # a slope of 0 counts as missing
         numbers = [number for number in _numbers(dataset, keyword) if number]
         setattr(dataset, keyword, next(filter(math.isfinite, numbers), default))
     given = any(getattr(dataset, keyword) != default for keyword, default in rescale)
@@ -362,23 +366,23 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
     top, (item,) = 0, (dataset.get("VOILUTSequence") or [{}])[:1]
     if item.get("LUTDescriptor") and item.get("LUTData"):
         length, start, depth = item.LUTDescriptor
-        if start >= 2**15 and values.min() < 0:  # some write 65534 where -2 is meant
+        if start >= 2**15 and values.min() < 0:  # some devices write 65534 for -2
             start -= 2**16
         top = 2**depth - 1
-        # pydicom 3.0 looks values up in 8 bits if the entries have 8, whatever the length, and
-        # those that are far above the last one in its place from the other end.
+        # Two faults of pydicom 3.0 are avoided here. If the entries have 8 bits, it looks values up
+        # in 8 bits, whatever the length. Values far above the last entry get the first ones.
         item.LUTDescriptor = [length, start, 16]
         values = values.clip(float(start), start + (length or 2**16) - 1.0)
     elif usable and function not in ("LINEAR", "LINEAR_EXACT", "SIGMOID"):
         raise UnusableImage(
             "is DICOM with a VOI LUT Function that is not in the standard: correct or blank it"
         )
-    windowed = apply_voi_lut(values, dataset)  # by the table, or else by the first window
+    windowed = apply_voi_lut(values, dataset)  # uses the table, or else the first window
     if windowed is values:
         shown = _stretched(values, ~padding)
     elif top:
         shown = _scaled(windowed, 0, top)
-    else:  # what is below and above the window shows what its ends became
+    else:  # values below and above the window show the values of its ends
         shown = _scaled(windowed, *apply_voi_lut(np.array([-np.inf, np.inf]), dataset))
     if dataset.PhotometricInterpretation == "MONOCHROME1":  # the smallest value is white
         shown = 255 - shown
@@ -387,7 +391,7 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _numbers(dataset: Any, keyword: str) -> list[float]:
-    """The numbers of an attribute that is text in the file; NaN for a blank among them."""
+    """The numbers of an attribute that the file stores as text; NaN for a blank."""
     from pydicom.datadict import dictionary_description
 
     try:
@@ -395,14 +399,14 @@ def _numbers(dataset: Any, keyword: str) -> list[float]:
     except ValueError:
         name = dictionary_description(keyword)
         raise UnusableImage(
-            f"is DICOM with text instead of a number as {name}: correct or blank it"
+            f"is DICOM with text instead of a number in {name}: correct or blank it"
         ) from None
 
 
 def _values(dataset: Any, keyword: str) -> list[Any]:
-    """The values of an attribute that says how to show a picture; empty if there is none.
+    """The values of a display attribute; empty if there are none.
 
-    Enhanced objects have it in functional groups, of the frame or of all frames.
+    Enhanced objects store it in functional groups, of one frame or of all frames.
     """
     groups = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
     macros = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
@@ -439,11 +443,11 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         about["vox_offset"] = about.single_vox_offset
     if about["vox_offset"] < about.single_vox_offset:
         raise UnusableImage(
-            "is NIfTI whose values begin within the header (vox_offset): save it anew"
+            "is NIfTI with values that begin within the header (vox_offset): save it anew"
         )
     if not np.isfinite(about["scl_inter"]):
-        about["scl_inter"] = 0  # the same for all pixels, it changes nothing
-    # To find a slice, all before it is unzipped.
+        about["scl_inter"] = 0  # an offset of all pixels does not change the scaled image
+    # A slice needs all bytes before it to be unzipped, so the whole size counts.
     if about.get_data_offset() + math.prod(shape) * dtype.itemsize > MAX_BYTES:
         raise UnusableImage("is NIfTI that is too large")
     width, height, depth = (*shape, 1)[:3]
@@ -452,36 +456,37 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         raise UnusableImage("is a volume: name one slice, from 0, in the manifest's column `slice`")
     if not 0 <= (slice_ or 0) < depth:
         raise UnusableImage(f"has no such slice: the first is 0, the last {depth - 1}")
-    # For each stored axis, which of right, anterior and superior (RAS) it is, and in which sense.
+    # For each stored axis: right, anterior or superior (RAS), and its direction.
     orientation = io_orientation(_affine(about))
     if orientation[0, 0] > orientation[1, 0]:
         width, height = height, width
 
     def decode() -> NDArray[np.uint8]:
-        # Unzips up to this slice and holds no other; applies slope and intercept.
+        # Unzips up to this slice, holds this slice alone, and applies slope and intercept.
         values = ArrayProxy(stream, about)[:, :, slice_ or 0]
         turned = apply_orientation(values[:, :, None], orientation)
         plane = turned.take(0, axis=int(orientation[2, 0]))
-        # As radiologists look at it: anterior is up and the patient's right at the left. If the
-        # third axis is another one, superior is up and the patient's right or anterior at the left.
+        # The radiological view: anterior is up, and the patient's right is at the left. If the
+        # third axis is another one, superior is up, and the patient's right or anterior is at the
+        # left.
         return _channels_first(_stretched(plane[::-1, ::-1].T))
 
     return Header("NIFTI", width, height, 1, 8 * dtype.itemsize), decode
 
 
 def _affine(about: Any) -> NDArray[np.float64]:
-    """Of a NIfTI header: by its sform, or else its qform; if it names neither, that of ANALYZE."""
-    sizes = about["pixdim"]  # only their signs count here
+    """The affine [4, 4] of a NIfTI header: its sform, else its qform, else that of ANALYZE."""
+    sizes = about["pixdim"]  # only the signs count here
     sizes[0] = -1 if sizes[0] < 0 else 1
     sizes[1:4][~(sizes[1:4] > 0)] = 1
     for read in (about.get_sform, about.get_qform):
-        with suppress(ValueError):  # a quaternion that is none
+        with suppress(ValueError):  # an invalid quaternion
             affine, code = read(coded=True)
             if code and np.isfinite(affine).all() and np.linalg.matrix_rank(affine[:3, :3]) == 3:
                 return cast(NDArray[np.float64], affine)
     if about["sform_code"] or about["qform_code"]:
         raise UnusableImage(
-            "is NIfTI whose orientation (sform, qform) is no matrix that can be used: set it anew"
+            "is NIfTI with an unusable matrix of orientation (sform, qform): set it anew"
         )
     return cast(NDArray[np.float64], about.get_base_affine())
 
@@ -492,13 +497,13 @@ def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _stretched(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
-    """Numbers as 0 to 255, from the smallest to the largest finite one (among `used`)."""
+    """Scale numbers linearly to 0..255, from the smallest to the largest finite one in `used`."""
     chosen = values[np.isfinite(values) if used is None else np.isfinite(values) & used]
     return _scaled(values, chosen.min(), chosen.max()) if chosen.size else _scaled(values, 0, 0)
 
 
 def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
-    """Numbers as 0 to 255, linearly from `low` to `high`; all 0 if these are equal."""
+    """Scale numbers linearly to 0..255, from `low` to `high`; all 0 if these are equal."""
     if low == high:
         return np.zeros(values.shape, np.uint8)
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""What is wrong with a hospital's data, as far as names and columns tell it."""
+"""Problems of a hospital's data that names, columns and groups show."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -11,9 +11,9 @@ from strategies.protocol.classes import alike, quoted
 from strategies.protocol.may_leave import CARD, MAX_CLASSES
 from strategies.protocol.names import join_names
 
-# More classes than this, most with fewer images than that, are probably patients.
+# More than MANY_CLASSES classes are probably patients, if most have fewer than FEW_IMAGES images.
 MANY_CLASSES, FEW_IMAGES = 20, 5
-# What programs and people write where there is no class, and folders that are none.
+# Usual entries for "no class", and usual names of folders that are no class.
 NO_CLASS = frozenset(
     [
         *("nan", "nat", "none", "null", "nil", "na", "n/a", "n.a.", "#n/a", "#na", "<na>", "nd"),
@@ -26,14 +26,14 @@ NO_CLASS = frozenset(
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a hospital's data.
+    """A problem of a hospital's data.
 
     Attributes:
-        problem: The class of the problem, which is all that the server learns.
-        text: What it is, for the hospital's own eyes; it may name classes and columns, no image.
-        advice: What to do.
+        problem: Class of the problem; the server learns nothing else.
+        text: Description for the hospital alone; it may name classes and columns, but no image.
+        advice: The cure.
         level: "red": the hospital cannot take part with such data; "amber": somebody should look at
-            them; "note": somebody may want to know.
+            the data; "note": for information.
     """
 
     problem: str
@@ -43,11 +43,11 @@ class Finding:
 
 
 def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding]:
-    """What is wrong with the names of a hospital's classes.
+    """Yield the problems of the names of a hospital's classes.
 
     Args:
-        images: How many images each class has.
-        known: The classes of the federation, where the setting `classes` names them.
+        images: Number of images of each class.
+        known: Classes of the federation; empty if the setting `classes` does not name them.
     """
     if len(images) > MANY_CLASSES and median(images.values()) < FEW_IMAGES:
         yield Finding(
@@ -87,29 +87,29 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
 
 
 def check_columns(columns: Columns) -> Iterator[Finding]:
-    """What is wrong with the columns of a manifest, and which of them are read."""
+    """Yield the problems of a manifest's columns, and a note of the columns that are read."""
     if columns.patients:
         yield Finding(
             "patients-not-read",
-            f"Images seem to belong together by a column that is not read: "
-            f"{_quoted(columns.patients)}. One patient's images could be trained and tested on.",
-            "Call it 'patient'; or add a column 'group' that says which images belong together.",
+            f"A column that is not read seems to name patients: {_quoted(columns.patients)}. One "
+            "patient could have training and test images.",
+            "Call it 'patient'; or add a column 'group', with one name for images that belong "
+            "together.",
         )
     if columns.sides:
         yield Finding(
             "split-not-read",
-            f"A column that is not read says what to train and to test on: "
-            f"{_quoted(columns.sides)}.",
-            "To use it call it 'split', with 'train' or 'test' in each row. Otherwise the hospital "
-            "splits by patients, or by the groups of the manifest.",
+            f"A column that is not read seems to hold the split: {_quoted(columns.sides)}.",
+            "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
+            "or the groups of the manifest determine the split.",
             "amber",
         )
     if columns.across:
         yield Finding(
             "patients-in-several-groups",
-            f"Images that are together by the column {_quoted(columns.across)} are in several "
-            f"groups by {quoted(columns.read['group'])}, which alone is read.",
-            "Remove that column if this is as it should be.",
+            f"Images with the same value in {_quoted(columns.across)} are in several groups of "
+            f"{quoted(columns.read['group'])}. Only the latter column is read.",
+            "If this is right, remove the former column.",
             "amber",
         )
     for column, name in columns.meant.items():
@@ -122,16 +122,16 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
         ]
         others = f" Not read: {_quoted(columns.others)}." if columns.others else ""
         text = f"Columns of the manifest that are read: {join_names(read)}.{others}"
-        yield Finding("columns", text, "docs/data.md lists all that can be.", "note")
+        yield Finding("columns", text, "docs/data.md lists all columns.", "note")
 
 
 def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
-    """What is wrong with which images belong together.
+    """Yield the problems of the groups of images.
 
     Args:
-        kinds: Of how many images something says so: "patient" (DICOM), "group", "volume".
-        images: How many there are.
-        groups: How many each group has.
+        kinds: Number of images with a "patient" (DICOM), a "group" or a "volume".
+        images: Number of images.
+        groups: Number of images of each group.
     """
     most = max(groups.values(), default=0)
     why = {
@@ -141,8 +141,8 @@ def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iter
         "": "They are copies of one file.",
     }[max(("patient", "group", "volume"), key=lambda kind: kinds[kind]) if kinds else ""]
     advice = (
-        "Say in a subfolder or the manifest's column 'patient' whose each image is, and leave out "
-        "what is the same for all."
+        "Name the patient of each image by a subfolder or in the manifest's column 'patient'. Omit "
+        "names that are the same for all images."
     )
     if len(groups) == 1 < images:
         text = f"All {images} images belong to one patient or group, and cannot be split. {why}"

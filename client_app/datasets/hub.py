@@ -1,6 +1,6 @@
-"""Data sets of the Hugging Face hub, or of a local folder in a form that the hub knows.
+"""Data sets of the Hugging Face hub, or of a local folder in a format of the hub.
 
-The simplest forms are image files in one folder per class, and parquet files.
+The simplest formats are image files in one folder per class, and parquet files.
 """
 
 from collections.abc import Iterable
@@ -16,16 +16,16 @@ from client_app.datasets.pool import Pool, numbered_classes
 from client_app.datasets.resize import Form, formed, stacked
 from client_app.errors import DataError
 
-SITE = ("site", "center")  # columns that name sites; the second is Flower's copy of FLamby's data
+SITE = ("site", "center")  # columns of sites; Flower's copy of FLamby's data has "center"
 
 
 def load_hub(source: str, form: Form) -> Pool:
     """Load all splits of `source`, a name on the hub or an absolute folder: train, test, others.
 
-    The images of the split `test`, if there is one, are the data set's own test images.
-    Images are in the first image column. Labels are in the first class column, or else as whole
-    numbers in the column `label`. Sites are in the column `site` or `center`, if there is one.
-    Images are brought to `form` as they are decoded, so that memory holds only small ones.
+    The images of a split `test` are the data set's own test images. The first image column has the
+    images. The first class column has the labels, or else the column `label` has them as whole
+    numbers. A column `site` or `center` has the sites. Each image is brought to `form` as soon as
+    it is decoded, so that memory holds only small images.
 
     Raises:
         DataError: `source` cannot be reached or read, or its images differ in size.
@@ -39,8 +39,8 @@ def load_hub(source: str, form: Form) -> Pool:
     label = _first(columns, datasets.ClassLabel) or "label"
     if image is None or label not in columns:
         raise DataError(
-            f"'{source}' has the columns {', '.join(table.column_names)}; it must have one of "
-            "images, and one of classes or of whole numbers called 'label'."
+            f"'{source}' has the columns {', '.join(table.column_names)}; it must have a column of "
+            "images, and a column of classes or a column 'label' of whole numbers."
         )
     labels = np.asarray(table[label][:])  # [N]
     if labels.dtype.kind != "i":
@@ -55,14 +55,13 @@ def load_hub(source: str, form: Form) -> Pool:
 
 
 def _read(source: str) -> tuple[Any, NDArray[np.bool_] | None]:
-    """All splits of `source` as one `datasets.Dataset`, and which rows [N] are the split `test`."""
+    """All splits of `source` as one `datasets.Dataset`, and True [N] for rows of split `test`."""
     import datasets
 
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise DataError(f"There is no folder '{source}'; the setting 'dataset' names it.")
     try:
-        # Not flwr_datasets.FederatedDataset, which reports to Flower what is loaded: here the path
-        # of a hospital's folder.
+        # flwr_datasets.FederatedDataset would report the path of a hospital's folder to Flower.
         splits = datasets.load_dataset(source)
         order = sorted(splits, key=lambda name: {"train": 0, "test": 1}.get(name, 2))
         parts = [splits[name] for name in order]
@@ -73,7 +72,7 @@ def _read(source: str) -> tuple[Any, NDArray[np.bool_] | None]:
             f"The Hugging Face hub cannot be reached for '{source}': connect this machine, or set "
             "'dataset' to hf:<absolute folder> or npz:<absolute file>."
         ) from error
-    except Exception as error:  # network, file formats: it fails in many ways
+    except Exception as error:  # errors of the network and of file formats have many types
         raise DataError(
             f"'{source}' cannot be read as a data set ({type(error).__name__}): it must be a name "
             "on the Hugging Face hub, or an absolute folder of images or parquet files."

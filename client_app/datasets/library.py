@@ -1,14 +1,14 @@
-"""A hospital's images, decoded once: kept as a file of pixels that is mapped, never read.
+"""A library of a hospital's decoded images: files of pixels that are mapped into memory.
 
 A library belongs to one listing of images (client_app.datasets.listing) and is one folder:
 
-    index.sqlite                 what is known of each file, and where its pixels are
+    index.sqlite                 the facts of each file, and the place of its pixels
     <C>x<H>x<W>-<fit>.pixels     images of one form, uint8 [M, C, H, W], one after the other
 
-A file is known by its size and its time of change, its pixels by a hash of its content: a file that
-was moved or copied is not decoded again, one that was changed is. Pixels of what is no longer
-listed are overwritten with zeros, and their place is used for another image. The index is written
-only after the pixels are on disk: a kill at any moment loses a few seconds of work, nothing else.
+Size and time of change identify a file; a hash of its content identifies its pixels. A changed file
+is decoded again; a moved or copied file is not. Pixels of images that are no longer listed are
+overwritten with zeros, and their place is used for another image. The index is written only after
+the pixels are on disk: a kill at any moment loses only a few seconds of work.
 """
 
 import hashlib
@@ -50,17 +50,17 @@ CREATE TABLE IF NOT EXISTS files (
     size INTEGER, modified INTEGER,
     header TEXT,                -- a Header's fields as JSON; null if it has none
     reason TEXT,                -- why it cannot be used; '' if no reason is known
-    content TEXT,               -- SHA-256 of the file; '' before it is read as a whole
+    content TEXT,               -- SHA-256 of the file; '' before the whole file is read
     PRIMARY KEY (path, slice)
 );
 CREATE TABLE IF NOT EXISTS pixels (
     form TEXT, content TEXT, slice INTEGER,
-    row INTEGER,                -- in the file of pixels of that form; -1 if it cannot be decoded
-    reason TEXT,                -- why not
+    row INTEGER,                -- in the file of pixels of that form; -1 if decoding failed
+    reason TEXT,                -- of the failure
     PRIMARY KEY (form, content, slice)
 );
 """
-# Images between two commits: few enough to do again, enough to keep all cores busy.
+# Images between two commits: few enough to decode again, enough to keep all cores busy.
 CHUNK = 256
 
 Progress = Callable[[str, int, int], None]
@@ -74,10 +74,10 @@ class Opened:
 
     Attributes:
         pixels: uint8 [M, C, H, W], mapped from a file.
-        rows: int64 [n], where each image is in `pixels`; -1 = it cannot be used.
-        reasons: [n], why it cannot; empty if it can.
-        headers: [n], what is known of each file; None if nothing is.
-        contents: [n], the SHA-256 of each file; empty where it could not be read.
+        rows: int64 [n], row of each image in `pixels`; -1 = the image cannot be used.
+        reasons: [n], why an image cannot be used; empty if it can.
+        headers: [n], header of each file; None if it could not be read.
+        contents: [n], SHA-256 of each file; empty if the file could not be read.
     """
 
     pixels: NDArray[np.uint8]
@@ -89,7 +89,7 @@ class Opened:
 
 @dataclass
 class _File:
-    """What is known of a file: the columns of the table `files`."""
+    """The facts of a file: a row of the table `files`."""
 
     size: int
     modified: int
@@ -106,22 +106,22 @@ def open_library(
     retry: bool = False,
     machine: MachineRules | None = None,
 ) -> Opened:
-    """Open images, after decoding those that are new or have changed since the last time.
+    """Open images; first decode the new and the changed ones.
 
     Args:
-        folder: Where the library is kept, `images/<name>` in a store; made if need be.
+        folder: Folder of the library, `images/<name>` in a store; created if missing.
         entries: The images. The library forgets all others.
-        form: What they are brought to.
-        progress: Called with what is being done, how many images are done, and how many there are.
-        retry: Whether to try again images that could not be used and have not changed: a package
-            may have been installed.
-        machine: The memory and the disk that may be used; None = all there is.
+        form: The form of the opened images.
+        progress: Called with the name of the step, the number of images done, and of all images.
+        retry: Whether to try unusable images again though they have not changed: a package may
+            have been installed.
+        machine: Limits on memory and disk; None = no limit.
 
     Raises:
-        DataError: The images differ in size though the form has none.
+        DataError: The images differ in size, and the form has no size.
         PolicyError: The store would be larger than `machine` allows.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the index has paths
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # private, since the index has paths
     with (
         FileLock(folder / "lock"),  # simulated hospitals may share a data set
         closing(sqlite3.connect(folder / "index.sqlite")) as index,
@@ -138,16 +138,16 @@ def open_library(
 
 
 def prepared(content: bytes, slice_: int | None, form: Form, shape: tuple[int, int, int]) -> Tensor:
-    """The image that a whole file holds, as networks get it: uint8 of `shape`, (C, H, W).
+    """Return the image in the content of a file as input for networks: uint8 [C, H, W].
 
     Args:
-        content: The file.
-        slice_: Which slice of a volume; None if it is no volume.
-        form: What the image is brought to.
-        shape: What it then must have; a grey one gets as many equal channels.
+        content: The bytes of the file.
+        slice_: Number of a slice of a volume; None if the file is no volume.
+        form: The form of the image.
+        shape: Required (C, H, W) in this form; a grey image gets C equal channels.
 
     Raises:
-        UnusableImage: It cannot be decoded, or has another shape.
+        UnusableImage: The image cannot be decoded, or has another shape.
     """
     image = formed(torch.from_numpy(read_pixels(content, slice_, form.size))[None], form)[0]
     if image.shape[0] not in (1, shape[0]) or image.shape[1:] != shape[1:]:
@@ -157,7 +157,7 @@ def prepared(content: bytes, slice_: int | None, form: Form, shape: tuple[int, i
 
 
 class _Library:
-    """The folder of a library, its index, and the machine to work with."""
+    """The folder of a library, its index, and the limits of the machine."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class _Library:
         self.progress = progress
 
     def look_at(self, entries: Sequence[Entry]) -> dict[_Key, _File]:
-        """What is known of each file; opens those that are new or have changed."""
+        """Return the facts of each file; read the headers of new and changed files."""
         rows = self.index.execute(
             "SELECT path, slice, size, modified, header, reason, content FROM files"
         )
@@ -196,11 +196,11 @@ class _Library:
         return files
 
     def decode(self, entries: Sequence[Entry], files: Mapping[_Key, _File], form: Form) -> Opened:
-        """All images in a form; decodes those whose content is not in the library."""
+        """Return all images in a form; decode those that the library does not have."""
         shape = _shape([file.header for file in files.values() if file.header], form)
         name = f"{'x'.join(map(str, shape))}-{form.fit}"
         place = self.folder / f"{name}.pixels"
-        # Somebody may have deleted the file of pixels, or the disk was full.
+        # The file of pixels may be too short: deleted, or the disk was full.
         kept = (place.stat().st_size if place.exists() else 0) // max(1, math.prod(shape))
         self.index.execute("DELETE FROM pixels WHERE form = ? AND row >= ?", [name, kept])
         rows = self.index.execute(
@@ -237,14 +237,13 @@ class _Library:
                 [(name, *key, *value) for key, value in new.items()],
             )
             self._save({_key(entry): files[_key(entry)] for entry in chunk})
-        # The reason is that of the content, or of the file if it could not be read.
+        # The reason belongs to the content, or to the file if it could not be read.
         results = [
             found.get(_content(entry, files), (-1, files[_key(entry)].reason)) for entry in entries
         ]
         last = max((row for row, _ in results), default=-1)
         return Opened(
-            # Copy on write, since torch wants arrays that it might write to. No file can be mapped
-            # to no image.
+            # Copy on write, since torch wants writable arrays. An empty array cannot be mapped.
             np.memmap(place, np.uint8, "c", shape=(last + 1, *shape))
             if last >= 0
             else np.zeros((0, *shape), np.uint8),
@@ -255,12 +254,12 @@ class _Library:
         )
 
     def forget_all_but(self, files: Collection[_Key]) -> None:
-        """Forget other files, and overwrite the pixels that were theirs alone."""
+        """Forget all other files, and overwrite the pixels that only they had."""
         known = self.index.execute("SELECT path, slice FROM files").fetchall()
         gone = [key for key in known if key not in files]
         self.index.executemany("DELETE FROM files WHERE path = ? AND slice = ?", gone)
         orphans = "WHERE (content, slice) NOT IN (SELECT content, slice FROM files)"
-        # First their hashes go: an image that comes back after a kill must not be found black.
+        # Remove the hashes first: after a kill, an image that returns must not be found black.
         self.index.execute(f"UPDATE pixels SET content = rowid {orphans}")
         self.index.commit()
         for name, row in self.index.execute(f"SELECT form, row FROM pixels {orphans}").fetchall():
@@ -272,7 +271,7 @@ class _Library:
         self.index.commit()
 
     def _save(self, files: Mapping[_Key, _File]) -> None:
-        """Note what is known of some files."""
+        """Write the facts of some files to the index."""
         self.index.executemany(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
@@ -290,7 +289,7 @@ class _Library:
     def _chunks(
         self, what: str, items: Sequence[ItemT], at_once: int
     ) -> Iterator[tuple[Sequence[ItemT], Executor]]:
-        """Some items at a time, and threads that work on them."""
+        """Yield chunks of the items, with threads to work on them."""
         with ThreadPoolExecutor(at_once) as threads:
             for start in range(0, len(items), CHUNK):
                 self.progress(what, start, len(items))
@@ -320,7 +319,7 @@ def _stat(file: Path) -> tuple[int, int]:
 
 
 def _look(entry: Entry) -> tuple[Header | None, str]:
-    """The header of a file, or why it cannot be used."""
+    """The header of a file, or the reason why the file cannot be used."""
     try:
         return read_header(entry.file, entry.slice), ""
     except UnusableImage as error:
@@ -339,7 +338,7 @@ def _shape(headers: Collection[Header], form: Form) -> tuple[int, int, int]:
 def _decode(
     entry: Entry, form: Form, shape: tuple[int, int, int], known: Container[_Key]
 ) -> tuple[str, bytes | None, str]:
-    """The hash of a file's content, its pixels unless they are known, or why there are none."""
+    """The hash of a file's content, its pixels if not yet known, and the reason of a failure."""
     try:
         content = read_file(entry.file)
     except UnusableImage as error:
@@ -355,7 +354,7 @@ def _decode(
 
 
 def _logged() -> Progress:
-    """Log now and then how far an import is."""
+    """Return a function that logs the progress of an import from time to time."""
     paces: dict[str, Pace] = {}
 
     def progress(what: str, done: int, total: int) -> None:
@@ -366,7 +365,7 @@ def _logged() -> Progress:
 
 @contextmanager
 def _opened(file: Path) -> Iterator[int]:
-    """A file to write to at any position; it is on disk when the block ends."""
+    """Open a file for writing at any position; flush it to disk at the end of the block."""
     place = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         yield place

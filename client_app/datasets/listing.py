@@ -1,22 +1,22 @@
-"""Which images a hospital's folder holds, and what is known of each before it is opened.
+"""The list of a hospital's images, made before any image is opened.
 
-`folder` is a folder for each class, as torchvision's ImageFolder has it. Images in the same
-subfolder of a class belong together, as those of one patient do: `<class>/<patient>/<image>`; a
-patient of the same name in another class is the same patient.
+`folder` has one folder for each class, as for torchvision's ImageFolder. Images in one subfolder of
+a class belong together, for example those of one patient: `<class>/<patient>/<image>`. A subfolder
+of the same name in another class is the same patient.
 
 `manifest` is a CSV file in UTF-8, its columns separated by `,`, `;`, `|` or tabs, with a header:
 
 - `image`: an image file, relative to the manifest's folder or to `images` in it;
 - `label`: its class, any text;
-- `group`, or else `patient`, `patient_id`, `lesion`, `lesion_id`, `study` (optional): images that
-  have the same text here belong together; an empty field means that the image is on its own;
+- `group`, or else `patient`, `patient_id`, `lesion`, `lesion_id`, `study` (optional): images with
+  the same text here belong together; an image with an empty field is on its own;
 - `split` (optional): `train` or `test`;
-- `site` (optional): which hospital the image is from, for simulations;
-- `task` (optional): where images arrive in tasks, the number of this one's, from 1;
-- `slice` (optional): of a NIfTI volume, the number of the slice from 0.
+- `site` (optional): the hospital of the image, for simulations;
+- `task` (optional): number of the image's task, from 1, if images arrive in tasks;
+- `slice` (optional): number of the slice of a NIfTI volume, from 0.
 
-Case, blanks, dashes and underscores in a column's name do not count. Other columns are ignored, and
-named (columns.py). Nothing is dropped: what cannot be used is listed with the reason.
+Case, blanks, dashes and underscores in a column's name do not count. Other columns are not read,
+but reported (columns.py). Every image that cannot be used is listed with the reason.
 """
 
 import os
@@ -45,15 +45,14 @@ class Entry:
     """An image that is listed.
 
     Attributes:
-        where: The path below the folder, or the row and the image that it names. For the hospital's
-            eyes alone.
+        where: Path below the folder, or the manifest's row with its image; for the hospital alone.
         file: The image file.
-        label: Its class.
-        group: Name of the group of images that it belongs to; empty = it is on its own.
-        split: "train", "test", or empty if the hospital is to choose.
-        site: The hospital that it is from; empty if nothing says so.
+        label: The class.
+        group: Name of the image's group; empty = the image is on its own.
+        split: "train", "test", or empty if the hospital chooses.
+        site: The hospital of the image; empty = unknown.
         slice: Number of the slice of a volume; None = the file is one image.
-        task: The task that it arrives in, from 1; 0 = nothing says so.
+        task: The task in which the image arrives, from 1; 0 = unknown.
     """
 
     where: str
@@ -68,7 +67,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Unusable:
-    """An image that is listed and cannot be used, and why. For the hospital's eyes alone."""
+    """A listed image that cannot be used, and the reason; for the hospital alone."""
 
     where: str
     reason: str
@@ -83,11 +82,11 @@ class Listing:
 
     Attributes:
         source: The manifest, or the folder of folders.
-        entries: The images that are where they should be.
-        unusable: Those that are not.
-        ignored: How many files are no images, by what they are: SYSTEM, the name of a format that
-            is not read, or empty if their names and first bytes say nothing.
-        columns: Those of the manifest.
+        entries: The images in their right place.
+        unusable: All other images.
+        ignored: Number of other files by kind: SYSTEM, the name of a format that is not read, or
+            empty for an unknown kind.
+        columns: The columns of the manifest.
     """
 
     source: Path
@@ -105,17 +104,17 @@ def list_folder(path: str) -> Listing:
     """List the images in a folder of folders.
 
     Raises:
-        DataError: There is no such folder, it holds no folders, or one cannot be read; or its
-            folders are those of hospitals.
+        DataError: There is no such folder, or it holds no folders, or a folder cannot be read. Or
+            its folders are hospitals, not classes.
     """
     source = _absolute(path)
     if not source.is_dir():
         raise DataError("The hospital's folder of images ('data-dir' or 'dataset') is not there.")
     if hospitals := len(list(source.glob("*/manifest.csv"))):
         raise DataError(
-            f"The folder of images ('data-dir' or 'dataset') holds {hospitals} with a manifest.csv "
-            "each: these are hospitals, not classes. Name one of them; or in a simulation all, as "
-            "dataset='manifest:<absolute folder>,<absolute folder>' partition='site'."
+            f"The folder of images ('data-dir' or 'dataset') holds {hospitals} folders with a "
+            "manifest.csv each: these are hospitals, not classes. Name one; in a simulation name "
+            "all, as dataset='manifest:<absolute folder>,<absolute folder>' partition='site'."
         )
     listing = Listing(source)
     for file in images_below(listing, _refuse):
@@ -141,13 +140,13 @@ def list_folder(path: str) -> Listing:
 
 
 def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterator[Path]:
-    """The image files in a listing's folder and below it; counts and lists the others.
+    """Yield the image files in a listing's folder and below; note all others in the listing.
 
     Args:
-        listing: What is no image is added to it.
+        listing: The listing, which gets the other files and the links.
         onerror: Called for a folder that cannot be read.
     """
-    # Without `onerror`, os.walk passes over a folder that it cannot read.
+    # Without `onerror`, os.walk skips a folder that it cannot read.
     for folder, folders, names in os.walk(listing.source, onerror=onerror):
         below = {name for name in folders if not is_system(name)}
         for name in sorted(folders + names):
@@ -167,12 +166,12 @@ def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterat
 
 
 def spelt(path: Path) -> str:
-    """A path as text that can be written, though a name in it is not UTF-8."""
+    """A path as valid UTF-8; other characters become question marks."""
     return str(path).encode(errors="replace").decode()
 
 
 def _leads_out(file: Path, source: Path) -> bool:
-    """Whether a file is a link to something outside of the hospital's folder."""
+    """Whether a file is a link to a place outside the hospital's folder."""
     real = os.path.realpath
     return file.is_symlink() and not Path(real(file)).is_relative_to(real(source))
 
@@ -182,10 +181,10 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
 
     Args:
         path: The manifest, or its folder.
-        needed: The columns that it must have; without "label" images have none.
+        needed: Required columns; without "label", images have no labels.
 
     Raises:
-        DataError: There is no manifest, or it cannot be read as one.
+        DataError: There is no manifest, or it cannot be read.
     """
     source = _absolute(path)
     if source.is_dir():
@@ -197,7 +196,7 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
         )
     header, rows, columns = _table(source, needed)
     listing, folder = Listing(source, columns=columns), source.parent.resolve()
-    real = cache(os.path.realpath)  # of folders; without the cache, ten thousand rows take a second
+    real = cache(os.path.realpath)  # without this cache, ten thousand rows take a second
     listed = cache(_list)
     seen: set[tuple[Path, int | None]] = set()
     for number, fields in rows:
@@ -236,7 +235,7 @@ def _refuse(error: OSError) -> None:
 def _table(
     manifest: Path, needed: Sequence[str]
 ) -> tuple[dict[str, int], list[tuple[int, list[str]]], Columns]:
-    """The header; with their numbers from 1, the rows that are not empty; what the columns are.
+    """The header, the rows that are not empty with their numbers from 1, and the columns.
 
     The header maps each known name to its column, and "" to the number of columns.
     """
@@ -270,11 +269,11 @@ def _entry(
     split, number = field.get("split", "").lower(), field.get("slice", "")
     task = field.get("task", "")
     if split not in ("", "train", "test"):
-        raise _RowError("has in the column 'split' neither 'train' nor 'test'")
+        raise _RowError("must have 'train', 'test' or nothing in the column 'split'")
     if number and not number.isdecimal():
-        raise _RowError("has in the column 'slice' no whole number from 0")
+        raise _RowError("must have a whole number from 0 in the column 'slice'")
     if task and not (task.isdecimal() and len(task) < 10 and int(task) > 0):
-        raise _RowError("has in the column 'task' no whole number from 1")
+        raise _RowError("must have a whole number from 1 in the column 'task'")
     return Entry(
         where,
         find(field["image"]),
@@ -288,7 +287,7 @@ def _entry(
 
 
 def _file(folder: Path, image: str, real: Callable[[Path], str], listed: _Listed) -> Path:
-    """The image file that a row names, with no symbolic link left in its path."""
+    """The image file of a row, with all symbolic links resolved."""
     starts = (folder, folder / "images")
     files = filter(None, (_existing(start / image, real) for start in starts))
     if not (found := list(islice(files, 1))):
@@ -300,10 +299,10 @@ def _file(folder: Path, image: str, real: Callable[[Path], str], listed: _Listed
         away = re.match(r"[A-Za-z]:|\\\\|\w+://", image)
         raise _RowError(
             f"names an image {'by its place on another machine' if away else 'that is not there'}: "
-            "it must be relative to the manifest's folder, or to 'images' in it"
+            "the path must be relative to the manifest's folder, or to its folder 'images'"
         )
     if not found[0].is_relative_to(folder):
-        raise _RowError("names an image outside of the manifest's folder")
+        raise _RowError("names an image outside the manifest's folder")
     return found[0]
 
 
@@ -318,9 +317,9 @@ def _existing(file: Path, real: Callable[[Path], str]) -> Path | None:
 
 
 def _meant(start: Path, image: str, listed: _Listed) -> list[Path]:
-    """What a name can mean that another machine wrote.
+    """The files that a name from another machine may mean.
 
-    It has backslashes, another case or Unicode form, percent signs, or no suffix.
+    Such a name may have backslashes, another case or Unicode form, percent signs, or no suffix.
     """
     parts = [part for part in re.split(r"[/\\]", image) if part not in ("", ".")]
     *folders, last = parts or [""]
@@ -334,7 +333,7 @@ def _meant(start: Path, image: str, listed: _Listed) -> list[Path]:
 
 
 def _list(folder: Path) -> dict[str, list[str]]:
-    """The names in a folder, by their plain form; an image's also without suffix, with a dot."""
+    """Plain form -> names in a folder. An image also has a plain form that ends at its dot."""
     names: dict[str, list[str]] = {}
     with suppress(OSError):  # no such folder
         for name in os.listdir(folder):
@@ -348,5 +347,5 @@ def _list(folder: Path) -> dict[str, list[str]]:
 
 
 def _plain(name: str) -> str:
-    """A name without what differs from machine to machine."""
+    """A name without the differences between machines: case, Unicode form, percent signs."""
     return unicodedata.normalize("NFC", unquote(name).casefold())

@@ -1,9 +1,9 @@
 """Images in a NumPy archive, in one of two forms.
 
-1. One set for all: `x_train, y_train, x_test, y_test`. Train and test become one pool, which says
-   which images are those of the test set.
+1. One set for all: `x_train, y_train, x_test, y_test`. Both become one pool, which marks the images
+   of the test set.
 2. One set per hospital: `train_x_i, train_y_i, test_x_i, test_y_i` for i = 0, 1, ... The pool also
-   says which hospital each image belongs to, and the test sets are always kept.
+   has the hospital of each image, and hospitals always keep these test sets.
 
 Images are uint8 [N, H, W] or [N, H, W, C] with 1 or 3 channels, labels whole numbers [N] from 0.
 """
@@ -78,7 +78,7 @@ def _read(file: str) -> dict[str, NDArray[Any]]:
 
 
 def _images(file: str, key: str, array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Check images as they are in the file and return them as [N, C, H, W]."""
+    """Check the images of an array and return them as [N, C, H, W]."""
     grey, colour = array.ndim == 3, array.ndim == 4 and array.shape[-1] in (1, 3)
     if array.dtype != np.uint8 or not (grey or colour):
         raise DataError(
@@ -89,7 +89,7 @@ def _images(file: str, key: str, array: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _labels(file: str, key: str, array: NDArray[Any], images: str, count: int) -> NDArray[np.int64]:
-    """Check labels as they are in the file and return them as [N]."""
+    """Check the labels of an array and return them as [N]."""
     if array.dtype.kind not in "iu" or array.shape != (count,):
         raise DataError(
             f"The array '{key}' in '{file}' is {array.dtype} {list(array.shape)}; it must be whole "

@@ -1,4 +1,4 @@
-"""A hospital's own image files: listed, decoded once, checked, and then a pool like any other."""
+"""A hospital's own image files: list, decode once, check, and turn into a pool."""
 
 import hashlib
 import logging
@@ -37,17 +37,17 @@ class Survey:
 
     @cached_property
     def usable(self) -> NDArray[np.int64]:
-        """Which entries of the listing can be used, [n]."""
+        """Indices [n] of the listing's entries that can be used."""
         return np.flatnonzero(self.opened.rows >= 0)
 
     @cached_property
     def entries(self) -> list[Entry]:
-        """Those entries, [n]."""
+        """The entries that can be used, [n]."""
         return [self.listing.entries[index] for index in self.usable]
 
     @cached_property
     def contents(self) -> list[str]:
-        """Hashes of their files, [n]; with the number of a slice where there is one."""
+        """Hash of each usable entry's file, with its slice, [n]."""
         return [
             f"{self.opened.contents[index]}/{entry.slice}"
             for index, entry in zip(self.usable, self.entries, strict=True)
@@ -55,7 +55,7 @@ class Survey:
 
     @cached_property
     def unusable(self) -> list[Unusable]:
-        """The other entries, and what is no entry; for the hospital's eyes alone."""
+        """All images that cannot be used; for the hospital alone."""
         found = zip(self.listing.entries, self.opened.reasons, strict=True)
         return self.listing.unusable + [
             Unusable(entry.where, reason)
@@ -65,18 +65,18 @@ class Survey:
 
     @cached_property
     def ignored(self) -> Counter[str]:
-        """How many files are no images, by what they are; see `Listing`."""
+        """Number of files that are no images, by kind; see `Listing.ignored`."""
         return self.listing.ignored + Counter(
             REPORTS for reason in self.opened.reasons if self._is_report(reason)
         )
 
     def _is_report(self, reason: str) -> bool:
-        """Whether a file is one of those that a PACS exports beside images. Manifests name none."""
+        """Whether a file is a report that a PACS exports beside images; only in a folder."""
         return reason == NO_PICTURE and self.listing.source.is_dir()
 
     @cached_property
     def named_groups(self) -> list[list[str]]:
-        """What each image belongs to, [n]: its group, its patient in DICOM, its volume; or none."""
+        """The names of each image's group, DICOM patient and volume, as far as it has them, [n]."""
         named = []
         for index, entry in zip(self.usable, self.entries, strict=True):
             header = self.opened.headers[index]
@@ -87,7 +87,7 @@ class Survey:
 
     @cached_property
     def groups(self) -> list[int]:
-        """Which images belong together, [n]: those of one group, and copies of one another."""
+        """Number of each image's group, [n]; images of one group, and copies, have the same."""
         root = list(range(len(self.entries)))
 
         def top(index: int) -> int:
@@ -102,11 +102,11 @@ class Survey:
         return [top(index) for index in range(len(root))]
 
     def findings(self, max_quarantined: float, known: Sequence[str] = ()) -> Iterator[Finding]:
-        """What is wrong, as far as is known without the pixels.
+        """Yield the problems that show without the pixels.
 
         Args:
-            max_quarantined: The share of images that may be unusable.
-            known: The classes of the federation, where the settings name them.
+            max_quarantined: Share of images that may be unusable.
+            known: Classes of the federation; empty if the settings do not name them.
         """
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
         if too_many(unusable, total, max_quarantined):
@@ -122,7 +122,7 @@ class Survey:
             yield Finding(
                 "empty-classes",
                 f"Classes without an image that can be used: {join_names([*map(quoted, empty)])}.",
-                "Were all files copied? A folder that is no class lies elsewhere.",
+                "Check that all files were copied. Move folders that are no classes elsewhere.",
                 "amber",
             )
         yield from check_columns(self.listing.columns)
@@ -133,20 +133,20 @@ class Survey:
             yield from check_groups(kinds, len(self.entries), Counter(self.groups))
 
     def _named_classes(self) -> set[str]:
-        """The classes that the listing names, or the folder has a folder for."""
+        """The classes of the listing, and of the folders."""
         source = self.listing.source
         folders = source.iterdir() if source.is_dir() else ()
         names = {each.name for each in folders if each.is_dir() and not is_system(each.name)}
         return names | {entry.label for entry in self.listing.entries}
 
     def _split_findings(self) -> Iterator[Finding]:
-        """What is wrong with the split that the manifest gives."""
+        """Yield the problems of the split in the manifest."""
         tested = {entry.split == "test" for entry in self.entries}
         if len(tested) < 2:
             yield Finding(
                 "split-without-images",
                 "The column 'split' has no image to train on, or none to test on.",
-                "Write 'train' and 'test' into it, or leave the column out.",
+                "Write 'train' and 'test' into this column, or leave it out.",
             )
         for problem, what, names in (
             ("groups-in-both-splits", "groups", self.named_groups),
@@ -160,7 +160,7 @@ class Survey:
                 yield Finding(
                     problem,
                     f"{both} {what} are both among the training and the test images.",
-                    "Put each on one side, or leave the column 'split' out.",
+                    "Put each on one side, or leave out the column 'split'.",
                 )
 
     def pool(self) -> Pool:
@@ -195,7 +195,7 @@ class Survey:
 
 
 def own_data(data_dir: str) -> str:
-    """The setting `dataset` for a hospital's folder, or its manifest."""
+    """The setting `dataset` for the folder or manifest of a hospital."""
     path = Path(data_dir).expanduser()
     kind = "manifest" if path.is_file() or (path / "manifest.csv").is_file() else "folder"
     return f"{kind}:{data_dir}"
@@ -214,16 +214,16 @@ def survey(
 
     Args:
         kind: "folder" or "manifest".
-        path: Of the folder, or of the manifest or its folder; absolute.
-        form: What the images are brought to.
+        path: Absolute path of the folder, of the manifest, or of the manifest's folder.
+        form: The form of the opened images.
         store: The folder of all libraries.
         progress: Called while images are imported.
-        retry: Whether to try again what could not be used.
-        machine: The memory and the disk that may be used; None = all there is.
+        retry: Whether to try unusable images again.
+        machine: Limits on memory and disk; None = no limit.
 
     Raises:
-        DataError: There is no folder or manifest that can be read, it lists nothing, or the images
-            differ in size though the form has none.
+        DataError: The folder or manifest cannot be read, or lists no image. Or the images differ in
+            size, and the form has no size.
         PolicyError: The store would be larger than `machine` allows.
     """
     listing = LISTINGS[kind](path)
@@ -240,8 +240,8 @@ def load_own(
 
     Raises:
         PolicyError: The store would be larger than `machine` allows.
-        DataError: They cannot be opened, or do not pass the preflight. It names the class of each
-            problem and no more, since the server reads it; the rest is in the hospital's own log.
+        DataError: The images cannot be opened, or do not pass the preflight. The message names only
+            the class of each problem, since the server reads it. Details are in the hospital's log.
     """
     found = survey(kind, path, Form.from_settings(settings), store, machine=machine)
     findings = list(found.findings(settings.max_quarantined, settings.class_names))
@@ -254,6 +254,6 @@ def load_own(
         problems = ", ".join(red)
         raise DataError(
             f"The hospital's data did not pass the preflight: {problems}. At the hospital, 'uv run "
-            "python -m client_app preflight' says more."
+            "python -m client_app preflight' shows details."
         )
     return replace(found.pool(), kind=f"{kind} of DICOM files" if found.is_dicom else kind)

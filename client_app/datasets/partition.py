@@ -13,14 +13,14 @@ from client_app.datasets.pool import Pool
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, rng_for
 
-Shares = list[NDArray[np.int64]]  # for each hospital the indices [n] of its images in the pool
+Shares = list[NDArray[np.int64]]  # for each hospital, the indices [n] of its images in the pool
 
 
 def cut(pool: Pool, settings: Settings, hospitals: int) -> Shares:
-    """Cut `pool` over `hospitals` as the setting `partition` says.
+    """Cut `pool` over `hospitals` by the setting `partition`.
 
     Raises:
-        DataError: It cannot be cut like that.
+        DataError: The pool cannot be cut like that.
     """
     if hospitals > len(pool.labels):
         raise DataError(
@@ -37,11 +37,11 @@ def _iid(pool: Pool, settings: Settings, hospitals: int) -> Shares:
 
 def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     """Cut every class in shares drawn from a Dirichlet distribution (arXiv:1905.12022)."""
-    from datasets import Dataset  # these two take seconds
+    from datasets import Dataset  # these two imports take seconds
     from flwr_datasets.partitioner import DirichletPartitioner
 
     rng = rng_for(settings.seed, "partition")
-    # The partitioner cuts a class in its given order; the order of a file may mean something.
+    # The partitioner keeps the order within a class, and a file may be sorted. So shuffle first.
     order = rng.permutation(len(pool.labels))
     partitioner = DirichletPartitioner(
         num_partitions=hospitals,
@@ -52,7 +52,7 @@ def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     )
     partitioner.dataset = Dataset.from_dict({"index": order, "label": pool.labels[order]})
     try:
-        # It warns at each of its ten attempts, and draws 0/0 where alpha is tiny.
+        # The partitioner warns at each of ten attempts, and divides 0 by 0 if alpha is tiny.
         with warnings.catch_warnings(action="ignore"), np.errstate(invalid="raise"):
             shares = [partitioner.load_partition(i)["index"][:] for i in range(hospitals)]
     except (ValueError, FloatingPointError) as error:
@@ -88,7 +88,7 @@ def _site(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     """Give every hospital the images of one site."""
     if pool.sites is None:
         raise DataError(
-            f"The data set '{settings.dataset}' does not say which site an image comes from: set "
+            f"The data set '{settings.dataset}' does not name the site of each image: set "
             "'partition' to iid, dirichlet or classes."
         )
     sites = np.unique(pool.sites)

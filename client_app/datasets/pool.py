@@ -1,4 +1,4 @@
-"""What a data set is before and after it is cut over hospitals.
+"""A data set before the cut over hospitals (`Pool`), and one hospital's share (`LocalData`).
 
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
@@ -28,20 +28,20 @@ class Pool:
         images: uint8 [M, C, H, W], in memory or mapped from a file.
         labels: int64 [N], an index into `classes`.
         classes: Names of the classes; each has an image.
-        sites: int64 [N], the site that each image comes from; None if the data set names none.
-        held_out: bool [N], True for one of the data set's own test images; None if it has none.
-        always_held_out: Whether hospitals test on these whatever `test-fraction` is, not only at 0.
-        groups: int64 [N], which images belong together, those of one patient for instance: at a
-            hospital they are all trained on or all tested on. Only the partition `site` keeps a
-            group at one hospital; the others cut without regard to groups. None if every image is
-            on its own.
-        tasks: int64 [N], the task that each image is said to arrive in, from 1; 0 = nothing is
-            said. None if nothing is said of any.
-        rows: int64 [N], where each image is in `images`; None = one after the other, M = N.
-        quarantined: How many more images there are that cannot be used.
-        fingerprint: Changes with the images, if they are a hospital's own files; else empty.
+        sites: int64 [N], site of each image; None if the data set names no sites.
+        held_out: bool [N], True for the data set's own test images; None if it has none.
+        always_held_out: Whether hospitals test on these images at any `test-fraction`; otherwise
+            only if `test-fraction` is 0.
+        groups: int64 [N], group of each image, for example its patient. At one hospital, a group is
+            only trained on or only tested on. The partition `site` keeps a group at one hospital;
+            other partitions may cut it. None if every image is on its own.
+        tasks: int64 [N], task in which each image arrives, from 1; 0 = unknown. None if unknown for
+            all images.
+        rows: int64 [N], row of each image in `images`; None = in the same order, M = N.
+        quarantined: Number of further images that cannot be used.
+        fingerprint: Hash that changes with the images of a hospital's own files; else empty.
         contents: Hashes of the images' files, [N]; None if they are not a hospital's own files.
-        kind: What the images are (`strategies.protocol.may_leave.KINDS`).
+        kind: Kind of the images (`strategies.protocol.may_leave.KINDS`).
 
     Raises:
         DataError: A label is no class, or a class has no image.
@@ -80,27 +80,27 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """What one hospital trains and tests on.
+    """The training and test images of one hospital.
 
     Attributes:
-        train: Images to train on.
-        test: Images to test on.
-        classes: Names of the classes that the labels are indices into.
-        quarantined: How many more images there are that cannot be used.
-        fingerprint: Of the pool.
-        test_fingerprint: Of the test images as they are here: which they are, in which form.
-        train_fingerprint: The same of the training images.
-        train_groups: int64 [n], which training images are of one patient (`Pool.groups`); None if
-            every image is on its own,
-        test_groups: and which test images.
-        train_contents: Hashes of the training images' files, [n]; None if they have none here.
-        test_contents: The same of the test images.
-        train_tasks: int64 [n], the task that each training image has arrived in, from 1; None if
-            there are no tasks,
-        test_tasks: and each test image.
-        output_tasks: int64 [K], the task that has each output's class; None if tasks share outputs.
-        tasks: How these images are still to be cut in tasks; None if they are not.
-        kind: Of the pool.
+        train: Training images.
+        test: Test images.
+        classes: Names of the classes; labels are indices into them.
+        quarantined: Number of further images that cannot be used.
+        fingerprint: Fingerprint of the pool.
+        test_fingerprint: Hash of the selection, the form and the labels of the test images.
+        train_fingerprint: The same hash of the training images.
+        train_groups: int64 [n], group of each training image (`Pool.groups`); None if every image
+            is on its own.
+        test_groups: int64 [n], group of each test image; None if every image is on its own.
+        train_contents: Hashes of the training images' files, [n]; None if there are no files.
+        test_contents: Hashes of the test images' files, [n]; None if there are no files.
+        train_tasks: int64 [n], task in which each training image arrived, from 1; None if there are
+            no tasks.
+        test_tasks: int64 [n], task in which each test image arrived; None if there are no tasks.
+        output_tasks: int64 [K], task of each output's class; None if tasks share outputs.
+        tasks: The cut in tasks that is not yet made; None if there is none.
+        kind: Kind of the pool.
     """
 
     train: Samples
@@ -122,22 +122,22 @@ class LocalData:
 
     @property
     def train_patients(self) -> Indices:
-        """Whose each training image is, [n]; without groups each is one patient's."""
+        """Patient of each training image, [n]; without groups, each image is one patient."""
         return np.arange(len(self.train)) if self.train_groups is None else self.train_groups
 
     @property
     def test_patients(self) -> Indices:
-        """Whose each test image is, [n]; without groups each is one patient's."""
+        """Patient of each test image, [n]; without groups, each image is one patient."""
         return np.arange(len(self.test)) if self.test_groups is None else self.test_groups
 
     @property
     def train_strata(self) -> Indices:
-        """The class of each training image within its task, as one number, [n]."""
+        """Number for the class and the task of each training image, [n]."""
         return self._strata(self.train, self.train_tasks)
 
     @property
     def test_strata(self) -> Indices:
-        """The same of each test image."""
+        """Number for the class and the task of each test image, [n]."""
         return self._strata(self.test, self.test_tasks)
 
     def _strata(self, samples: Samples, tasks: Indices | None) -> Indices:
@@ -146,22 +146,19 @@ class LocalData:
 
     @property
     def classes_present(self) -> list[str]:
-        """The classes that an image here shows."""
+        """Names of the classes with an image at this hospital."""
         labels = torch.cat([self.train.labels, self.test.labels])
         return [self.classes[label] for label in labels.unique().tolist()]
 
     def images_at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
-        """The images that are there at a task.
-
-        They are the training images of that task alone, and the test images of all that have
-        arrived.
+        """Return the training images of one task, and the test images of all tasks so far.
 
         Args:
-            task: From 1; 0 = all that arrive, each once.
-            arrived: These tasks; empty = all up to the one.
+            task: Number of the task, from 1; 0 = all images that arrive, each once.
+            arrived: The tasks so far; empty = all up to `task`.
 
         Raises:
-            DataError: It is not said of each image in which of the run's tasks it arrives.
+            DataError: An image has none of the run's tasks.
             SettingsError: The classes cannot be cut in tasks like that.
         """
         if self.tasks is None:
@@ -178,9 +175,9 @@ class LocalData:
         )
 
     def copied(self, tasks: int) -> int:
-        """Bytes that `images_at` copies if so many tasks show images, each in its own way.
+        """The bytes that `images_at` copies for a number of tasks with permuted pixels.
 
-        Their number is rounded up to a power of two: a refusal tells no more of it.
+        The numbers of images are rounded up to powers of two, since a refusal may reveal them.
         """
         if self.tasks is None or not self.tasks.permutes:
             return 0
@@ -188,14 +185,14 @@ class LocalData:
         return (train + max(tasks, 1) * test) * math.prod(self.train.shape)
 
     def train_so_far(self, task: int) -> Samples:
-        """The training images of all tasks up to one."""
+        """The training images of all tasks up to `task`."""
         if self.tasks is None:
             return self.train
         samples: Samples = self._side("train", range(1, task + 1))["train"]
         return samples
 
     def _side(self, name: str, tasks: Sequence[int]) -> dict[str, Any]:
-        """What is said here of the training or the test images, of those of some tasks."""
+        """The attributes of the training or test images, restricted to some tasks."""
         assert self.tasks is not None
         samples, groups, contents, fingerprint = (
             getattr(self, name + what) for what in ("", "_groups", "_contents", "_fingerprint")
@@ -203,7 +200,7 @@ class LocalData:
         given = getattr(self.tasks, name)
         shown, places, arrived = self.tasks.arriving(samples, given, tasks)
         patients = getattr(self, f"{name}_patients")[places]
-        # An image that is shown in several tasks is several images of one patient.
+        # An image in several tasks counts as several images of one patient.
         known = groups is not None or len(np.unique(places)) < len(places)
         settings = self.tasks.settings
         facts = [fingerprint, settings.task_cut, settings.seed, places.tolist(), arrived.tolist()]
@@ -217,7 +214,7 @@ class LocalData:
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:
-    """The classes "0".."max" of a data set [N] that does not name them."""
+    """The class names "0".."max" for labels [N] without names."""
     # N labels have at most N classes. `Pool` refuses a larger label, such as a code of 10^9.
     last = min(int(labels.max(initial=-1)), len(labels))
     return tuple(str(number) for number in range(last + 1))
@@ -234,6 +231,6 @@ def too_few(train: Indices, test: Indices) -> bool:
 
 
 def large_class_rows(patients: Indices, labels: Indices, smallest: int) -> Indices:
-    """Which images [n] show a class that at least so many patients have."""
-    classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # of each patient once
+    """Indices of the images [n] in classes with at least `smallest` patients."""
+    classes = np.unique(np.stack([labels, patients]), axis=1)[0]  # each class of a patient once
     return np.flatnonzero(np.bincount(classes)[labels] >= smallest)

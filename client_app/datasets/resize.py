@@ -1,4 +1,4 @@
-"""One way to bring images to one form and size, for all data sets."""
+"""The form and size of images, the same for all data sets."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from strategies.protocol.settings import Settings
 
 @dataclass(frozen=True)
 class Form:
-    """What images are brought to.
+    """A form of images.
 
     Attributes:
-        size: Their height and width in pixels; 0 = as they are, whatever `fit` is.
-        fit: How they get there: "squash" resizes each side on its own; "pad" keeps the proportions,
-            shrinks only what is larger, and puts black around it; "crop" keeps the proportions
-            and the middle of the longer side.
-        channels: 3 = grey images get three equal channels; 0 = as they are.
+        size: Height and width in pixels; 0 = unchanged, at any `fit`.
+        fit: "squash" resizes each side on its own. "pad" keeps the proportions, shrinks larger
+            images, and fills the border with black. "crop" keeps the proportions and the middle of
+            the longer side.
+        channels: 3 = grey images get three equal channels; 0 = unchanged.
     """
 
     size: int = 0
@@ -31,7 +31,7 @@ class Form:
 
     @classmethod
     def from_settings(cls, settings: Settings) -> "Form":
-        """The form that the settings ask for."""
+        """The form in the settings."""
         return cls(settings.image_size, settings.image_fit, settings.image_channels)
 
 
@@ -79,7 +79,7 @@ def stacked(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Stack all images of `source`, each [C, H, W]: [N, C, H, W].
 
     Raises:
-        DataError: They differ in size.
+        DataError: The images differ in size.
     """
     height, width = one_size(f"of '{source}'", (image.shape[1:] for image in images))
     channels = max(len(image) for image in images)  # grey among colour: three equal channels
@@ -90,11 +90,11 @@ def one_size(whose: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The (height, width) that all images have; (0, 0) if there are none.
 
     Args:
-        whose: Images, for the error: "of 'npz:...'".
-        sizes: Of each image.
+        whose: The owner of the images, for the error: "of 'npz:...'".
+        sizes: (height, width) of each image.
 
     Raises:
-        DataError: They differ.
+        DataError: The sizes differ.
     """
     found = sorted(set(sizes))
     if len(found) > 1:

@@ -1,10 +1,10 @@
-"""Which of its images a hospital trains on, and which it tests on.
+"""The split of a hospital's images into training and test images.
 
-A simulation chooses them by the seed and the fractions of its run. Between real hospitals whoever
-could choose like that would order two runs that differ in one patient, and take the difference. So
-there a hospital is split once, whatever a run says (`fixed`). Each patient has a place that follows
-from a secret of the hospital and the patient's images alone, and those who come first in a class
-are tested on: a new patient moves hardly anybody else.
+In a simulation, the seed and the fractions of the run determine the split. Between real hospitals
+this would allow an attack: two runs whose splits differ in one patient reveal the difference. So a
+real hospital has one split for all runs (`fixed_settings`). Each patient gets a place, which
+follows from a secret of the hospital and the patient's images alone. The first patients of a class
+are tested on. A new patient therefore moves hardly any other patient.
 """
 
 import hmac
@@ -19,8 +19,8 @@ from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, require, rng_for
 
-TESTED = 0.2  # share of a real hospital's patients that is tested on; of the others, to choose by
-FOLDS = 5  # of a real hospital's
+TESTED = 0.2  # a real hospital's share of test patients; of the others, share for validation
+FOLDS = 5  # of a real hospital
 Shuffle = Callable[[Indices], Indices]  # brings images, by number, into a random order
 
 
@@ -33,24 +33,24 @@ def split(
     per_class: int = 0,
     secret: bytes = b"",
 ) -> tuple[Indices, Indices]:
-    """Which of a hospital's images it trains on, and which it tests on.
+    """Return the indices of a hospital's training images, and of its test images.
 
-    With a `validation-fraction`, or with folds, its test images are left out, and it tests on some
-    of the others.
+    With a `validation-fraction`, or with folds, the hospital's test images are left out. The
+    hospital then tests on some of the others.
 
     Args:
         pool: The data set.
-        labels: Of all images of the data set, [N].
-        own: Which of them are the hospital's.
-        settings: How they are split.
+        labels: Labels of all images of the data set, [N].
+        own: Indices of the hospital's images.
+        settings: Settings of the split.
         hospital: Index of the hospital, from 0.
-        per_class: How many images of each class it tests on; 0 = by `test-fraction`.
-        secret: A real hospital's own; empty in a simulation.
+        per_class: Number of test images of each class; 0 = by `test-fraction`.
+        secret: Secret of a real hospital; empty in a simulation.
 
     Raises:
-        SettingsError: The run wants other folds than a real hospital's.
-        DataError: The data set has no test images of its own though `test-fraction` is 0, too few
-            images of a class to test on `per_class`, or too few images or groups for so many folds.
+        SettingsError: The run wants other folds than those of a real hospital.
+        DataError: `test-fraction` is 0 and the data set has no test images of its own. Or a class
+            has too few images for `per_class`. Or there are too few images or groups for the folds.
     """
     seed = settings.seed
     if secret:
@@ -93,14 +93,14 @@ def split(
 
 
 def fixed_settings(settings: Settings) -> Settings:
-    """The settings by which a real hospital is split, whatever a run says.
+    """Return the settings of a real hospital's split, which no run can change.
 
     Args:
-        settings: Of the run, which says whether the hospital tests on its test images, or on some
-            of the others (`validation-fraction`, or one of its folds).
+        settings: Settings of the run. They choose only between the hospital's test images and some
+            of the others (`validation-fraction`, or one of the hospital's folds).
 
     Raises:
-        SettingsError: The run wants other folds than the hospital's.
+        SettingsError: The run wants other folds than those of the hospital.
     """
     allowed = f"0 or {FOLDS} between real hospitals, whose folds are the same in all runs"
     require(settings.num_folds in (0, FOLDS), "num-folds", settings.num_folds, allowed)
@@ -114,10 +114,11 @@ def fixed_settings(settings: Settings) -> Settings:
 
 
 def _places(pool: Pool, secret: bytes) -> NDArray[np.uint64]:
-    """The place of each image [N] among all that there may ever be; one patient's have the same.
+    """The place of each image [N] in a random order; images of one patient have the same place.
 
-    It follows from the file that comes first of the patient's by its hash, or else from the number
-    of the image in the data set: not from its form, which a run chooses.
+    The place follows from the smallest file hash of the patient. Without files, it follows from
+    the number of the image in the data set. It never follows from the form of the image, since a
+    run chooses the form.
     """
     count = len(pool.labels)
     names = pool.contents or [f"{number:09}" for number in range(count)]
@@ -132,19 +133,19 @@ def _places(pool: Pool, secret: bytes) -> NDArray[np.uint64]:
 def _fold(
     labels: Indices, groups: Indices, settings: Settings, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Which images [n] are in the fold to test on; each is in one of them."""
+    """True [n] for the images of the test fold; each image is in exactly one fold."""
     from sklearn.model_selection import StratifiedGroupKFold  # takes seconds
 
     seed = int(rng.integers(2**32))
     folds = StratifiedGroupKFold(settings.num_folds, shuffle=True, random_state=seed)
     held_out = np.zeros(len(labels), dtype=np.bool_)
     try:
-        with warnings.catch_warnings(action="ignore"):  # of classes with fewer images than folds
+        with warnings.catch_warnings(action="ignore"):  # for classes with fewer images than folds
             parts = list(folds.split(held_out, labels, groups))
     except ValueError as error:
         raise DataError(
-            "The hospital's images, or their groups, are too few to be cut into "
-            f"{settings.num_folds} folds (num-folds): use fewer."
+            f"The hospital has too few images or groups for {settings.num_folds} folds "
+            "(num-folds): use fewer folds."
         ) from error
     held_out[parts[settings.fold][1]] = True
     return held_out
@@ -161,15 +162,14 @@ def choose_test(
     """Draw `test_fraction` of the images of each class, but never its last image.
 
     Args:
-        labels: The hospital's labels [n].
-        test_fraction: Share of the images to test on, between 0 and 1.
-        shuffle: Decides which images they are.
-        groups: Which images [n] belong together, those of one patient for instance. A group is
-            tested on as a whole or not at all, so that each class is drawn as nearly as that
-            allows. None = every image is on its own.
-        balanced: Whether to draw as many of each class (with groups: as nearly as that allows), and
-            of the rarest no more than half.
-        per_class: So many of each class instead (with groups: as nearly as that allows); 0 = not.
+        labels: Labels of the hospital's images, [n].
+        test_fraction: Share of test images, between 0 and 1.
+        shuffle: Random order, which decides the images.
+        groups: Group of each image, [n], for example its patient. All images of a group are drawn,
+            or none; the shares of classes are then approximate. None = every image is on its own.
+        balanced: Whether to draw the same number from each class (with groups: approximately), and
+            at most half of the rarest class.
+        per_class: Number to draw from each class instead (with groups: approximately); 0 = unused.
 
     Returns:
         True [n] for the images to test on.
@@ -183,8 +183,8 @@ def choose_test(
         rarest = sizes.argmin()
         if sizes[rarest] <= per_class:
             raise DataError(
-                f"The setting 'test-per-class' is {per_class}, which leaves nothing to train on of "
-                f"the hospital's images of class {classes[rarest]}: set it lower."
+                f"The setting 'test-per-class' is {per_class}, which leaves no training image of "
+                f"class {classes[rarest]} at the hospital: set it lower."
             )
         wanted[:] = per_class
     elif balanced:
@@ -207,8 +207,8 @@ def _choose_groups(
 ) -> NDArray[np.bool_]:
     """Draw groups in random order, and take each that brings the classes nearer to `wanted`.
 
-    A class that then has no test image gets the group that exceeds `wanted` least. sklearn's
-    StratifiedGroupKFold does the same; here it is for any fraction, and each class keeps a
+    A class without a test image then gets the group that exceeds `wanted` least. sklearn's
+    StratifiedGroupKFold is similar; this function allows any fraction, and each class keeps a
     training image.
     """
     # G groups, K classes of this hospital.
@@ -221,7 +221,7 @@ def _choose_groups(
     tested = np.zeros_like(sizes)  # [K]
 
     def distance(tested: NDArray[np.int64]) -> float:
-        # Relative to a class's size, or the rare ones would not count.
+        # Relative to the size of a class; otherwise rare classes would not count.
         return float((((wanted - tested) / sizes) ** 2).sum())
 
     def spares(group: int) -> bool:

@@ -1,13 +1,12 @@
-"""Which of a hospital's images arrive when: the settings `tasks`, `task-cut` and `task-classes`.
+"""The cut of a hospital's images in tasks: settings `tasks`, `task-cut` and `task-classes`.
 
 Images arrive in T tasks, one after the other. A hospital has the training images of one task at a
-time, and test images of all tasks so far. With the K classes of the federation, c to a task:
+time, and test images of all tasks so far. The federation has K classes, c in each task:
 
-    classes          task t has the classes (t - 1) c to t c - 1, and each class its own output
-    shared-classes   the same; the i-th class of every task has output i
-    permuted         every task has all images, with their pixels in an order of its own, which
-                     follows from the seed; those of task 1 stay where they are
-    given            each image has its task: the column `task` of a manifest
+    classes          task t has the classes (t - 1) c to t c - 1; each class has its own output
+    shared-classes   task t has the same classes; the i-th class of every task has output i
+    permuted         every task has all images; the seed permutes the pixels of tasks 2 to T
+    given            the column `task` of a manifest names the task of each image
 
 Classes beyond T c arrive in no task.
 
@@ -30,14 +29,14 @@ from strategies.protocol.settings import BY_CLASSES, Settings, rng_for
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """How images are cut in tasks.
+    """The cut of images in tasks.
 
     Attributes:
-        settings: Of the run.
-        classes: Those of the federation, as labels number them.
-        train: The task that each training image is said to be of [n], 0 = nothing is said; None if
-            nothing is said of any,
-        test: and each test image.
+        settings: Settings of the run.
+        classes: Classes of the federation; labels are indices into them.
+        train: Task of each training image by the manifest, [n], 0 = unknown; None if unknown for
+            all images.
+        test: Task of each test image by the manifest, in the same way.
     """
 
     settings: Settings
@@ -47,17 +46,17 @@ class Tasks:
 
     @property
     def permutes(self) -> bool:
-        """Whether every task shows all images, in its own way."""
+        """Whether every task has all images, with permuted pixels."""
         return self.settings.task_cut == "permuted"
 
     @property
     def once(self) -> range:
-        """Tasks in which every image that takes part arrives once."""
+        """The tasks in which every image that takes part arrives exactly once."""
         return range(1, 2 if self.permutes else self.settings.tasks + 1)
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The classes whose images arrive.
+        """The classes with images in the tasks.
 
         Raises:
             SettingsError: The classes cannot be cut in tasks like that.
@@ -68,7 +67,7 @@ class Tasks:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """What the outputs of networks stand for.
+        """The meaning of each output of a network.
 
         Raises:
             SettingsError: The classes cannot be cut in tasks like that.
@@ -77,7 +76,7 @@ class Tasks:
 
     @property
     def output_tasks(self) -> NDArray[np.int64] | None:
-        """The task that has each output's class [K]; None if it is not one alone."""
+        """The task of each output's class [K]; None if tasks share outputs."""
         if self.settings.task_cut != "classes":
             return None
         return np.repeat(np.arange(1, self.settings.tasks + 1), self._size)
@@ -85,19 +84,19 @@ class Tasks:
     def arriving(
         self, samples: Samples, given: NDArray[np.int64] | None, tasks: Sequence[int]
     ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
-        """The images that arrive in some tasks, one task after the other.
+        """Return the images that arrive in some tasks, one task after the other.
 
         Args:
-            samples: All images [n], their labels indices into `classes`.
-            given: The task that each is said to be of: `train` or `test`.
+            samples: All images [n]; labels are indices into `classes`.
+            given: Task of each image by the manifest: `train` or `test`.
             tasks: The tasks, from 1.
 
         Returns:
-            The images as they arrive, their labels indices into `outputs`; where they are among all
-            images; and the task that each is of, [m].
+            The images in order of arrival, with labels as indices into `outputs`; their indices in
+            `samples`, [m]; and their tasks, [m].
 
         Raises:
-            DataError: It is not said of each image in which of the run's tasks it arrives.
+            DataError: An image has none of the run's tasks.
             SettingsError: The classes cannot be cut in tasks like that.
         """
         labels = samples.labels
@@ -125,25 +124,25 @@ class Tasks:
 
     @property
     def _size(self) -> int:
-        """Classes of a task."""
+        """The number of classes in a task."""
         return classes_of_a_task(len(self.classes), self.settings)
 
     def _when(
         self, labels: NDArray[np.int64], given: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
-        """The task that each image is of [n]; those of classes that are in none are beyond T."""
+        """The task of each image, [n]; above T for classes in no task."""
         if self._cuts_classes:
             return 1 + labels // self._size
         last = self.settings.tasks
         if given is None or not ((given >= 1) & (given <= last)).all():
             raise DataError(
                 "The setting 'task-cut' is 'given': the column 'task' of the hospital's manifest "
-                f"must have a number from 1 to {last} for every image, and has not."
+                f"must have a number from 1 to {last} for every image."
             )
         return given
 
     def _permuted(self, images: Tensor, task: int) -> Tensor:
-        """All images [n, C, H, W] as a task shows them."""
+        """All images [n, C, H, W], with the pixels in a task's order."""
         if task == 1:
             return images
         pixels = images.flatten(2)  # [n, C, H W]

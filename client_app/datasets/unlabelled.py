@@ -1,4 +1,4 @@
-"""Images to apply a model to: listed wherever they are, prepared as in training, kept nowhere."""
+"""Images for a model to predict: in any folder, prepared as in training, and not stored."""
 
 import math
 import os
@@ -29,12 +29,12 @@ CHUNK, BYTES = 256, 2**27  # images in memory at a time, and their bytes
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some of the images of a listing.
+    """Some images of a listing.
 
     Attributes:
-        entries: Those that can be used, [n].
+        entries: The entries that can be used, [n].
         images: uint8 [n, C, H, W].
-        unusable: The others, and why.
+        unusable: The other images, with the reasons.
     """
 
     entries: list[Entry]
@@ -43,10 +43,10 @@ class Chunk:
 
 
 def list_images(path: Path) -> Listing:
-    """List one image, all in a folder and below it, or those that a manifest names.
+    """List one image, all images of a manifest, or all images in a folder and below.
 
-    A folder's manifest.csv decides if there is one; it needs no labels. In a folder without one,
-    a file is an image by its name or, as a PACS exports it, by the first bytes of DICOM.
+    If a folder has a manifest.csv, the manifest lists the images; it needs no labels. Otherwise a
+    file is an image by its suffix, or by the first bytes of DICOM.
 
     Raises:
         DataError: There is no such file or folder, or it holds no image.
@@ -75,12 +75,12 @@ def _note(listing: Listing, error: OSError) -> None:
 def read_images(
     entries: Sequence[Entry], form: Form, shape: tuple[int, int, int]
 ) -> Iterator[Chunk]:
-    """Decode and prepare images, a chunk at a time.
+    """Decode and prepare images in chunks.
 
     Args:
         entries: The images.
-        form: What they are brought to.
-        shape: Channels, height and width that they then must have.
+        form: The form of the prepared images.
+        shape: Required (C, H, W) in this form.
     """
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         at_a_time = max(1, min(CHUNK, BYTES // math.prod(shape)))
@@ -97,7 +97,7 @@ def read_images(
 
 
 def _read(entry: Entry, form: Form, shape: tuple[int, int, int]) -> Tensor | str:
-    """A prepared image, or why there is none."""
+    """A prepared image, or the reason of a failure."""
     try:
         return prepared(read_file(entry.file), entry.slice, form, shape)
     except UnusableImage as error:

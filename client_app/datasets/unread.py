@@ -1,4 +1,4 @@
-"""What lies among a hospital's images and is none that is read here: by its name and its start."""
+"""Files among a hospital's images that are not read here, by their names and first bytes."""
 
 import re
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class Format:
     """A format that is not read.
 
     Attributes:
-        name: What it is called.
-        suffixes: How names end, separated by blanks.
-        cure: What to do.
-        start: How such a file begins, as a regular expression; empty where TIFF begins so, too.
-        level: Of the finding, if a folder holds such files.
+        name: Name of the format.
+        suffixes: Suffixes of file names, separated by blanks.
+        cure: The cure.
+        start: Regular expression for the first bytes; empty if a TIFF begins in the same way.
+        level: Level of the finding if a folder holds such files.
     """
 
     name: str
@@ -72,17 +72,17 @@ FORMATS = (
 
 
 def is_system(name: str) -> bool:
-    """Whether a file or folder is no hospital's own, by its name."""
+    """Whether a name is that of a system file or folder (`SYSTEM`)."""
     return _SYSTEM.fullmatch(name) is not None
 
 
 def format_of(name: str) -> Format | None:
-    """The format that is not read and that a file has, by the end of its name."""
+    """The unread format of a file, by its suffix; None if there is none."""
     suffix = name.lower().rpartition(".")[2]
     return next((each for each in FORMATS if suffix in each.suffixes.split()), None)
 
 
 def format_within(start: bytes) -> Format | None:
-    """The format that is not read and that a file has, by its first 540 bytes."""
+    """The unread format of a file, by its first 540 bytes; None if there is none."""
     found = (each for each in FORMATS if each.start and re.match(each.start, start, re.DOTALL))
     return next(found, None)

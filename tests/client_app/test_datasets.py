@@ -173,7 +173,7 @@ def test_a_cut_that_cannot_be(change, hospitals, message):
 
 
 def test_sites_that_the_data_set_does_not_name(npz):
-    with pytest.raises(DataError, match=r"pool\.npz' does not say which site"):
+    with pytest.raises(DataError, match=r"pool\.npz' does not name the site"):
         open_data(replace(SETTINGS, dataset=npz, partition="site"), 0, 4)
 
 
@@ -378,7 +378,7 @@ def test_each_training_image_is_in_one_fold(grouped):
 def test_more_folds_than_groups_are_refused():
     pool = replace(POOL, groups=NUMBERS // 30)
     settings = replace(SETTINGS, num_folds=5, test_fraction=0.0)
-    with pytest.raises(DataError, match="too few to be cut into 5 folds"):
+    with pytest.raises(DataError, match="too few images or groups for 5 folds"):
         split(replace(pool, held_out=NUMBERS < 0), pool.labels, NUMBERS, settings, 0)
 
 

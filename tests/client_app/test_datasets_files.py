@@ -922,13 +922,13 @@ def test_headers_of_nifti_that_other_programs_leave(kind, fields, read):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        (EMPTY, r"^is NIfTI whose orientation \(sform, qform\)"),
-        ({**BY_QFORM, "quatern_b": 5}, r"^is NIfTI whose orientation \(sform, qform\)"),
+        (EMPTY, r"^is NIfTI with an unusable matrix of orientation \(sform, qform\)"),
+        ({**BY_QFORM, "quatern_b": 5}, r"^is NIfTI with an unusable matrix of orientation"),
         (
             {"vox_offset": 348},
-            r"^is NIfTI whose values begin within the header \(vox_offset\): save it anew$",
+            r"^is NIfTI with values that begin within the header \(vox_offset\): save it anew$",
         ),
-        ({"vox_offset": -16}, "^is NIfTI whose values begin within the header"),
+        ({"vox_offset": -16}, "^is NIfTI with values that begin within the header"),
     ],
 )
 def test_headers_of_nifti_that_say_nothing_that_can_be_used(fields, reason, refused):

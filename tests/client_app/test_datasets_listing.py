@@ -99,10 +99,10 @@ def test_a_header_in_quotes_has_the_delimiter_of_all_rows(manifest):
         ("inner,b", "names an image that an earlier row names too"),
         ("../krankenhaus/0.png,b", "names an image that an earlier row names too"),
         ("{folder}/0.png,b", "names an image that an earlier row names too"),
-        ("../other/meier.png,a", "names an image outside of the manifest's folder"),
-        ("{other}/meier.png,a", "names an image outside of the manifest's folder"),
-        ("outer,a", "names an image outside of the manifest's folder"),
-        ("gate/meier.png,a", "names an image outside of the manifest's folder"),
+        ("../other/meier.png,a", "names an image outside the manifest's folder"),
+        ("{other}/meier.png,a", "names an image outside the manifest's folder"),
+        ("outer,a", "names an image outside the manifest's folder"),
+        ("gate/meier.png,a", "names an image outside the manifest's folder"),
     ],
 )
 def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
@@ -129,12 +129,15 @@ def test_rows_that_cannot_be_used(row, reason, manifest, tmp_path):
 @pytest.mark.parametrize(
     ("column", "value", "reason"),
     [
-        ("split", "validation", "has in the column 'split' neither 'train' nor 'test'"),
+        ("split", "validation", "must have 'train', 'test' or nothing in the column 'split'"),
         *(
-            ("task", n, "has in the column 'task' no whole number from 1")
+            ("task", n, "must have a whole number from 1 in the column 'task'")
             for n in ("0", "x", "9" * 10)
         ),
-        *(("slice", n, "has in the column 'slice' no whole number from 0") for n in ("-1", "1.5")),
+        *(
+            ("slice", n, "must have a whole number from 0 in the column 'slice'")
+            for n in ("-1", "1.5")
+        ),
     ],
 )
 def test_optional_fields_that_cannot_be_used(column, value, reason, manifest):
@@ -361,11 +364,11 @@ def test_names_as_another_machine_writes_them(on_disk, named, tree):
     [
         ("A.png", "several images that are there: write the name in full"),
         ("b", "several images that are there: write the name in full"),
-        ("C:\\scans\\a.PNG", "an image by its place on another machine: it must be relative"),
+        ("C:\\scans\\a.PNG", "an image by its place on another machine: the path must be relative"),
         ("\\\\server\\scans\\a.PNG", "an image by its place on another machine"),
         ("file:///scans/a.PNG", "an image by its place on another machine"),
-        ("..\\graz\\b.png", "an image that is not there: it must be relative"),
-        ("c.png", "an image that is not there: it must be relative"),
+        ("..\\graz\\b.png", "an image that is not there: the path must be relative"),
+        ("c.png", "an image that is not there: the path must be relative"),
     ],
 )
 def test_names_that_cannot_be_told(named, reason, tree):

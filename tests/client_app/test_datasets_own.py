@@ -374,7 +374,7 @@ def test_the_server_learns_the_class_of_a_problem_and_the_log_the_rest(
 
     assert str(error.value) == (
         f"The hospital's data did not pass the preflight: {problem}. At the hospital, 'uv run "
-        "python -m client_app preflight' says more."
+        "python -m client_app preflight' shows details."
     )
     assert any(detail in line for line in log)
     assert not any("meier" in line or "krankenhaus" in line for line in log)
@@ -568,7 +568,7 @@ def test_one_folder_can_be_cut_over_hospitals(partition, site, tmp_path):
 def test_a_manifest_without_sites_cannot_be_cut_by_them(site, tmp_path):
     folder = site("image,label\n0.png,a\n1.png,a\n")
     chosen = settings(dataset=f"manifest:{folder}", partition="site")
-    with pytest.raises(DataError, match="does not say which site"):
+    with pytest.raises(DataError, match="does not name the site"):
         open_data(chosen, 0, 2, store=tmp_path / "store")
 
 

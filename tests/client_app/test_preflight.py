@@ -130,7 +130,7 @@ def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     assert [(finding.level, finding.text) for finding in card.findings] == [
         ("amber", "Files in a format that is not read here (HEIC): 2."),
         ("note", f"Passed over: 2 {SYSTEM}."),
-        ("note", "Files that are ignored, since their names do not end like images: 1."),
+        ("note", "Files that are ignored, since their names have no suffix of an image: 1."),
         ("note", "Files in a format that is not read here (PDF): 1."),
     ]
     assert card.findings[0].advice == "Save images as JPEG, PNG or TIFF."

@@ -1,1 +1,1 @@
-"""What a hospital learns about its images before anything is trained, for its own eyes alone."""
+"""Checks of a hospital's images before training; the results are for the hospital alone."""

@@ -1,7 +1,7 @@
-"""The data card: what a hospital's images are like, what is wrong with them, and what to do.
+"""The data card: properties and problems of a hospital's images, with cures.
 
-Everything here stays in the hospital's store. If the card is red, the server learns the class of
-each problem (`Finding.problem`) when it asks the hospital to take part, and nothing else.
+Everything here stays in the hospital's store. If the card is red, the server learns only the class
+of each problem (`Finding.problem`), when it asks the hospital to take part.
 """
 
 import shutil
@@ -32,41 +32,41 @@ from client_app.store import Store, own_folder
 from strategies.protocol.settings import Settings, SettingsError
 
 SKETCH = 32  # pixels of the grey sketches that are compared
-# Correlation of two sketches. Of 6,441 dermoscopy photographs at 64 pixels no two of different
-# lesions came above 0.990, and four pairs that are one photograph came above 0.997.
+# Correlation of two sketches. Among 6,441 dermoscopy photographs at 64 pixels, no two of different
+# lesions were above 0.990. Four pairs that show one photograph were above 0.997.
 NEARLY_THE_SAME = 0.995
-# An image is inverted if its sketch correlates less than INVERTED with the mean of all. This says
-# something only if the images are alike: half of them correlate more than ALIKE.
+# An image is inverted if its sketch correlates less than INVERTED with the mean of all. The test
+# needs similar images: half of them must correlate more than ALIKE.
 INVERTED, ALIKE = -0.6, 0.5
-UNEVEN = 10  # times as many images of the most frequent class as of the rarest
+UNEVEN = 10  # ratio of the images of the most frequent class to those of the rarest
 BLOCK = 4096  # sketches compared at a time
 
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a hospital's images; counts are of images.
+    """The properties and problems of a hospital's images.
 
     Attributes:
-        hospital: Its name.
-        source: Its manifest or folder.
-        settings: Those that decide on the form of images and on the split.
-        findings: What is wrong, the worst first.
-        images: How many can be used.
-        unusable: Which cannot, and why.
-        ignored: How many files are no images, by what they are; see `Listing`.
-        classes: How many of each class are trained on, and tested on.
-        groups: How many groups there are, of one image or more: the patients, as far as the folder,
-            the manifest or DICOM names them.
-        patients: How many of these there are in each class, on both sides; empty if none is named.
-        kinds: How many there are of each format, with channels and bits.
-        sizes: How many there are of each width and height, in pixels, before they are resized.
-        copies: Files that are the same, byte for byte.
-        near_copies: Pairs on both sides of the split that show the same.
-        contradictions: Copies that have different labels.
+        hospital: Name of the hospital.
+        source: The manifest or folder.
+        settings: Settings of the images' form and of the split.
+        findings: Problems, the worst first.
+        images: Number of usable images.
+        unusable: Images that cannot be used, with the reasons.
+        ignored: Number of files that are no images, by kind; see `Listing.ignored`.
+        classes: Number of training and of test images of each class.
+        groups: Number of groups of one image or more: the patients, as far as the folder, the
+            manifest or DICOM names them.
+        patients: Number of training and of test patients of each class; empty if none is named.
+        kinds: Number of images of each format, with channels and bits.
+        sizes: Number of images of each width and height, in pixels before resizing.
+        copies: Files that are identical, byte for byte.
+        near_copies: Pairs of a training and a test image that show the same.
+        contradictions: Copies with different labels.
         constant: Images of one colour.
-        inverted: Images that are the opposite of most others.
+        inverted: Images that are nearly the opposite of most others.
         bytes_on_disk: Size of the decoded images in the store, in one form.
-        bytes_free: Free space there.
+        bytes_free: Free space of the store.
     """
 
     hospital: str
@@ -91,14 +91,14 @@ class Card:
 
     @property
     def verdict(self) -> str:
-        """Red: the hospital cannot take part; amber: somebody should look; green."""
+        """Red: the hospital cannot take part; amber: somebody should look; green: no problem."""
         levels = {finding.level for finding in self.findings}
         return next((level for level in ("red", "amber") if level in levels), "green")
 
 
 @dataclass(frozen=True, eq=False)
 class Examined:
-    """A card, and for its page the images; None if none can be used."""
+    """A card, and the images for its page; None if no image can be used."""
 
     card: Card
     survey: Survey | None = None
@@ -111,18 +111,18 @@ def examine(
     progress: Progress | None,
     policy: Path | None = None,
 ) -> Examined:
-    """Check all images of a hospital, and try again those that could not be used before.
+    """Check all images of a hospital, including those that could not be used before.
 
     Args:
-        hospital: Its name.
-        settings: Of the run, with the hospital's own `dataset`.
-        store: Its store, for the decoded images.
-        progress: Called while images are imported; None = it is logged now and then.
-        policy: Its policy; None = it is simulated, or has the default one.
+        hospital: Name of the hospital.
+        settings: Settings of the run, with the hospital's own `dataset`.
+        store: Store of the hospital, for decoded images.
+        progress: Called while images are imported; None = log the progress from time to time.
+        policy: Policy of the hospital; None = a simulation, or the default policy.
 
     Raises:
         SettingsError: The policy cannot be used.
-        PolicyError: The store would be larger than it allows.
+        PolicyError: The store would be larger than the policy allows.
     """
     rules = Policy.read(policy) if policy else None
     machine = rules.machine if rules else None
@@ -138,7 +138,7 @@ def examine(
             kind, path, Form.from_settings(settings), store, progress, retry=True, machine=machine
         )
     except DataError as error:
-        finding = Finding("no-images", str(error), "Nothing else can be checked before that.")
+        finding = Finding("no-images", str(error), "Other checks need images.")
         return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
     findings = [
         *found.findings(settings.max_quarantined, settings.class_names),
@@ -157,7 +157,7 @@ def examine(
         if too_few(train, test):
             text = f"There are {len(train)} images to train on and {len(test)} to test on"
             text += f", of {len(set(found.groups))} patients or groups, each on one side."
-            advice = "A hospital needs at least 2 and 1; see also 'test-fraction'."
+            advice = "A hospital needs at least 2 and 1 of them; see also 'test-fraction'."
             findings.append(Finding("too-few-images", text, advice))
     except (DataError, SettingsError) as error:
         findings.append(Finding("no-split", str(error), "Change the setting, or the images."))
@@ -195,8 +195,8 @@ def examine(
         bytes_free=shutil.disk_usage(store).free,
     )
     if not named:
-        text = "Nothing says which images belong together."
-        advice = "If a patient has several, say so (column 'patient', or a subfolder for each)."
+        text = "No patients or groups of images are named."
+        advice = "If a patient has several images, name patients: column 'patient', or subfolders."
         findings.append(Finding("no-groups", text, advice, "note"))
     order = ("red", "amber", "note")
     findings.extend(_doubts(card, settings))
@@ -207,7 +207,7 @@ def examine(
 
 
 def _unreadable(error: DataError) -> list[Unusable]:
-    """The file or folder behind an error. Its own text names none, since the server may read it."""
+    """The file or folder behind an error. The text omits its name: the server may read the text."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.filename:
         return [Unusable(str(cause.filename), f"cannot be read ({type(cause).__name__})")]
@@ -215,7 +215,7 @@ def _unreadable(error: DataError) -> list[Unusable]:
 
 
 def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
-    """Images of other classes than the federation's, if the settings name these."""
+    """Yield a finding for images of unknown classes, if the settings name the classes."""
     known, total = settings.class_names, len(found.entries)
     strange = sum(entry.label not in known for entry in found.entries) if known else 0
     if strange:
@@ -228,19 +228,19 @@ def _unknown_classes(found: Survey, settings: Settings) -> Iterator[Finding]:
 
 
 def _unknown_tasks(found: Survey, settings: Settings) -> Iterator[Finding]:
-    """Images of which nothing says when they arrive, if the settings leave that to the data."""
+    """Yield a finding for images without a task, if the manifest must name the tasks."""
     last, total = settings.tasks, len(found.entries)
     unknown = sum(not 1 <= entry.task <= last for entry in found.entries)
     if unknown and last > 1 and settings.task_cut == "given":
         yield Finding(
             "unknown-tasks",
             f"{unknown} of {total} images have no task from 1 to {last} (task-cut).",
-            "Write its number into the column 'task' of the manifest.",
+            "Write the number of the task into the column 'task' of the manifest.",
         )
 
 
 def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
-    """What somebody should look at, though the hospital can take part."""
+    """Yield the problems that do not exclude the hospital."""
     sizes = {name: sum(parts.values()) for name, parts in card.classes.items()}
     fewest = settings.release.min_class_images
     rare = sum(parts["train"] < fewest for parts in card.classes.values())
@@ -249,14 +249,14 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
         (
             len(card.unusable),
             "unusable-images",
-            "Images that cannot be used, and are left out: {}.",
+            "Images that cannot be used and are left out: {}.",
             "Repair or remove them; each is listed with the reason.",
         ),
         (
             len(card.contradictions),
             "contradictions",
             "Files that have copies with another label: {}.",
-            "Find out which is right.",
+            "Correct the wrong labels.",
         ),
         (
             len(card.near_copies),
@@ -287,7 +287,7 @@ def _doubts(card: Card, settings: Settings) -> Iterator[Finding]:
             rare,
             "rare-classes",
             f"Classes of fewer than {fewest} images to train on: {{}}.",
-            "They are left out of the synthetic images that other hospitals get.",
+            "Synthetic images for other hospitals leave these classes out.",
         ),
         (untested, "untested-classes", "Classes without a test image: {}.", "Add images of them."),
         (
@@ -317,8 +317,8 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
         return text, f"{format_.cure[0].upper()}{format_.cure[1:]}.", format_.level
     if what:
         return f"Passed over: {count} {what}.", "Nothing has to be done.", "note"
-    text = f"Files that are ignored, since their names do not end like images: {count}."
-    return text, "Rename those that are images.", "note"
+    text = f"Files that are ignored, since their names have no suffix of an image: {count}."
+    return text, "If some are images, rename them.", "note"
 
 
 def _count_each(
@@ -346,7 +346,7 @@ def _copies(found: Survey) -> list[list[str]]:
 
 
 def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
-    """All images small and grey, of mean 0 and norm 1 [n, S·S]; whether not of one colour [n]."""
+    """Small grey images of mean 0 and norm 1 [n, S·S], and True [n] if not of one colour."""
     pixels = torch.from_numpy(found.opened.pixels)
     rows = torch.from_numpy(found.opened.rows[found.usable])
     parts, varied = [], []
@@ -360,7 +360,7 @@ def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
 
 
 def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[int, int]]:
-    """Pairs of a training and a test image whose sketches are nearly the same."""
+    """Pairs of a training and a test image with nearly the same sketch."""
     pairs = []
     for start in range(0, len(test), BLOCK):
         tested = test[start : start + BLOCK]
@@ -372,6 +372,6 @@ def _near_copies(sketches: Tensor, train: Indices, test: Indices) -> list[tuple[
 
 
 def _inverted(sketches: Tensor) -> Tensor:
-    """Which images are the opposite of the mean of all, [n]; none where images are not alike."""
+    """True [n] for images that are the opposite of the mean; all False if images are not alike."""
     agreement = sketches @ functional.normalize(sketches.mean(dim=0), dim=0)
     return (agreement < INVERTED) & (agreement.median() > ALIKE)

@@ -28,7 +28,7 @@ ADVICE = {
 
 
 def page(examined: Examined) -> str:
-    """The card as a page that needs no other file."""
+    """The card as an HTML page that needs no other file."""
     card, survey = examined.card, examined.survey
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
@@ -81,7 +81,7 @@ def text(card: Card) -> str:
 
 
 def _facts(card: Card) -> list[list[str]]:
-    """What the images are like."""
+    """Rows of the images' properties."""
     megabytes = card.bytes_on_disk / 1e6
     whose = f", of {card.groups} patients" if card.patients else "; nothing says which patient's"
     return [
@@ -110,7 +110,7 @@ def _examples(card: Card, survey: Survey, pictures: Mapping[str, NDArray[np.uint
 
 
 def _number(card: Card, name: str, side: str) -> str:
-    """How many images of a class, and of how many patients if that is known."""
+    """The number of images of a class, and of their patients if known."""
     images = f"{card.classes[name][side]}"
     if not card.patients:
         return images

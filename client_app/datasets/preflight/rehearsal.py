@@ -1,4 +1,4 @@
-"""A rehearsal of enrolment: whatever would refuse a hospital in a run refuses it here."""
+"""A rehearsal of enrolment: it finds every reason for a run to refuse a hospital."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,17 +17,18 @@ from strategies.protocol.order import Order
 from strategies.protocol.settings import Settings
 from strategies.registry import strategy_of
 
-ADVICE = "A run with these settings would refuse the hospital, or the hospital the run."
+ADVICE = "With these settings the run would refuse the hospital, or the hospital would refuse it."
 
 
 def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) -> Iterator[Finding]:
-    """What enrolment and the preparation of the first model say of a hospital.
+    """Yield the problems of enrolment and of the first model.
 
     Args:
-        site: The hospital's name.
-        settings: Of the run, with the hospital's own `dataset`.
-        store: Its store.
-        policy: Its policy; None = it is simulated, or has the default one, which is asked too.
+        site: Name of the hospital.
+        settings: Settings of the run, with the hospital's own `dataset`.
+        store: Store of the hospital.
+        policy: Policy of the hospital; None = a simulation, or the default policy, which is
+            checked as well.
     """
     own: dict[str, bool | float | int | str] = {
         "site": site,
@@ -46,7 +47,7 @@ def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) ->
         order = replace(order, images=strategy.images, buffer_size=strategy.buffer_size)
         admit(hospital, strategy, "query.enrol", order)
         check_answer("query.enrol", RecordDict({"card": ConfigRecord({**hospital.card})}))
-        if settings.class_names:  # before, it is not known how they are cut in tasks
+        if settings.class_names:  # the cut in tasks needs the names of all classes
             hospital = hospital.at(0)
         hospital.first_model()
     except tuple(LEAVES) as error:
@@ -67,13 +68,13 @@ def _check_buffer(hospital: Hospital, *, needed: bool) -> Iterator[Finding]:
             "no-buffer",
             f"No class has {fewest} images to train on (release.min-class-images): no synthetic "
             "images of this hospital can leave it.",
-            "Methods that need none take it all the same.",
+            "The hospital can take part in methods without synthetic images.",
             "red" if needed else "amber",
         )
 
 
 def _check_default_policy(settings: Settings, hospital: Hospital) -> Iterator[Finding]:
-    """What the rules say that a hospital has if it has written none; a simulation has none."""
+    """Yield a finding if the default policy would refuse the run."""
     rulings = judge(Policy.read(), settings, hospital.data)
     if broken := {ruling.rule: ruling for ruling in rulings if not ruling.holds}:
         said = [
