@@ -1,1 +1,1 @@
-"""After a run: the models that a hospital has taken home, and what it does with them."""
+"""After a run: the models that a hospital has at home, and their use."""

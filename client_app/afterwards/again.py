@@ -1,4 +1,4 @@
-"""A hospital as it was in a past run: with the same images, cut as they were then."""
+"""A hospital as in a past run: with the same images in the same split."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,14 +20,15 @@ from strategies.protocol.settings import Settings, defaults
 
 
 def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hospital:
-    """Open a hospital for work at home, where no policy limits what it may know of itself.
+    """Open a hospital for work at home, where no policy limits its view of its own data.
 
-    Of the run's settings it has those that models carry: how images are prepared and cut.
+    Models carry the settings of the run that prepare and split images. Other settings have their
+    defaults.
 
     Args:
         past: The run; at least one of its models is at home.
         data_dir: The hospital's images, or its manifest, as in the run.
-        policy: That of the run, which chose the classes; None in a simulation.
+        policy: Policy of the run, which selects classes; None in a simulation.
 
     Raises:
         DataError: The images cannot be used, or are not those of the run.
@@ -36,7 +37,7 @@ def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hosp
     settings = replace(
         Settings.parse({**defaults(), **own.settings}),
         dataset=own_data(str(data_dir.absolute())),
-        max_quarantined=0.999,  # in the run they were few enough; the images are the same
+        max_quarantined=0.999,  # the run has checked the share, and the images are the same
     )
     chosen = tuple(policy.images.classes) if policy else None
     secret = secret_of(Store(past.folder)) if policy else b""
@@ -48,22 +49,22 @@ def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hosp
 
 
 def _check_same(past: PastRun, data: LocalData) -> None:
-    """Refuse other images than those of the run: some may have been trained on.
+    """Refuse images other than those of the run: test images could be training images of the run.
 
     Raises:
-        DataError: They are others, or are split otherwise.
+        DataError: The images are others, or the split is another.
     """
     store = Store(past.folder)
     told = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
     if any(told.values()):
         same = told == hashes(data, secret_of(store))
-    else:  # a simulation, in which all numbers are exact
+    else:  # a simulation, where all numbers are exact
         kept = str(run_folder(store, past.run).load("terms").get("images", ""))
         known = [each.images.get(past.site) for each in past.models.values()]
         same = kept.partition(", part ")[0] == data.fingerprint
         same &= all(counts == counted(data) for counts in known)
     if not same:
         raise DataError(
-            "These are not the images that the hospital took part in the run with, or they are "
-            "split otherwise: models may have been trained on some that they would be tested on."
+            "These are not the hospital's images of the run, or the split is another. Models may "
+            "have trained on images that would now be test images: give the images of the run."
         )

@@ -1,8 +1,8 @@
-"""A model that a hospital trains alone, for as long as a model of a past run was trained.
+"""A model that a hospital trains alone, for as many rounds as the models of a past run.
 
-Of the hospital's own, a run shows the model before the first hand-off, which trained for one visit.
-Only one that trained as long can tell whether it was worth taking part; and `predict` is better
-with it (benchmarks/results/at-home.md).
+A run also tests the hospital's own model before the first hand-off, which has trained for one visit
+only. A model of equal training shows whether taking part was worthwhile. It also improves `predict`
+(benchmarks/results/at-home.md).
 """
 
 import json
@@ -32,10 +32,10 @@ from strategies.protocol.settings import Settings, SettingsError, rng_for
 
 
 def settings_of(past: PastRun) -> Settings:
-    """The settings that a run had at the hospital, by its ledger.
+    """The settings of a run at the hospital, from the hospital's ledger.
 
     Raises:
-        SettingsError: There is no ledger of the run, as in a simulation; or the hospital set files
+        SettingsError: There is no ledger of the run, as in a simulation. Or the hospital set files
             of its own, or the run is of another version.
     """
     config = past.settings
@@ -44,7 +44,7 @@ def settings_of(past: PastRun) -> Settings:
         raise SettingsError(f"There is no ledger of the run {past.run}: {give} of its results.")
     for key, value in past.own_settings.items():
         if key in OWN_FILES:
-            raise SettingsError(f"'{key}' was a file of the hospital's own: {give}, with this one.")
+            raise SettingsError(f"'{key}' was the hospital's own file: {give}, with this file.")
         if key != "model":  # the network is that of the models
             config[key] = json.loads(value)
     return Settings.parse(config)
@@ -53,18 +53,18 @@ def settings_of(past: PastRun) -> Settings:
 def train_alone(
     past: PastRun, settings: Settings, data_dir: Path, policy: Policy | None
 ) -> dict[str, float]:
-    """Train it on the hospital's images, keep it, and mix it with the run's models.
+    """Train a model on the hospital's images alone, keep it, and mix it with the run's models.
 
-    It is the model that the strategy `standalone` gives the hospital with these settings.
+    The strategy `standalone` gives the hospital the same model with these settings.
 
     Args:
         past: The run.
-        settings: Its settings, with those that the hospital set itself.
+        settings: Settings of the run, with those that the hospital set itself.
         data_dir: The hospital's images, or its manifest, as in the run.
-        policy: That of the run; None in a simulation.
+        policy: Policy of the run; None in a simulation.
 
     Returns:
-        How much to make of each model at home, by its place there.
+        Place of each model at home -> its weight in the mixture.
 
     Raises:
         SettingsError: No model of the run is at home, or images arrived in tasks.
@@ -75,7 +75,7 @@ def train_alone(
     if not past.models:
         raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
     if settings.tasks > 1:
-        raise SettingsError("Images of this run arrived in tasks: nothing was trained on all.")
+        raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
     hospital = replace(hospital_again(past, data_dir, policy), settings=settings)
     torch.set_num_threads(settings.cpu_threads)
     network = _trained(hospital)
@@ -92,7 +92,7 @@ def train_alone(
 
 
 def _trained(hospital: Hospital) -> nn.Module:
-    """The model after as many rounds as the run's, as the strategy `standalone` trains it."""
+    """The model after the run's number of rounds, trained as in the strategy `standalone`."""
     settings = hospital.settings
     network, rounds = hospital.first_model().to(hospital.device), settings.num_server_rounds
     pace = Pace(f"{hospital.name} trains alone, {rounds} rounds", "images")
@@ -105,7 +105,7 @@ def _trained(hospital: Hospital) -> nn.Module:
 
 
 def _manifest(past: PastRun, hospital: Hospital) -> ModelManifest:
-    """What the model is; the images are known from the run's models."""
+    """The manifest of the model; the numbers of images are those of the run's models."""
     of_run = next(iter(past.models.values()))
     return replace(
         past.models.get(past.site, of_run),

@@ -22,87 +22,89 @@ Parse = Callable[[str | None], dict[str, object]]
 
 
 def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: Parse) -> None:
-    """Add them to the command line.
+    """Add the commands to the command line.
 
     Args:
         commands: The subparsers.
-        hospital: What all commands of a hospital have in common: `--site`, `--store-dir`.
-        run_config: Reads `--run-config`.
+        hospital: Options that all commands of a hospital share: `--site`, `--store-dir`.
+        run_config: Parser of `--run-config`.
     """
     add = commands.add_parser(
         "open", parents=[hospital], help="open parcels of a run that the hospital took part in"
     )
     add.set_defaults(command=open_parcels, parse=run_config)
-    add.add_argument("parcels", type=Path, nargs="+", help="files out of the run's parcels/")
+    add.add_argument("parcels", type=Path, nargs="+", help="files in the run's parcels/")
     add.add_argument("--run-config", required=True, help="settings of the run: its config.toml")
-    add.add_argument("--identity", type=Path, help="its keys; default: in its folder")
-    add.add_argument("--members", type=Path, help="keys it trusts; default: of their first use")
+    add.add_argument("--identity", type=Path, help="the hospital's keys; default: in its folder")
+    add.add_argument("--members", type=Path, help="trusted keys; default: those first seen")
 
     add = commands.add_parser("export", parents=[hospital], help="write a model and its card")
     add.set_defaults(command=export)
-    add.add_argument("model", help="a file, or the name of a model that the hospital has kept")
+    add.add_argument("model", help="a file, or the name of a model at home")
     add.add_argument("--to", type=Path, required=True, help="the file to write")
-    add.add_argument("--onnx", action="store_true", help="as ONNX (the extra onnx)")
+    add.add_argument("--onnx", action="store_true", help="write ONNX (needs the extra onnx)")
 
     add = commands.add_parser(
-        "predict", parents=[hospital], help="apply a model to images, to a table"
+        "predict", parents=[hospital], help="apply models to images and write a table"
     )
     add.set_defaults(command=predict)
     add.add_argument(
         *("--model",),
         nargs="+",
         default=[],
-        help="files, or names of models; several: their mean; default: the mixture of those of the "
-        "newest run that suits the hospital's own test images",
+        help="files, or names of models at home; several are averaged; default: the mixture of the "
+        "newest run's models, fitted to the hospital's own test images",
     )
     add.add_argument(
-        "--ensemble", action="store_true", help="the mean of all models beside this one"
+        "--ensemble",
+        action="store_true",
+        help="average all models in the folder of the named model",
     )
     add.add_argument(
         "--data", type=Path, required=True, help="a folder of images, a manifest, or an image"
     )
-    add.add_argument("--output", type=Path, required=True, help="the table (CSV)")
+    add.add_argument("--output", type=Path, required=True, help="the table to write (CSV)")
     add.add_argument(
         "--calibrate",
         type=Path,
         metavar="DATA_DIR",
-        help="the hospital's own labelled images, as in the run, to fit a temperature on",
+        help="fit a temperature on the hospital's own labelled images (the same as in the run)",
     )
 
     add = commands.add_parser(
         "alone",
         parents=[hospital],
-        help="train a model on the hospital's images alone, as long as the run's, and mix it in",
+        help="train a model on the hospital's images alone, as long as in a run, and mix it in",
     )
     add.set_defaults(command=alone, parse=run_config)
-    add.add_argument("--run", help="its identity; default: the newest one")
+    add.add_argument("--run", help="identity of the run; default: the newest run")
     add.add_argument(
-        "--data-dir", type=Path, required=True, help="its labelled images, as in the run"
+        "--data-dir", type=Path, required=True, help="the hospital's labelled images of the run"
     )
     add.add_argument("--run-config", help="settings of the run; default: those in the ledger")
-    add.add_argument("--policy", type=Path, help="its policy in the run; default: the defaults")
+    add.add_argument("--policy", type=Path, help="policy of the run; default: the defaults")
 
     add = commands.add_parser(
-        "report", parents=[hospital], help="write a page on a run, for the hospital's own eyes"
+        "report", parents=[hospital], help="write a page on a run, for the hospital alone"
     )
     add.set_defaults(command=report)
-    add.add_argument("--run", help="its identity; default: the newest one")
+    add.add_argument("--run", help="identity of the run; default: the newest run")
     add.add_argument("--to", type=Path, required=True, help="the page to write (HTML)")
     add.add_argument(
         "--data-dir",
         type=Path,
-        help="the hospital's own labelled images, as in the run, for exact figures",
+        help="the hospital's labelled images of the run, for exact figures",
     )
-    add.add_argument("--policy", type=Path, help="its policy in the run; default: the defaults")
+    add.add_argument("--policy", type=Path, help="policy of the run; default: the defaults")
 
     add = commands.add_parser(
         "dossier", parents=[hospital], help="check the dossier of synthetic images that left"
     )
     add.set_defaults(command=dossier)
     add.add_argument("file", type=Path, nargs="?", help="another hospital's dossier.json")
-    add.add_argument("--run", help="of which run; default: the newest")
-    add.add_argument("--identity", type=Path, help="its keys; default: in its folder")
-    add.add_argument("--members", type=Path, help="keys it trusts; default: of their first use")
+    add.add_argument("--run", help="identity of the run; default: the newest run")
+    add.add_argument("--identity", type=Path, help="the hospital's keys; default: in its folder")
+    add.add_argument("--members", type=Path, help="trusted keys; default: those first seen")
 
 
 def open_parcels(arguments: argparse.Namespace) -> int:
@@ -114,7 +116,7 @@ def open_parcels(arguments: argparse.Namespace) -> int:
     store = arguments.store_dir.expanduser() / arguments.site
     paths = {name: getattr(arguments, name) or store / name for name in ("identity", "members")}
     for name, path in paths.items():
-        if not path.is_file():  # `Identity.of` would make new keys, which open nothing
+        if not path.is_file():  # `Identity.of` would make new keys, which open no parcel
             raise SettingsError(
                 f"There is no file '{path}': give --site and --store-dir, or --{name}. {SIMULATED}"
             )
@@ -132,7 +134,7 @@ def open_parcels(arguments: argparse.Namespace) -> int:
 
 
 def export(arguments: argparse.Namespace) -> int:
-    """Write a model, and its card beside it."""
+    """Write a model, and its card in the same folder."""
     from client_app.afterwards.home import find_model, load_file
     from learning.export import save_onnx
     from learning.model_card import write_card
@@ -149,7 +151,7 @@ def export(arguments: argparse.Namespace) -> int:
 
 
 def predict(arguments: argparse.Namespace) -> int:
-    """Write a table of what models say of images; name the images that cannot be used."""
+    """Write a table of predictions; name the images that cannot be used."""
     from client_app.afterwards.home import SUFFIX, find_model, newest_run, read_mixture
     from client_app.afterwards.predicting import Predictor, write_predictions
     from client_app.datasets.unlabelled import list_images
@@ -159,7 +161,7 @@ def predict(arguments: argparse.Namespace) -> int:
             print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     if arguments.ensemble and not arguments.model:
-        raise SettingsError("--ensemble is of all models beside one: name that with --model.")
+        raise SettingsError("--ensemble needs a model in the folder: name one with --model.")
     home = arguments.store_dir.expanduser() / arguments.site
     files = [find_model(home, name) for name in arguments.model]
     if arguments.ensemble:
@@ -182,7 +184,7 @@ def predict(arguments: argparse.Namespace) -> int:
 
 
 def alone(arguments: argparse.Namespace) -> int:
-    """Train a model alone, and say how much is made of it."""
+    """Train a model alone, and print the new mixture."""
     from client_app.afterwards.alone import settings_of, train_alone
     from client_app.afterwards.past_run import PastRun
 
@@ -191,19 +193,19 @@ def alone(arguments: argparse.Namespace) -> int:
     settings = Settings.parse(arguments.parse(config)) if config else settings_of(past)
     file = past.policy_file(arguments.policy and arguments.policy.expanduser())
     if past.policies and file is None:
-        raise SettingsError("Give the policy of the run (--policy): it chose among the images.")
+        raise SettingsError("Give the policy of the run (--policy): it selected images.")
     rules = Policy.read(file) if file else None
     try:
         weights = train_alone(past, settings, arguments.data_dir.expanduser(), rules)
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
     parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
-    print(f"{past.alone}\nWithout --model, predict now makes {parts}.")
+    print(f"{past.alone}\nWithout --model, predict now uses {parts}.")
     return 0
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write what a run was to the hospital: what its models are worth here, and what left it."""
+    """Write a hospital's page on a run: performance of its models, and the records that left."""
     from client_app.afterwards.again import hospital_again
     from client_app.afterwards.own_buffer import examine
     from client_app.afterwards.past_run import PastRun
@@ -219,13 +221,11 @@ def report(arguments: argparse.Namespace) -> int:
     file = past.policy_file(arguments.policy and arguments.policy.expanduser())
     inexact, rows, examined = "", [], None
     if arguments.data_dir is None:
-        inexact = "With the hospital's images (--data-dir) it has exact ones."
+        inexact = "Exact figures need the hospital's images (--data-dir)."
     elif not past.models:
-        inexact = "No model of the run is at home that could be tested again."
+        inexact = "Exact figures need a model of the run, and none is at home."
     elif past.policies and file is None:
-        inexact = (
-            "Exact ones need the policy of the run (--policy), which has a part in what is tested."
-        )
+        inexact = "Exact figures need the policy of the run (--policy), which selected images."
     else:
         rules = Policy.read(file) if file else None
         try:
@@ -234,19 +234,19 @@ def report(arguments: argparse.Namespace) -> int:
             rows = exact_assessments(past, details)
             examined = examine(past, past.buffer, hospital, details) if past.buffer else None
         except DataError as error:
-            inexact = f"Exact ones are not to be had: {error}"
+            inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)
     with replacing(arguments.to.expanduser()) as draft:
         draft.touch(mode=0o600)
         draft.write_text(page(past, rows, inexact, file, examined), encoding="utf-8")
     if inexact:
-        print(f"The figures are those that were told. {inexact}", file=sys.stderr)
+        print(f"The figures are those that left the hospital. {inexact}", file=sys.stderr)
     print(arguments.to)
     return 0
 
 
 def dossier(arguments: argparse.Namespace) -> int:
-    """Check a dossier: the hospital's own, or one that it got from another hospital."""
+    """Check the hospital's own dossier, or a dossier of another hospital."""
     from client_app.release.dossier.files import check
     from client_app.run import dossiers, run_folder
 
@@ -261,35 +261,35 @@ def dossier(arguments: argparse.Namespace) -> int:
     print(path)
     print(f"Dossier of {checked.hospital!a}, run {checked.run!a}, SHA-256 {checked.hash}.")
     signed = {
-        True: f"Signed by the key that this hospital knows {checked.hospital!a} by.",
-        False: f"NOT signed by a key that this hospital knows {checked.hospital!a} by.",
+        True: f"Signed by the known key of {checked.hospital!a}.",
+        False: f"NOT signed by a known key of {checked.hospital!a}.",
     }
     print(signed[checked.signed])
     if not checked.page:
-        print("dossier.html is missing, or does NOT show what dossier.json says.")
+        print("dossier.html is missing, or does NOT match dossier.json.")
     if arguments.file:
         named = dossiers(run_folder(Store(store), checked.run)).get(checked.hospital)
-        where = "the hospital's buffer named here"
+        where = "the received buffer"
     else:
         named = _dossier_hash(path_of(arguments.site, store.parent), path.parent.name)
-        where = "the ledger has"
+        where = "the ledger"
     match named:
         case None:
-            print("There is no dossier of that run that " + where + ".")
+            print(f"For this run, {where} names no dossier.")
         case checked.hash:
-            print(f"It is the dossier that {where}.")
+            print(f"This is the dossier that {where} names.")
         case _:
-            print(f"NOT the dossier that {where}: that is {named}.")
+            print(f"NOT the dossier that {where} names: its SHA-256 is {named}.")
     holds = checked.holds and named == checked.hash
-    print("It holds." if holds else "It does NOT hold.")
+    print("The dossier is valid." if holds else "The dossier is NOT valid.")
     return int(not holds)
 
 
 def _dossier_hash(path: Path, run: str) -> str | None:
-    """The hash of a run's dossier that left the hospital last, by its ledger; None if none did.
+    """The hash of a run's last released dossier in the hospital's ledger; None if there is none.
 
     Raises:
-        BrokenLedger: The ledger cannot be believed.
+        BrokenLedger: The chain of the ledger is broken.
     """
     told = None
     for line in read(path) if path.exists() else ():
@@ -300,7 +300,7 @@ def _dossier_hash(path: Path, run: str) -> str | None:
 
 
 def _newest_dossier(folder: Path, run: str | None) -> Path:
-    """The dossier of a run, or the newest one, in a hospital's folder of them."""
+    """The file of a run's dossier, or of the newest dossier, in a hospital's folder of dossiers."""
     found = [
         path for path in folder.glob("*/dossier.json") if run is None or path.parent.name == run
     ]

@@ -1,14 +1,14 @@
 """The models that a hospital has at home, in its store, each with its manifest.
 
-    models/<run>/<lineage>.safetensors             after the last round
-    models/<run>/own/<site>.safetensors            the hospital's own, before the first hand-off
-    models/<run>/alone/<site>.safetensors          trained alone as long (command `alone`)
-    models/<run>/ensemble.json                     what they were worth together
-    models/<run>/mixture.json                      how much to make of each of them at home
-    models/<run>/visits/<lineage>-<round>-<hop>.safetensors    after a visit of its own
+    models/<run>/<lineage>.safetensors             models after the last round
+    models/<run>/own/<site>.safetensors            the hospital's model before the first hand-off
+    models/<run>/alone/<site>.safetensors          its model after equal training alone (`alone`)
+    models/<run>/ensemble.json                     test figures of the models' mean
+    models/<run>/mixture.json                      weight of each model in the mixture for home
+    models/<run>/visits/<lineage>-<round>-<hop>.safetensors    models after a visit here
 
-The node-config `keep` says which: `final`, `visits` (both), or `none`. A run is never disturbed: a
-model that cannot be written is missing here, and the hospital's log says why.
+The node-config `keep` chooses: `final`, `visits` (also after visits), or `none`. A failure to write
+a model never stops a run: the model is missing here, and the hospital's log gives the reason.
 """
 
 import json
@@ -39,22 +39,22 @@ from strategies.protocol.settings import SettingsError
 
 SUFFIX, MIXTURE = ".safetensors", "mixture.json"
 SIMULATED = (
-    "A simulation leaves its models and figures in its result folder alone, and report.html says "
-    "there what they are worth. `uv run python -m server_app export RESULT --model NAME --to "
-    "model.safetensors` writes one as a file, which `predict --model model.safetensors` takes."
+    "A simulation keeps models and figures in its result folder only; see report.html there. To "
+    "use a model, write it to a file: `uv run python -m server_app export RESULT --model NAME --to "
+    "model.safetensors`. Then run `predict --model model.safetensors`."
 )
-LEAST = 0.01  # models of a smaller weight in a mixture are not asked
+LEAST = 0.01  # a mixture leaves out models of a smaller weight
 
 
 def keep_tested(
     disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
 ) -> None:
-    """Keep a model that has been tested for the last time, unless a later one is here already.
+    """Keep a model after its last test, unless a later one is at home already.
 
     Args:
-        disclosure: Of the order to test it.
+        disclosure: Disclosure of the order to test the model.
         network: The model.
-        label: Of its parcel.
+        label: Label of its parcel.
         told: The figures that leave the hospital.
     """
     request = disclosure.request
@@ -69,7 +69,7 @@ def keep_tested(
 def keep_visit(
     disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
 ) -> None:
-    """Keep a model as a visit of the hospital leaves it; another's model is not its own to keep."""
+    """Keep a model after a visit to the hospital; after a rewind visit it is not kept."""
     request, name = disclosure.request, "accuracy-after-visit"
     figures = {"accuracy": told[name]} if name in told else {}
     if request.hospital.keep == "visits" and not request.is_rewind:
@@ -89,15 +89,16 @@ def keep_own(disclosure: Disclosure, network: nn.Module, label: Manifest) -> Non
 
 
 def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | None) -> None:
-    """Note how much to make of each model at home, by what they say of the test images.
+    """Write the weight of each model in the mixture for home, fitted to the test images.
 
-    It is not noted if not all that are kept are known, as where models are too large to be tested
-    in one message.
+    Nothing is written if `scores` lacks a kept model. This happens if models are too large to be
+    tested in one message.
 
     Args:
-        request: Tests models for the last time.
-        scores: Probabilities [N, K] of the hospital's test images by each model, by lineage.
-        own: The same by its own model, before the first hand-off; None if that is not known.
+        request: The request of the last test.
+        scores: Lineage -> the model's probabilities [N, K] for the hospital's test images.
+        own: Probabilities [N, K] of the hospital's model before the first hand-off; None if
+            unknown.
     """
     if not _keeps_final(request):
         return
@@ -112,18 +113,18 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
 
 
 def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:
-    """Fit how much to make of each model to the hospital's test images, and note it.
+    """Fit the weights of the mixture to the hospital's test images, and write them.
 
     Args:
-        folder: Of the run, below `models`.
-        scores: Probabilities [N, K] of the images by each model, by its place in the folder.
-        labels: What they show, int64 [N].
+        folder: Folder of the run, below `models`.
+        scores: Place of a model in the folder -> its probabilities [N, K] for the images.
+        labels: Labels of the images, int64 [N].
 
     Returns:
-        The weights, which sum to 1, by place.
+        Place -> weight; the sum is 1.
 
     Raises:
-        OSError: The note cannot be written.
+        OSError: The file cannot be written.
     """
     said = torch.stack([each.cpu() for each in scores.values()])
     weights = dict(zip(scores, mixture_weights(said, labels.cpu()).tolist(), strict=True))
@@ -134,7 +135,7 @@ def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) ->
 
 
 def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:
-    """Note what the models that are kept were worth together."""
+    """Write the test figures of the models' mean."""
     if _keeps_final(request):
         with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
             draft.touch(mode=0o600)
@@ -152,27 +153,27 @@ def _folder(request: Inquiry, *below: str) -> Path:
 
 
 def age_of(path: Path) -> tuple[int, ...]:
-    """That of the model in a file; () if there is none, or a damaged one."""
+    """The age of the model in a file; () if there is no file, or a damaged one."""
     with suppress(ModelError):
         return read_manifest(path).age
     return ()
 
 
 def file_name(lineage: str, ending: str = "") -> str:
-    """The name of a model's file; that of a lineage in a checked label leads nowhere else."""
+    """The name of a model's file; a lineage from a checked label cannot lead out of the folder."""
     return f"{lineage}{ending}{SUFFIX}"
 
 
 def find_model(store: Path, name: str) -> Path:
-    """A model's file by its path, or by its place at home.
+    """Find a model's file by its path, or by its place at home.
 
     Args:
         store: The hospital's own folder.
-        name: A file *.safetensors; or a lineage of the newest run that has it; or its place there
-            without the ending, such as "<run>/<lineage>".
+        name: A file *.safetensors; or a lineage, for the newest run with this lineage; or a place
+            below `models` without the suffix, such as "<run>/<lineage>".
 
     Raises:
-        SettingsError: There is none; it lists those that are at home.
+        SettingsError: There is no such model. The message lists the models at home.
     """
     if name.endswith(SUFFIX):
         return Path(name).expanduser()
@@ -190,27 +191,27 @@ def find_model(store: Path, name: str) -> Path:
         hint = "" if there else f" {SIMULATED}"
         raise SettingsError(
             f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
-            f"those that are there ({', '.join(there) or 'none'}).{hint}"
+            f"the models there ({', '.join(there) or 'none'}).{hint}"
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def read_mixture(folder: Path) -> dict[Path, float]:
-    """How much to make of each model of a run at home: weights of at least `LEAST`, by file.
+    """Read the mixture of a run's models: file -> weight, if the weight is at least `LEAST`.
 
     Args:
-        folder: Of the run, below `models`.
+        folder: Folder of the run, below `models`.
 
     Raises:
-        SettingsError: There is no such note, or a damaged one.
+        SettingsError: There is no mixture, or its file is damaged.
     """
     path = folder / MIXTURE
     try:
         weights = read_json(path, dict[str, float])
     except FileNotFoundError as error:
         raise SettingsError(
-            f"There is no mixture of models in {folder}, which a hospital makes when it tests all "
-            "models of a run for the last time: name models with --model."
+            f"There is no mixture of models in {folder}: name models with --model. A hospital fits "
+            "the mixture at the last test of a run."
         ) from error
     except FileError as error:
         raise SettingsError(f"{error} Move it away.") from error
@@ -218,13 +219,13 @@ def read_mixture(folder: Path) -> dict[Path, float]:
 
 
 def newest_run(store: Path) -> Path:
-    """The folder of the newest run whose models are at home.
+    """The folder of the newest run with models at home.
 
     Args:
         store: The hospital's own folder.
 
     Raises:
-        SettingsError: There is none.
+        SettingsError: No run has models at home.
     """
     runs = [path for path in (store / "models").glob("*") if any(path.glob(f"*{SUFFIX}"))]
     if not runs:
@@ -238,7 +239,8 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
     """The network and the manifest in a model's file.
 
     Raises:
-        ModelError: It cannot be loaded. The text names the file, for the hospital's own eyes.
+        ModelError: The model cannot be loaded. The text names the file; it is for the hospital
+            alone.
     """
     try:
         return load_model(file)
@@ -249,12 +251,12 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
 def counted(
     data: LocalData, smallest: int = 1, number: Callable[[Indices], float] = len
 ) -> dict[str, float]:
-    """How many images and groups a hospital has, as `ModelManifest.images` has it.
+    """The numbers of a hospital's images and groups, for `ModelManifest.images`.
 
     Args:
         data: The images.
-        smallest: Classes that fewer patients have are left out, as they are of all figures.
-        number: How many images there are of some strata (`LocalData.test_strata`), [n].
+        smallest: Smallest number of patients of a class that is counted, as in all figures.
+        number: Function from the strata of images [n] (`LocalData.test_strata`) to their number.
     """
     counts: dict[str, float] = {}
     for part, samples, strata, groups, patients in (
@@ -298,13 +300,13 @@ def _save(hospital: Hospital, path: Path, network: nn.Module, manifest: ModelMan
 
 @contextmanager
 def _undisturbed(request: Inquiry) -> Iterator[None]:
-    """The time that it takes is measured, and a failure is logged and goes no further."""
+    """Measure the time of the block; log its failure and suppress it."""
     try:
         with request.clock.measure("serialise"):
             yield
     except (OSError, PolicyError) as error:
         logging.getLogger("flwr").warning(
-            "A model is not kept (%s). Remove what is no longer needed from the store's 'models', "
-            "or open the server's parcels later (python -m client_app open).",
+            "A model is not kept (%s). Remove models that are no longer needed from the store's "
+            "'models', or open the server's parcels later (python -m client_app open).",
             error.explain() if isinstance(error, PolicyError) else error,
         )

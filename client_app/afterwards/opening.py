@@ -1,4 +1,4 @@
-"""Sealed parcels from the server's results, opened with the hospital's own key and taken home."""
+"""Open sealed parcels of the server's results with the hospital's key, and keep their models."""
 
 from pathlib import Path
 
@@ -19,20 +19,20 @@ from strategies.protocol.settings import Settings
 def take_home(
     path: Path, store: Path, identity: Identity, members: dict[str, Member], settings: Settings
 ) -> Path:
-    """Open a parcel and keep its model, unless it is at home; returns the model's file.
+    """Open a parcel, keep its model unless it is at home already, and return the model's file.
 
     Args:
-        path: The parcel, as a run leaves it in `parcels/`.
-        store: The hospital's own folder; it knows the runs that the hospital has taken part in.
+        path: A parcel of a run, from `parcels/`.
+        store: The hospital's own folder, with the runs of the hospital.
         identity: The hospital's keys.
-        members: The hospitals whose parcels it opens, by name.
-        settings: Those of the run.
+        members: Name -> keys of each hospital that may have sent the parcel.
+        settings: Settings of the run.
 
     Raises:
         ArchiveError: The file is no parcel.
-        ParcelError: It is damaged, or not sealed for this hospital in one of its runs.
-        ModelError: Its architecture is unknown.
-        OSError: It cannot be read, or the model cannot be written.
+        ParcelError: The parcel is damaged, or not sealed for this hospital in one of its runs.
+        ModelError: The architecture is unknown.
+        OSError: The parcel cannot be read, or the model cannot be written.
     """
     parcel = load(path)
     label = check_parcel(parcel)
@@ -47,7 +47,7 @@ def take_home(
 def _opened(
     parcel: RecordDict, label: Manifest, store: Path, identity: Identity, members: dict[str, Member]
 ) -> tuple[RecordDict, str]:
-    """The parcel as it was before it was sealed, and the run of the hospital's that it is from."""
+    """The opened parcel, and the name of its run."""
     runs = [folder.name for folder in (store / "runs").glob("*") if folder.is_dir()]
     reasons: dict[str, None] = {}  # each once, in their order
     for run in runs:
@@ -56,6 +56,5 @@ def _opened(
         except ParcelError as error:
             reasons[str(error)] = None
     raise ParcelError(
-        f"It opens in none of the {len(runs)} runs that the hospital has taken part in. "
-        + " ".join(reasons)
+        f"The parcel opens in none of the hospital's {len(runs)} runs. " + " ".join(reasons)
     )

@@ -1,9 +1,10 @@
-"""What a hospital's synthetic images are worth at home, and which of its own they are most like.
+"""Test performance from a hospital's synthetic images, and their nearest training images.
 
-A model is trained on them alone, as FedER-B does (`feder.variant = synthetic-only`), and tested on
-the hospital's own test images. It is no model of the run: it trains for `PASSES` passes or
-`SECONDS`, so that a report can be waited for. The search takes 20 s for 512 synthetic and 1,000
-training images of 28 pixels on one core. Real images are on the hospital's own page alone.
+A model trains on the synthetic images alone, as in FedER-B (`feder.variant = synthetic-only`). The
+hospital tests it on its own test images. The model is not part of the run: it trains for at most
+`PASSES` passes or `SECONDS` seconds, so that the report is soon complete. The search takes 20 s for
+512 synthetic and 1,000 training images of 28 pixels on one core. Real images appear only on the
+hospital's own page.
 """
 
 import time
@@ -26,21 +27,21 @@ from pages.figures import Assessment
 from strategies.protocol.console import Pace
 from strategies.protocol.settings import rng_for
 
-PASSES, SECONDS = 30, 60.0  # of training, at most
-PAIRS = 10  # nearest pairs that are shown
-SEARCHED = 2000  # synthetic images that the nearest are looked for of
+PASSES, SECONDS = 30, 60.0  # limits of training
+PAIRS = 10  # nearest pairs on the page
+SEARCHED = 2000  # synthetic images with a search for the nearest training image
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A synthetic image and the training image that it is most like.
+    """A synthetic image and its nearest training image.
 
     Attributes:
-        label: The class of the synthetic one.
+        label: Class of the synthetic image.
         synthetic: uint8 [C, H, W].
         real: uint8 [C, H, W].
-        unexplained: The share of the synthetic one that the real one, changed in the way that fits
-            best, does not explain: 0 for a copy.
+        unexplained: Share of the synthetic image that the best fit of the real image does not
+            explain: 0 for a copy.
     """
 
     label: str
@@ -51,14 +52,14 @@ class Pair:
 
 @dataclass(frozen=True, eq=False)
 class Examination:
-    """What came of it.
+    """The result of the examination.
 
     Attributes:
-        worth: Figures of the model that was trained on the synthetic images alone; None if its
-            outputs are no numbers.
-        passes: Over the synthetic images.
-        seconds: That the training took.
-        pairs: The nearest first.
+        worth: Figures of the model that trained on the synthetic images alone; None if its outputs
+            are not finite.
+        passes: Number of passes over the synthetic images.
+        seconds: Time of training in seconds.
+        pairs: Nearest pairs, the nearest first.
     """
 
     worth: Assessment | None
@@ -68,17 +69,17 @@ class Examination:
 
 
 def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examination:
-    """Train on the synthetic images of a past run alone, and look for what they are most like.
+    """Train on the synthetic images of a past run alone, and find their nearest training images.
 
     Args:
         past: The run.
-        buffer: The images that left in it.
-        hospital: As it was in the run.
-        details: Of its assessments.
+        buffer: The synthetic images that left in the run.
+        hospital: The hospital as in the run.
+        details: Source of exact assessments.
 
     Raises:
-        SettingsError: The settings of the run are not known.
-        ModelError: No model can be built.
+        SettingsError: The settings of the run are unknown.
+        ModelError: The model cannot be built.
     """
     settings = settings_of(past)
     hospital = replace(hospital, settings=settings)
@@ -98,7 +99,7 @@ def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Detai
 
 
 def nearest_pairs(synthetic: Samples, training: Samples, classes: tuple[str, ...]) -> list[Pair]:
-    """The synthetic images that are most like a training image, each with that one."""
+    """The `PAIRS` synthetic images nearest to a training image, each with that image."""
     search, images = Search(training.images), synthetic.images[:SEARCHED]
     found = search(images)
     unexplained = found.residuals.amin(dim=1)

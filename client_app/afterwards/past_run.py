@@ -1,9 +1,9 @@
-"""What a hospital's own folder knows of a run that the hospital took part in.
+"""A hospital's records of a past run, in its own folder.
 
-ledger.jsonl           what it was asked, and what left it; a simulation has none
-runs/<run>/            what it remembers of the run
-models/<run>/          the models that it has taken home (client_app.afterwards.home)
-gan/*/*.npz            its synthetic images, with the figures of their check
+ledger.jsonl           orders, and records that left the hospital; a simulation has no ledger
+runs/<run>/            the hospital's memory of the run
+models/<run>/          models at home (client_app.afterwards.home)
+gan/*/*.npz            synthetic images, with the figures of their check
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class _ByLoss(TypedDict):
     attack: _Success
 
 
-# A line of `FILE`, as far as it is shown.
+# The part of a line of `FILE` that the page shows.
 _Attacked = TypedDict(
     "_Attacked",
     {
@@ -64,7 +64,7 @@ _Attacked = TypedDict(
 
 
 class OwnBuffer(NamedTuple):
-    """The hospital's synthetic images, their exact figures, and what attacks on them found."""
+    """The hospital's synthetic images, their exact figures, and the results of attacks on them."""
 
     samples: Samples
     figures: Figures
@@ -73,15 +73,15 @@ class OwnBuffer(NamedTuple):
 
 @dataclass(frozen=True)
 class PastRun:
-    """A run, as far as the hospital knows of it.
+    """A past run in the records of a hospital.
 
     Attributes:
-        site: The hospital's name.
-        folder: Its own folder.
-        run: The run's identity.
-        lines: Those of the ledger that are about the run.
-        broken: Why the ledger's end cannot be believed; empty if its chain holds.
-        others: The other runs in the folder, the newest first.
+        site: Name of the hospital.
+        folder: The hospital's own folder.
+        run: Identity of the run.
+        lines: Lines of the ledger about the run.
+        broken: Reason why the chain of the ledger is broken; empty if it is intact.
+        others: Other runs in the folder, the newest first.
     """
 
     site: str
@@ -93,7 +93,7 @@ class PastRun:
 
     @classmethod
     def find(cls, site: str, store: Path, run: str | None) -> "PastRun":
-        """The newest run of a hospital, or the one that is named.
+        """The named run of a hospital, or the newest run if `run` is None.
 
         Raises:
             SettingsError: There is no such hospital, or no such run.
@@ -109,7 +109,7 @@ class PastRun:
             if each.is_dir()
         }
         for line in reversed(lines):
-            with suppress(ParcelError):  # a server may call a run what it likes
+            with suppress(ParcelError):  # a server may give a run any name
                 name = run_folder(Store(folder), str(line.entry.get("run", ""))).folder.name
                 began[name] = datetime.fromisoformat(line.entry["time"]).timestamp()
         runs = sorted(began, key=lambda name: began[name], reverse=True)
@@ -124,30 +124,30 @@ class PastRun:
         others = [name for name in runs if name != chosen]
         past = cls(site, folder, chosen, of_run, broken, others)
         if not (of_run or broken or past.files):
-            raise SettingsError(f"Nothing of the run {chosen} is in {folder}. {SIMULATED}")
+            raise SettingsError(f"The folder {folder} has no record of run {chosen}. {SIMULATED}")
         return past
 
     @property
     def home(self) -> Path:
-        """The folder of its models."""
+        """The folder of the run's models at home."""
         return self.folder / "models" / self.run
 
     @property
     def alone(self) -> Path:
-        """Where the model lies, or would, that the hospital trained alone as long as the run's."""
+        """The path of the hospital's model after equal training alone; it may not exist."""
         return self.home / "alone" / f"{self.site}{SUFFIX}"
 
     @cached_property
     def files(self) -> dict[str, Path]:
-        """The models of the last round that are at home, by lineage."""
+        """Lineage -> file of a model at home after the last round."""
         return {path.stem: path for path in sorted(self.home.glob(f"*{SUFFIX}"))}
 
     @cached_property
     def models(self) -> dict[str, ModelManifest]:
-        """What they are.
+        """Lineage -> manifest of a model at home after the last round.
 
         Raises:
-            ModelError: Names the file that is damaged.
+            ModelError: A file is damaged; the text names it.
         """
         found = {}
         for lineage, path in self.files.items():
@@ -159,12 +159,12 @@ class PastRun:
 
     @property
     def visits(self) -> list[str]:
-        """The models that are at home as visits of the hospital left them."""
+        """Names of the models at home after a visit here."""
         return sorted(path.stem for path in self.home.glob(f"visits/*{SUFFIX}"))
 
     @property
     def mixture(self) -> dict[str, float]:
-        """How much to make of each model at home, by its place there; empty if it is not known.
+        """Place of a model at home -> its weight in the mixture; empty if there is no mixture.
 
         Raises:
             SettingsError: The file is damaged.
@@ -177,7 +177,7 @@ class PastRun:
 
     @property
     def together(self) -> dict[str, float]:
-        """What the hospital told of all models together.
+        """The released figures of the models' mean; empty if there are none.
 
         Raises:
             SettingsError: The file is damaged.
@@ -192,19 +192,19 @@ class PastRun:
 
     @property
     def is_here(self) -> bool:
-        """Whether the hospital remembers the run; else it was asked, and did not take part."""
+        """Whether the hospital has a folder of the run; otherwise it did not take part."""
         return self.run in {path.name for path in self.folder.glob("runs/*")}
 
     @cached_property
     def answered(self) -> list[Line]:
-        """The lines of messages that did not fail: what a server said in others was not checked."""
+        """The lines of messages that did not fail; the content of others was not checked."""
         return [line for line in self.lines if "left" in line.entry]
 
     @cached_property
     def terms(self) -> list[Mapping[str, Any]]:
-        """Settings, code and policy under which the hospital answered, those of the end last.
+        """Settings, code and policy of the hospital's answers, the last at the end.
 
-        If it never did, those under which it was asked.
+        If the hospital never answered, they are those of the orders.
         """
         of = {line.entry["terms"]: line.entry for line in self.lines if "settings" in line.entry}
         used = [line.entry.get("terms") for line in self.answered or self.lines]
@@ -212,22 +212,22 @@ class PastRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The run's settings; empty if there is no ledger of it."""
+        """The settings of the run; empty if the ledger has no record of it."""
         return dict(self.terms[-1]["settings"]) if self.terms else {}
 
     @property
     def own_settings(self) -> dict[str, str]:
-        """Those that the hospital's node-config replaced; of files not by which."""
+        """Settings that the hospital's node-config replaced; file settings have no file name."""
         pairs = (text.partition("=") for text in self.card.get("own-settings", ()))
         return {key: value for key, _, value in pairs}
 
     @property
     def policies(self) -> list[str]:
-        """SHA-256 of the policies that held, that of the end last."""
+        """SHA-256 of the policies in force, the last at the end."""
         return list(dict.fromkeys(each["policy"] for each in self.terms))
 
     def policy_file(self, given: Path | None) -> Path | None:
-        """The file with the policy that held to the end: the one given, or the default."""
+        """The given file or the default policy, whichever was in force at the end; else None."""
         held = self.policies[-1:]
         for path in (given, DEFAULTS):
             if path and [hashlib.sha256(path.read_bytes()).hexdigest()] == held:
@@ -236,13 +236,13 @@ class PastRun:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes; empty if nothing of the run says them."""
+        """Names of the classes; empty if no record names them."""
         labels = [self._left(line, "manifest") for line in self.lines]
         told = [label["classes"] for label in labels if "classes" in label]
         return next((each.classes for each in self.models.values()), told[-1] if told else [])
 
     def released_figures(self) -> dict[str, Figures]:
-        """What the hospital told when it tested models for the last time, by what it is about."""
+        """Subject -> figures that left the hospital at the last test of models."""
         found: dict[str, dict[str, float]] = {}
         last = -1
         for line in self.answered:
@@ -262,7 +262,7 @@ class PastRun:
 
     @property
     def buffer_figures(self) -> Figures:
-        """What the hospital told of its synthetic images; empty if none left it."""
+        """The released figures of the synthetic images; empty if none left."""
         for line in reversed(self.lines):
             if line.entry["verb"] == "query.prepare" and "release" in self._left(line, "card"):
                 return self._left(line, "metrics")
@@ -270,9 +270,9 @@ class PastRun:
 
     @cached_property
     def buffer(self) -> OwnBuffer | None:
-        """The synthetic images that left; None if they are not to be found.
+        """The synthetic images that left; None if they are not found.
 
-        They are the set in the hospital's folder that has the hash of the one that left.
+        A set in the hospital's folder is identified by the hash of the set that left.
         """
         sent = {
             record["sha256"]
@@ -295,12 +295,12 @@ class PastRun:
 
     @property
     def dossier(self) -> Path | None:
-        """The page of the dossier of their release; None if there is none."""
+        """The page of the dossier of the synthetic images; None if there is none."""
         path = self.folder / "dossiers" / self.run / "dossier.html"
         return path if path.is_file() else None
 
     def attacked(self) -> list[_Attacked]:
-        """What attacks found of the models that were trained here, the newest visit of each."""
+        """Results of attacks on the models that trained here, from the newest visit of each."""
         newest: dict[str, _Attacked] = {}
         with suppress(OSError, FileError):
             for line in read_text(self.folder / "runs" / self.run / FILE).splitlines():
@@ -311,7 +311,7 @@ class PastRun:
 
     @property
     def failures(self) -> Counter[tuple[str, str]]:
-        """How often the hospital refused or failed to do something, by verb and reason."""
+        """(verb, reason) -> number of refusals and failures at the hospital."""
         return Counter(
             (
                 line.entry["verb"],
@@ -323,12 +323,12 @@ class PastRun:
 
     @property
     def card(self) -> dict[str, Any]:
-        """What the hospital said of itself."""
+        """The card of the hospital, as it left."""
         return {k: v for line in self.lines for k, v in self._left(line, "card").items()}
 
     @staticmethod
     def _left(line: Line, name: str) -> dict[str, Any]:
-        """The values of a record that left with an answer."""
+        """The values of a record in an answer that left; empty if it has no such record."""
         for record in line.entry.get("left", ()):
             if record["name"] == name:
                 return dict(record.get("values", {}))
@@ -336,12 +336,12 @@ class PastRun:
 
 
 def _ledger(path: Path) -> tuple[list[Line], str]:
-    """The lines as far as the chain holds, and why it holds no further."""
+    """The lines up to a break of the chain, and the reason of the break; empty if intact."""
     lines = []
     try:
         for line in read(path):
             lines.append(line)
-    except FileNotFoundError:  # of a simulation
+    except FileNotFoundError:  # a simulation has no ledger
         return [], ""
     except BrokenLedger as error:
         return lines, str(error)

@@ -1,4 +1,4 @@
-"""A hospital's own images through models, to a table of probabilities.
+"""Apply models to a hospital's own images, and write a table of probabilities.
 
 Shapes: `N` images, `C` channels, `H, W` pixels, `K` classes.
 """
@@ -32,13 +32,14 @@ from strategies.protocol.text import inert
 
 @dataclass(frozen=True)
 class Predictor:
-    """One model, or a mixture of several that agree on classes and images.
+    """One model, or a mixture of models for the same classes and form of images.
 
     Attributes:
-        networks: uint8 [N, C, H, W] -> logits [N, K] each.
-        manifests: One for each network.
-        weights: How much is made of each; only their proportions count.
-        temperature: Above 1 it is less sure than its networks, below 1 surer.
+        networks: Each maps uint8 [N, C, H, W] to logits [N, K].
+        manifests: Manifest of each network.
+        weights: Weight of each network; only proportions count.
+        temperature: Above 1, predictions are less confident than those of the networks; below 1,
+            more confident.
     """
 
     networks: Sequence[nn.Module]
@@ -51,10 +52,10 @@ class Predictor:
         """Load models from their files.
 
         Args:
-            files: With how much to make of each.
+            files: File -> weight of the model.
 
         Raises:
-            ModelError: One cannot be loaded, or they are for other classes or images.
+            ModelError: A model cannot be loaded, or models differ in classes or form of images.
         """
         device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = [load_file(file) for file in files]
@@ -77,10 +78,10 @@ class Predictor:
 
     @property
     def settings(self) -> Settings:
-        """Those of the run, as far as they are about images.
+        """The run's settings of images; other settings have their defaults.
 
         Raises:
-            SettingsError: One is unknown here.
+            SettingsError: A setting is unknown here.
         """
         return Settings.parse({**defaults(), **self.manifests[0].settings})
 
@@ -93,11 +94,12 @@ class Predictor:
         return mean if self.temperature == 1.0 else temper(mean, self.temperature)
 
     def calibrated(self, folder: Path, home: Path) -> tuple["Predictor", int]:
-        """The same with a temperature that suits a hospital's images; and how many they were.
+        """Return a predictor with a temperature fitted to images, and the number of these images.
 
-        They are never its test images. If the run tested on a validation-fraction or a fold of the
-        training images, they are those. Otherwise they are the training images, on which a model
-        is surer than on new ones: then it is not made surer still.
+        The temperature is never fitted to test images. It is fitted to the validation images of
+        the run (a validation-fraction or a fold), if there are any. Otherwise it is fitted to the
+        training images. A model is more confident on these than on new images, so the temperature
+        is then at least 1.
 
         Args:
             folder: The hospital's images, or its manifest, as in the run.
@@ -105,7 +107,7 @@ class Predictor:
 
         Raises:
             DataError: The images cannot be used.
-            ModelError: The models are from runs with other test images.
+            ModelError: The models are from runs with different test images.
         """
         for manifest in self.manifests:
             for key in SPLIT:
@@ -124,16 +126,16 @@ class Predictor:
 def write_predictions(
     predictor: Predictor, listing: Listing, output: Path, progress: Callable[[int, int], None]
 ) -> tuple[int, list[Unusable]]:
-    """Write a row for each image: its file, the most probable class, all probabilities.
+    """Write a row for each image: its file, the most probable class, and all probabilities.
 
     Args:
-        predictor: What is applied.
+        predictor: The predictor.
         listing: The images.
-        output: The table, in CSV; for its owner's eyes alone.
-        progress: Called with how many images are done, and how many there are.
+        output: The CSV file; only its owner can read it.
+        progress: Called with the number of images done, and of all images.
 
     Returns:
-        How many rows there are; and the images that could not be used, with the reasons.
+        The number of rows, and the unusable images with the reasons.
 
     Raises:
         SettingsError: The models' settings are unknown here.
@@ -167,12 +169,12 @@ def write_predictions(
 
 
 def _shorten(entry: Entry, base: Path) -> str:
-    """An image's file, from the folder of the listing."""
+    """The path of an image's file, relative to the folder of the listing."""
     return os.path.relpath(entry.file, base).encode(errors="replace").decode()
 
 
 def _check_alike(first: ModelManifest, other: ModelManifest) -> None:
-    """Refuse models that cannot be used on the same images together."""
+    """Refuse models that differ in classes or form of images."""
     ours, theirs = first.network, other.network
     _check_same("classes", first.classes, other.classes)
     for side in ("channels", "height", "width"):

@@ -1,7 +1,7 @@
-"""What the models of a past run are worth at the hospital: their assessments.
+"""Assessments of a past run's models at the hospital.
 
-The figures that the hospital told have noise. Its own images are at hand, so it can have exact
-ones: those that it would tell without a policy, as in a simulation (client_app.release.details).
+The figures that left the hospital have noise. The hospital has its own images, so it can compute
+exact figures: those of a run without a policy, as in a simulation (client_app.release.details).
 """
 
 import math
@@ -26,7 +26,7 @@ from strategies.protocol.order import Order
 
 
 def released_assessments(past: PastRun) -> list[Assessment]:
-    """What the hospital told of models, of their mean, and of its own before the first hand-off."""
+    """Released assessments of models, of their mean, and of the own model before hand-offs."""
     return [
         _assessment(about, past.site, figures, past.classes)
         for about, figures in past.released_figures().items()
@@ -35,7 +35,7 @@ def released_assessments(past: PastRun) -> list[Assessment]:
 
 
 def open_details(past: PastRun, hospital: Hospital) -> Details:
-    """What says the exact figures of models, at the hospital as it was in the run."""
+    """The source of models' exact figures, at the hospital as in the run."""
     order = Order(0, 0, past.site, list(hospital.data.classes), "plain", past.run)
     run = run_folder(hospital.store, past.run)
     inquiry = Inquiry("", order, Clock(math.inf), hospital, run, None)
@@ -43,11 +43,11 @@ def open_details(past: PastRun, hospital: Hospital) -> Details:
 
 
 def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
-    """The same, exact: each model at home is tested again on the hospital's own test images.
+    """Test each model at home again on the hospital's test images; return exact assessments.
 
     Args:
         past: The run.
-        details: `open_details` of it.
+        details: `open_details` of the run.
 
     Raises:
         ModelError: A model cannot be loaded.
@@ -72,18 +72,18 @@ def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
 
 
 def model_assessments(details: Details, network: nn.Module, about: str) -> list[Assessment]:
-    """What is said of any model; nothing if its outputs are no numbers."""
+    """The exact assessments of a model; empty if its outputs are not finite."""
     return _assessments(details, details.ask("", network), about)
 
 
 def own_lineages(past: PastRun) -> set[str]:
-    """The models in which no other hospital had a part."""
+    """The lineages that no other hospital has trained."""
     own = {name for name, manifest in past.models.items() if {*manifest.visited} == {past.site}}
     return own | ({past.site} - past.models.keys())
 
 
 def _assessments(details: Details, said: Said, about: str) -> list[Assessment]:
-    """What is said of a model, with its ROC curves; nothing if its outputs are no numbers."""
+    """The assessment of a model with its ROC curves; empty if its outputs are not finite."""
     hospital = details.disclosure.request.hospital
     try:
         figures = details.disclosure.test_figures(said.model, said.test)
@@ -95,7 +95,7 @@ def _assessments(details: Details, said: Said, about: str) -> list[Assessment]:
 
 
 def _roc(labels: Tensor, said: Tensor) -> list[tuple[list[float], list[float]]]:
-    """Of each class, false and true positive rates; empty where there are none of it, or others."""
+    """False and true positive rates of each class; empty if all images or none are of the class."""
     truth, scores = labels.cpu().numpy(), said.cpu().numpy()
     curves = []
     for k in range(scores.shape[1]):

@@ -328,11 +328,11 @@ def test_nobody_else_opens_them(run, call, tmp_path):
     call("identity", *given[:4])
     status, printed = call("open", parcel, *given)
     assert (status, printed.out) == (1, "")
-    assert "opens in none of the 0 runs that the hospital has taken part in" in printed.err
+    assert "opens in none of the hospital's 0 runs" in printed.err
     (tmp_path / "wien" / "runs" / run.state.run).mkdir(parents=True)
     (tmp_path / "wien" / "runs" / ".tested.lock").touch()  # is no run
     _, printed = call("open", parcel, *given)
-    assert "opens in none of the 1 runs" in printed.err
+    assert "opens in none of the hospital's 1 runs" in printed.err
     assert "have this hospital's present key?" in printed.err
     (tmp_path / "cut.npz").write_bytes(parcel.read_bytes()[:-100])
     status, printed = call("open", tmp_path / "cut.npz", *given)
@@ -577,7 +577,7 @@ def test_the_own_report_tests_models_again_as_the_run_did(run):
     assert all(row["gain"] and row["patients"] for row in others if row["kind"] == "model")
     (event,) = [event for event in run.ledger.of("standalone") if event.hospital == "graz"]
     assert alone["balanced_accuracy"]["value"] == event.metrics["balanced-accuracy"]
-    with pytest.raises(DataError, match="not the images that the hospital took part"):
+    with pytest.raises(DataError, match="not the hospital's images of the run"):
         exact(past, run.place / "images" / "linz")
 
 

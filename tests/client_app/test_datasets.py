@@ -318,7 +318,10 @@ def test_test_images_are_counted_per_class_and_hospital(npz):
     for hospital, count in ((0, 2), (1, 5), (2, 2)):
         tested = open_data(settings, hospital, 3).test.labels
         assert torch.bincount(tested).tolist() == [count] * 4
-    with pytest.raises(DataError, match=r"'test-per-class' is 30, .* images of class 0: set it"):
+    with pytest.raises(
+        DataError,
+        match=r"'test-per-class' is 30, .* training image of class 0 at the hospital: set it",
+    ):
         open_data(replace(settings, test_per_class="30"), 0, 1)
     with pytest.raises(SettingsError, match=r"'test-per-class' is '5,x'"):
         Settings.parse({**defaults(), "test-per-class": "5,x"})

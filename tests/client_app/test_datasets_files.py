@@ -654,7 +654,10 @@ def test_palettes_of_dicom(depth, read):
             )
         ),
         *(
-            ({"PhotometricInterpretation": colour}, "^is DICOM whose Photometric Interpretation is")
+            (
+                {"PhotometricInterpretation": colour},
+                "^is DICOM with a Photometric Interpretation",
+            )
             for colour in ("RGB", "HSV", "ARGB", "CMYK", "YBR_FULL", "YBR_PARTIAL_420", "XRAY")
         ),
     ],
@@ -676,7 +679,7 @@ def test_dicom_that_does_not_fit(tags, reason, refused):
     ],
 )
 def test_colours_of_dicom_that_do_not_fit(tags, refused):
-    refused(dicom(COLOURS, **tags), "^is DICOM whose Photometric Interpretation is")
+    refused(dicom(COLOURS, **tags), "^is DICOM with a Photometric Interpretation")
     refused(dicom(COLOURS, PlanarConfiguration=None), "^is DICOM without Planar Configuration: ")
 
 

@@ -410,7 +410,9 @@ def test_a_pipe_without_a_suffix_is_no_image_and_holds_nobody_up(tree):
 
 def test_a_folder_of_hospitals_is_recognised_and_none_is_named(tree):
     folder = tree("graz/manifest.csv", "linz/manifest.csv", "linz/images/0.png", "c/0.png")
-    with pytest.raises(DataError, match=r"holds 2 with a manifest\.csv each: these are") as info:
+    with pytest.raises(
+        DataError, match=r"holds 2 folders with a manifest\.csv each: these are"
+    ) as info:
         list_folder(str(folder))
     assert not any(name in str(info.value) for name in ("graz", "linz", str(folder)))
 

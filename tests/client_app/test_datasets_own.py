@@ -506,7 +506,7 @@ def test_a_manifest_may_say_when_images_arrive(site, tmp_path):
         if text == ",1":
             assert values(data.images_at(1).train) + values(data.images_at(1).test) == [0]
         else:
-            with pytest.raises(DataError, match="a number from 1 to 2 for every image, and has"):
+            with pytest.raises(DataError, match="a number from 1 to 2 for every image\\."):
                 data.images_at(1)
         assert bad == folder
 

@@ -128,14 +128,14 @@ def test_it_says_what_leaves_under_which_rules_and_by_which_code(sealed):
 def test_the_hospital_checks_its_own(sealed, command):
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 0, said
-    assert "Signed by the key that this hospital knows 'graz' by." in said
+    assert "Signed by the known key of 'graz'." in said
 
 
 def test_another_hospital_checks_it_against_the_buffer_that_it_got(sealed, command, tmp_path):
     given = shutil.copytree(file_of(sealed, "wien").parent, tmp_path / "given") / "dossier.json"
     code, said = command(sealed.stores["graz"], "graz", given)
     assert code == 0, said
-    assert "It is the dossier that the hospital's buffer named here." in said
+    assert "This is the dossier that the received buffer names." in said
     given.with_name("dossier.sig").unlink()
     code, said = command(sealed.stores["graz"], "graz", given)
     assert code == 1
@@ -172,8 +172,8 @@ def test_one_that_was_edited_with_its_page_does_not_hold(sealed, command, signed
         path.with_name("dossier.sig").write_bytes(signature)
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 1
-    assert "NOT the dossier that the ledger has" in said
-    assert "It does NOT hold." in said
+    assert "NOT the dossier that the ledger names" in said
+    assert "The dossier is NOT valid." in said
 
 
 def test_one_without_a_signature_or_a_ledger_does_not_hold(sealed, command):
@@ -182,7 +182,7 @@ def test_one_without_a_signature_or_a_ledger_does_not_hold(sealed, command):
     ledger.rename(ledger.with_name("away"))
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 1
-    assert "There is no dossier of that run that the ledger has." in said
+    assert "For this run, the ledger names no dossier." in said
     ledger.with_name("away").rename(ledger)
     assert command(sealed.stores["graz"], "graz")[0] == 0
     path.with_name("dossier.sig").unlink()

@@ -117,7 +117,7 @@ def test_the_commands_of_the_readme_work_one_after_the_other(place, tmp_path, mo
             commands.main()
         assert ended.value.code == 0, command
     assert (tmp_path / "predictions.csv").exists()
-    assert "Exact ones need" not in capsys.readouterr().err
+    assert "Exact figures need" not in capsys.readouterr().err
 
 
 def text_of(page):
@@ -201,7 +201,7 @@ def test_a_model_trained_alone_as_long_is_what_others_are_compared_with(
 @pytest.mark.parametrize(
     ("spoilt", "more", "words"),
     [
-        ("images", (), "not the images that the hospital took part in the run with"),
+        ("images", (), "not the hospital's images of the run"),
         ("policy.toml", (), "Give the policy of the run"),
         ("store/graz/ledger.jsonl", (), "no ledger of the run .* --run-config"),
         ("", ("--run-config", "tasks=2 task-cut='permuted'"), "arrived in tasks"),
@@ -299,7 +299,7 @@ def test_other_images_are_not_tested_on(report, place):
     (place / "images" / "a" / "0.png").unlink()
     status, errors, written = report(place, *own(place))
     assert status == 0
-    assert "These are not the images that the hospital took part in the run with" in errors
+    assert "These are not the hospital's images of the run" in errors
     assert "figures of models are exact" not in text_of(written)
 
 
@@ -337,7 +337,7 @@ def test_a_changed_ledger_is_seen_first(report, place):
 def test_without_models_it_says_how_to_open_them(finished, report, place):
     shutil.rmtree(place / "store" / "graz" / "models")
     _, errors, written = report(place, *own(place))
-    assert "No model of the run is at home" in errors
+    assert "need a model of the run, and none is at home" in errors
     assert "client_app open RESULT/parcels/*.npz --site graz" in text_of(written)
 
 
