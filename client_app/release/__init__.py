@@ -1,1 +1,1 @@
-"""What may leave a hospital, and what is checked before it does."""
+"""The records that may leave a hospital, and the checks before they leave."""

@@ -1,28 +1,29 @@
-"""Noised counts that agree with one another, and with what follows from them.
+"""Make noised counts consistent with one another.
 
-Nothing here sees an image or a count without its noise, so that none of it tells more.
+The functions here see no image and no exact count, so they reveal nothing further.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-HALVINGS = 60  # of the interval that holds the shift
+HALVINGS = 60  # of the interval that contains the shift
 
 
 def share_out(
     counts: Floats, total: float, most: float | Floats = np.inf, first: int | None = None
 ) -> Floats:
-    """The whole numbers that add up to a total and are nearest to noised counts.
+    """The whole numbers that sum to a total and are nearest to noised counts.
 
-    It is the projection on {x : 0 <= x <= most, Σ x = total} (Wang and Lu, arXiv:1503.01002): each
-    count less one shift, and cut off at its bounds. The largest remainders get what is left.
+    They are the projection on {x : 0 <= x <= most, Σ x = total} (Wang and Lu, arXiv:1503.01002):
+    one shift is subtracted from each count, and the result is clipped to its bounds. The rest goes
+    to the largest remainders.
 
     Args:
-        counts: [n]; not all of them whole, or above 0.
-        total: What they add up to.
-        most: The most that each can be, whole numbers [n].
-        first: The count that is believed as it is, but for its bounds.
+        counts: Noised counts [n]; fractions and negative numbers are possible.
+        total: Sum of the result.
+        most: Upper bounds, whole numbers [n].
+        first: Index of a count that is only rounded and clipped; None = no such count.
     """
     if first is not None:
         own = float(np.rint(np.clip(counts[first], 0, total)))
@@ -43,13 +44,13 @@ def share_out(
 
 
 def share_at_point(share: float, answered: float, point: float, classes: int) -> float:
-    """The share of images to which a model gives a class at least the probability `point`.
+    """The share of images with at least the probability `point` for a class, made consistent.
 
     Args:
-        share: The same with noise.
-        answered: The share of these images to which it answers the class, its most probable one.
+        share: This share with noise.
+        answered: Share of these images with the class as the most probable one.
         point: The probability.
-        classes: How many there are.
+        classes: Number of classes.
     """
     if point >= 0.5:
         share = min(share, answered)  # no other class is as probable
@@ -59,5 +60,5 @@ def share_at_point(share: float, answered: float, point: float, classes: int) ->
 
 
 def area_between(sensitivity: float, specificity: float) -> tuple[float, float]:
-    """Between which areas a ROC curve through one point has to be: it only rises."""
+    """The smallest and largest area under a ROC curve through one point; the curve only rises."""
     return sensitivity * specificity, 1 - (1 - sensitivity) * (1 - specificity)

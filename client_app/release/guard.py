@@ -1,7 +1,7 @@
-"""The guard around every handler: turns errors into answers, and lets nothing undeclared out.
+"""The guard around every handler: it turns errors into answers, and blocks undeclared records.
 
-Without it, a handler that raises or returns nothing would leave the hospital's SuperNode waiting
-for ever. So would a process that is asked to end (SIGTERM) before it has answered.
+Without the guard, the hospital's SuperNode would wait for ever if a handler raises or returns
+nothing, or if the process is terminated (SIGTERM) before its answer.
 """
 
 import errno
@@ -26,36 +26,36 @@ from warm.process import Handed
 
 PATH = re.compile(
     r"(?<![^\s'\"(:=,\[])(?!(?<=[a-z]:)//)~?/[^\s'\"),;:]+"
-)  # an absolute one, no URL
-# Of a disk that is full or read-only, or of folders that are another user's.
+)  # an absolute path, no URL
+# Errors of a disk that is full or read-only, or of folders of another user.
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 class Terminated(BaseException):
-    """The process was asked to end. No handler's `except Exception` catches this."""
+    """The process got SIGTERM. No handler's `except Exception` catches this."""
 
 
 def guard(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer every message, let nothing undeclared out, and note what leaves (a Flower mod).
+    """Answer every message, block undeclared records, and note the others (a Flower mod).
 
-    What a resident process answers is checked and noted by the process that Flower has started,
-    where it leaves the hospital.
+    The process that Flower started checks and notes the answers of a resident process, before they
+    leave the hospital.
     """
     try:
         with _sigterm_raises():
             answer = _answer(message, context, call_next)
             note(message, context, answer)
             return answer
-    except (Exception, Terminated) as error:  # what is not noted does not leave
+    except (Exception, Terminated) as error:  # an answer that is not noted does not leave
         return _failure(error, message, context)
 
 
 def _answer(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """What leaves if it can be noted."""
+    """The answer, which leaves if it can be noted."""
     try:
         simulated = is_simulated(own_config(context))
         if not simulated:
-            os.umask(0o077)  # what the hospital writes, no other user of its machine reads
+            os.umask(0o077)  # no other user of the machine can read the hospital's files
         check_ledger(message, context)
         answer = call_next(message, context)
         if answer.metadata.reply_to_message_id != message.metadata.message_id:
@@ -68,7 +68,7 @@ def _answer(message: Message, context: Context, call_next: ClientAppCallable) ->
 
 
 def _failure(error: Exception | Terminated, message: Message, context: Context) -> Message:
-    """The answer to a message that has failed; the log has what does not leave."""
+    """The answer to a message that failed; details go to the hospital's log alone."""
     log = logging.getLogger("flwr")
     if isinstance(error, Exception) and isinstance(error, tuple(LEAVES)):
         told = OwnError("files", str(error)) if _names_own(str(error), context) else error
@@ -87,7 +87,7 @@ def _failure(error: Exception | Terminated, message: Message, context: Context) 
 
 
 def _names_own(text: str, context: Context) -> bool:
-    """Whether a text names a path of the hospital's own: one that the run does not name."""
+    """Whether a text names a path of the hospital that the run does not name."""
     config = own_config(context)
     own = [str(value) for value in config.values() if os.sep in str(value)]
     paths = [*PATH.findall(text), *(path for path in own if path in text)]
@@ -97,7 +97,7 @@ def _names_own(text: str, context: Context) -> bool:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():  # others cannot set handlers
+    if threading.current_thread() is not threading.main_thread():  # only it can set handlers
         yield
         return
 

@@ -1,15 +1,16 @@
-"""Membership inference on a model before the hospital hands it on.
+"""Membership inference on a model before its hand-off.
 
-Attacks (audit/model.py) ask of the hospital's own images, from what the model says of them,
-whether it was trained on them: training images against test images. What they find stays here: in
-the hospital's log, in `runs/<run>/membership.jsonl` of its store, and in its own report. With the
-policy's `models.max-membership` below 1 each model is attacked, by its loss, and one that leaks
-for sure, perhaps more than that, does not leave; else only models of the last round are attacked,
-and none is refused.
-What is attacked in the last round is attacked by MemGuard's network, too, as the thesis has it.
+Attacks (audit/model.py) use the model's outputs to separate the hospital's training images from its
+test images. The results stay here: in the hospital's log, in `runs/<run>/membership.jsonl` of its
+store, and in its own report.
 
-Here, as of a buffer, a leak is the excess over members against members, as a share of what an
-attack would have that is always right. A simulation has no policy, and nothing is attacked.
+If the policy's `models.max-membership` is below 1, each model is attacked by its loss. A model does
+not leave if it certainly leaks, and the leak may be above this limit. Otherwise only models of the
+last round are attacked, and none is refused. In the last round, MemGuard's network attacks too, as
+in the thesis.
+
+As for a buffer, a leak is the attack's excess over an attack of members against members, as a share
+of the excess of a perfect attack. A simulation has no policy, and no attack.
 """
 
 import json
@@ -27,28 +28,28 @@ from learning.evaluation import probabilities
 from learning.samples import Samples
 from strategies.protocol.parcel import Manifest
 
-MOST = 2000  # images of each kind that are asked about
-SEEDS, EPOCHS = 1, 100  # of MemGuard's network, which the thesis trains with 5 and 400
+MOST = 2000  # training images, and test images, in an attack
+SEEDS, EPOCHS = 1, 100  # of MemGuard's network; the thesis uses 5 and 400
 FILE = "membership.jsonl"
 
 
 def attack_model(request: Request, network: nn.Module, label: Manifest, rules: ModelRules) -> None:
-    """Attack a model that was trained here, and note what comes of it.
+    """Attack a model that was trained here, and write down the result.
 
     Args:
-        request: To train it.
+        request: The request to train the model.
         network: The model, as it would leave.
-        label: Of its parcel.
-        rules: What the hospital allows.
+        label: Label of its parcel.
+        rules: Rules of the hospital's policy for models.
 
     Raises:
-        PolicyError: It leaks more than the hospital allows.
+        PolicyError: The model leaks more than the policy allows.
         DeadlineError: The deadline has passed.
     """
     hospital, limit = request.hospital, rules.max_membership
     last = request.order.round == hospital.settings.num_server_rounds
     if len(hospital.data.train) < 2 or not len(hospital.data.test):
-        log_once("No model is attacked: the hospital has no two training images, or no test image.")
+        log_once("No model is attacked: this needs 2 training images and 1 test image.")
         return
     with request.clock.measure("evaluate"):
         members, others = (
@@ -62,7 +63,7 @@ def attack_model(request: Request, network: nn.Module, label: Manifest, rules: M
 
 
 def _predictions(network: nn.Module, part: Samples, deadline: float) -> Predictions:
-    """What the model says of some images of the hospital, at random if there are many."""
+    """The model's outputs for images of the hospital; a random `MOST` of them if there are more."""
     rows = torch.randperm(len(part), generator=torch.Generator().manual_seed(0))[:MOST]
     chosen = part[rows.to(part.labels.device)]
     return Predictions(probabilities(network, chosen.images, deadline).nan_to_num(), chosen.labels)
@@ -70,9 +71,9 @@ def _predictions(network: nn.Module, part: Samples, deadline: float) -> Predicti
 
 def _note(request: Request, label: Manifest, report: Report) -> None:
     log, leak = logging.getLogger("flwr"), report.evidence["leak"]
-    few = "" if report.evidence["able"] else "; the hospital has too few images to tell"
+    few = "" if report.evidence["able"] else "; the hospital has too few images for a verdict"
     log.info(
-        "%s: attacks on the model of %s (round %s) tell %.0f%% to %.0f%% of who was trained on%s.",
+        "%s: attacks on the model of %s (round %s) reveal %.0f%% to %.0f%% of training members%s.",
         *(request.hospital.name, label.lineage, label.round),
         *(100 * max(leak[end], 0.0) for end in ("low", "high")),
         few,
@@ -83,5 +84,5 @@ def _note(request: Request, label: Manifest, report: Report) -> None:
         with path.open("a", encoding="utf-8") as file:
             path.chmod(0o600)
             file.write(json.dumps(noted) + "\n")
-    except OSError as error:  # a run is never disturbed by what is kept at home
-        log.warning("What attacks found cannot be kept (%s).", error)
+    except OSError as error:  # a failure to write results at home never stops a run
+        log.warning("The results of attacks cannot be written (%s).", error)

@@ -1,8 +1,8 @@
-"""Noise for figures: how much one patient can change them, and how wide noise must be for that.
+"""Noise of figures, from the effect of one patient.
 
-`client_app.release.disclosure` says which figures get it, and why. Answers with normal noise
-compose as in Dong, Roth and Su, arXiv:1905.02383: if each tells two cases apart by µ_k standard
-deviations, all tell them apart by √(Σ µ_k²).
+`client_app.release.disclosure` explains the noise of each figure. Answers with normal noise compose
+as in Dong, Roth and Su, arXiv:1905.02383: if each separates two cases by µ_k standard deviations,
+all together separate them by √(Σ µ_k²).
 """
 
 import hmac
@@ -19,22 +19,22 @@ COARSEST = 0.25
 
 
 class Noise:
-    """Noise that follows from a secret of the hospital: the same question has the same answer.
+    """Noise from a secret of the hospital: the same question has the same answer.
 
     Args:
-        secret: The hospital's.
+        secret: The secret of the hospital.
     """
 
     def __init__(self, secret: bytes) -> None:
         self.secret = secret
 
     def draw(self, name: str, model: str) -> float:
-        """A standard normal number, always the same for one figure of one model here."""
+        """A standard normal number, always the same for one figure and one model."""
         drawn = hmac.digest(self.secret, f"{name} {model}".encode(), "sha256")
         return NormalDist().inv_cdf((int.from_bytes(drawn[:6]) + 0.5) / 2**48)
 
     def table(self, name: str, model: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """A standard normal number for each count of a table."""
+        """A standard normal number for each cell of a table."""
         cells = [self.draw(f"{name} {cell}", model) for cell in range(math.prod(shape))]
         return np.array(cells).reshape(shape)
 
@@ -43,31 +43,31 @@ class Noise:
         return min(max(step * round(value / step + self.draw(name, model)), 0.0), 1.0)
 
     def permutation(self, name: bytes, count: int) -> Indices:
-        """Numbers from 0 to `count` - 1 in an order of the hospital's own."""
+        """Numbers from 0 to `count` - 1 in an order that follows from the secret."""
         key = hmac.digest(self.secret, name, "sha256")
         return np.random.default_rng(int.from_bytes(key)).permutation(count)
 
 
 def effects(patients: Indices, labels: Indices) -> dict[str, float]:
-    """How much one patient's images can change each figure, at the most.
+    """The largest change of each figure by one patient's images.
 
     Args:
-        patients: Whose the images are, [n].
-        labels: Their classes, [n].
+        patients: Patient of each image, [n].
+        labels: Class of each image, [n].
     """
     if not len(labels):
         return {}
     owner = np.unique(patients, return_inverse=True)[1]
     classes, label, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     cells, images = np.unique(owner * len(classes) + label, return_counts=True)
-    owner, label = np.divmod(cells, len(classes))  # from here on of each patient in each class
+    owner, label = np.divmod(cells, len(classes))  # from here on for each patient in each class
     share = images / sizes[label]
     images_of, share_of = np.bincount(owner, images), np.bincount(owner, share)
     found = {
         "accuracy": images_of.max() / len(labels),
         "balanced-accuracy": share_of.max() / len(classes),
     }
-    if len(classes) > 1:  # a patient's images also stand against those of a class
+    if len(classes) > 1:  # an AUROC also compares a patient's images with those of other classes
         against = len(labels) - sizes
         stands = images_of * (1 / against).sum() - np.bincount(owner, images / against[label])
         found["auroc"] = min((share_of + stands).max() / len(classes), 1.0)
@@ -76,15 +76,16 @@ def effects(patients: Indices, labels: Indices) -> dict[str, float]:
 
 
 def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
-    """How much one patient's images can change the accuracy of each task, at the most.
+    """The largest change of each task's accuracy by one patient's images.
 
-    A patient may have images in several tasks. So the effects are multiplied by a factor: the
-    largest length of the vector of one patient's effects, each as a share of the largest in its
-    task. With noise in proportion, all tasks together tell of a patient no more than one figure.
+    A patient may have images in several tasks. So the effects are multiplied by a factor. Divide
+    each effect of a patient by the largest effect in its task. The factor is the largest length of
+    the vector of these shares. With noise in proportion, all tasks together reveal no more of a
+    patient than one figure.
 
     Args:
-        patients: Whose the images are, [n].
-        tasks: The task of each, [n].
+        patients: Patient of each image, [n].
+        tasks: Task of each image, [n].
     """
     owner = np.unique(patients, return_inverse=True)[1]
     present, task, sizes = np.unique(tasks, return_inverse=True, return_counts=True)
@@ -100,6 +101,6 @@ def effects_of_tasks(patients: Indices, tasks: Indices) -> dict[str, float]:
 
 
 def step_of(effect: float, models: int = 0) -> float:
-    """Between two values of a figure, and the standard deviation of its noise."""
+    """The step between values of a figure, which is also the standard deviation of its noise."""
     effect = 2.0 ** (math.ceil(2 * math.log2(effect)) / 2)
     return max(math.sqrt(effect) / 2, effect * math.sqrt(models) / TOLD)

@@ -83,7 +83,7 @@ def test_a_leaky_generator_is_refused(tmp_path, caplog):
     caplog.set_level("INFO")
     with pytest.raises(ReleaseError, match=r"release\.max-membership") as refusal:
         uphold(job, attack(job, leaked, {}, no_shadows))
-    assert "attacks on its synthetic images tell who was learnt from" in caplog.text
+    assert "attacks on its synthetic images reveal training members" in caplog.text
     assert not any(map(str.isdecimal, str(refusal.value).replace("hospital-0", "")))
 
 

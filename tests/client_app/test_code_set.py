@@ -100,7 +100,7 @@ def test_a_deadline_is_kept_and_codes_that_were_found_are_not_looked_for_again(
         return once(source, name, made)
 
     monkeypatch.setattr(Source, "once", piece)
-    with pytest.raises(DeadlineError, match="goes on where it was"):
+    with pytest.raises(DeadlineError, match="continues at the next request"):
         make_buffer(place, 20, soon())
     assert len(make_buffer(place, 20, soon()).samples) == 20
     assert looked_for[1] == looked_for[2]  # the one that was not finished

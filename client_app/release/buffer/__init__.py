@@ -1,24 +1,24 @@
-"""A hospital's buffer: synthetic images that stand for its own, made before the first hop.
+"""A hospital's buffer: synthetic images in place of its own, made before the first hop.
 
     train -> render -> audit -> attack -> measure -> draw
 
-A sampler (registry.py) learns from the hospital's training images and renders. An audit discards
-what is too near to one of them, and checks what is left as a whole before it may leave. What it
-lets through is attacked (attack.py); stages.py goes through the stages. A GAN is trained once: it
-is kept in the hospital's store under a hash of all that it depends on, goes on where it was if it
-was interrupted, and serves later runs.
+A sampler (registry.py) learns from the hospital's training images and renders synthetic images. An
+audit discards images that are too near to a training image, and checks the rest as a whole. A
+buffer that passes is attacked (attack.py). stages.py runs the stages. A GAN is trained once: the
+hospital's store keeps it under a hash of all its inputs. After an interruption its training
+continues, and later runs use it again.
 
     <store>/gan/<hash>/               checkpoints, progress.jsonl, grids of synthetic images
     <store>/gan/<hash>/statistic.npz                the noised statistic of `dp-mean-embedding`
     <store>/gan/<hash>/<hash>.npz     a buffer that has passed, with the figures of its check
-    <store>/gan/<hash>/buffer.png     the same to look at
+    <store>/gan/<hash>/buffer.png     the buffer as a picture
     <store>/gan/<hash>/nearest-to-synthetic.png    synthetic images, each with the nearest real one
     <store>/gan/<hash>/nearest-to-real.png         real images, each with the nearest synthetic one
-    <store>/gan/<hash>/codes/         codes of training images, and sets that samplers made of them
-    <store>/gan/<hash>/<sampler>/     pictures like these, if gan.sampler is not random, and
-        set-distances.png             how far real images are from their projections, and from the
+    <store>/gan/<hash>/codes/         codes of training images, and code sets of samplers
+    <store>/gan/<hash>/<sampler>/     the same pictures if gan.sampler is not random, and
+        set-distances.png             distances of real images from their projections, and from the
                                       nearest image of the set
-        set-nearest.png               a few of each, one below the other
+        set-nearest.png               some images: real, projected, nearest of the set
 """
 
 import hashlib
@@ -50,17 +50,17 @@ def make_buffer(
     """Make a buffer of `size` images that may leave the hospital, or take it from the store.
 
     Args:
-        hospital: Whose.
-        size: How many images.
-        deadline: When to give up, in the time of `time.monotonic`.
-        large: Which training images are of classes that enough patients have; None = all are.
+        hospital: The hospital.
+        size: Number of images.
+        deadline: Time limit, in the time of `time.monotonic`.
+        large: Indices of the training images in classes with enough patients; None = all images.
 
     Raises:
         PresetError: There is no such preset, or it does not fit the images.
         SettingsError: `gan.lpips-weights` or `gan.inception-weights` cannot be used.
-        ReleaseError: The images may not leave; says which and why.
-        DivergedError: The training of the GAN failed.
-        DeadlineError: The deadline has passed; the GAN goes on from its checkpoint next time.
+        ReleaseError: The images may not leave; the text gives the reason.
+        DivergedError: The training of the GAN diverged.
+        DeadlineError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
     settings, data = hospital.settings, hospital.data
     preset = chosen_preset(settings.gan.preset, settings.gan.iterations, max(data.train.shape[1:]))
@@ -76,7 +76,7 @@ def make_buffer(
     gan = settings.gan
     if gan.method == "stylegan2-ada":
         parts = [VERSION, fingerprint, classes, loss, networks, seed]
-    else:  # released once for the same images: another seed gives other images, no other statistic
+    else:  # the statistic is released once for the same images, whatever the seed
         bounds = [gan.epsilon, gan.delta]
         noise = None if hospital.policy else settings.seed
         parts = [MOMENTS, fingerprint, _owners(data), data.classes, bounds, noise]
@@ -94,15 +94,15 @@ def make_buffer(
         raise DivergedError(f"The training of the GAN diverged: {error}") from error
     except TimeoutError as error:
         raise DeadlineError(
-            "Preparing synthetic images took longer than allowed (prepare-timeout); it goes on "
-            "where it was when the hospital is asked again."
+            "Preparing synthetic images took longer than allowed (prepare-timeout). It continues "
+            "at the next request."
         ) from error
     hospital.store.save(name, release.arrays())
     return release
 
 
 def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
-    """The perceptual distance of the preset, with weights where it has use for them."""
+    """The perceptual distance of the preset, with weights if the preset uses them."""
     weights = (hospital.settings.gan.lpips_weights or None) if preset.pretrained else "untrained"
     try:
         return PairwiseLPIPS(preset.perceptual_net, weights).to(hospital.device)
@@ -111,7 +111,7 @@ def _distance(hospital: Hospital, preset: Preset) -> PairwiseLPIPS:
 
 
 def _fingerprint(samples: Samples) -> str:
-    """Changes with the images and labels."""
+    """A hash of the images and labels."""
     digest = hashlib.sha256()
     for tensor in (samples.images, samples.labels):
         digest.update(str(tuple(tensor.shape)).encode())
@@ -120,11 +120,11 @@ def _fingerprint(samples: Samples) -> str:
 
 
 def _owners(data: LocalData) -> str:
-    """Changes with whose the training images are."""
+    """A hash of the patients of the training images."""
     _, whose = np.unique(data.train_patients, return_inverse=True)
     return hashlib.sha256(whose.astype(np.int64).tobytes()).hexdigest()[:16]
 
 
 def _hash(*parts: object) -> str:
-    """A name for what follows from these parts."""
+    """A hash of some parts, as a name of their result."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
-"""The attack on a buffer before it leaves: does it tell which images its sampler learnt from?
+"""Membership attacks on a buffer before it leaves.
 
 audit/buffer.py has the attacks. Members are the images that the sampler learnt from. Others are the
-hospital's test images of the same classes, in two halves, with each patient in one.
+hospital's test images of the same classes, in two halves; each patient is in one half.
 """
 
 import logging
@@ -20,14 +20,14 @@ from client_app.release.buffer.registry import Sampler
 from gan.synthesis import balanced_labels
 from learning.samples import Samples, concatenate
 
-MOST_REFERENCES = 500  # test images of either half: enough to compare with
+MOST_REFERENCES = 500  # test images of either half
 
-# What the log says of a verdict.
+# Verdict -> text of the log.
 SAID = {
-    "passed": "attacks on its synthetic images tell less than the limit of who was learnt from",
-    "refused": "attacks on its synthetic images tell who was learnt from, perhaps more than the "
+    "passed": "attacks on its synthetic images reveal less about training members than the limit",
+    "refused": "attacks on its synthetic images reveal training members, perhaps more than the "
     "limit",
-    "too small to tell": "it has too few images to tell by attacks who was learnt from",
+    "too small to tell": "it has too few images for a verdict of attacks on its synthetic images",
     "not attacked": "its synthetic images were not attacked",
 }
 
@@ -38,20 +38,20 @@ def attack(
     """Attack a buffer before it leaves.
 
     Args:
-        job: Whose buffer it is.
+        job: The job of the buffer.
         samples: The buffer.
-        figures: Of its sampler: with `gan-epsilon` and `gan-delta` if it claims a guarantee.
-        train: Makes such a sampler.
+        figures: Figures of its sampler; `gan-epsilon` and `gan-delta` if it claims a guarantee.
+        train: Function that trains such a sampler.
 
     Raises:
-        TimeoutError: The deadline has passed; shadows that are trained are kept.
+        TimeoutError: The deadline has passed; trained shadows are kept.
     """
     release = job.hospital.settings.release
-    members = sample(job.learnt, len(job.learnt)).images  # in any order but that of their classes
+    members = sample(job.learnt, len(job.learnt)).images  # shuffled, since classes are in order
     first, second = held_out(job)
     limit, halves = release.max_membership, (first.images, second.images)
     found = attack_buffer(members, halves, samples.images, limit, job.seed)
-    # A shadow of a sampler with a guarantee would spend of it.
+    # A shadow of a sampler with a guarantee would spend privacy budget.
     if found.trials and release.shadow_generators and "gan-epsilon" not in figures:
         trial = shadow_attack(job, samples, concatenate((first, second)), train)
         found = replace(found, trials=(*found.trials, trial))
@@ -65,16 +65,16 @@ def attack(
 def shadow_attack(
     job: Job, samples: Samples, others: Samples, train: Callable[[Job], Sampler]
 ) -> Trial:
-    """The attack with generators of its own; they are kept beside the hospital's.
+    """Attack a buffer with shadow generators, which are kept in the folder of the sampler.
 
     Args:
-        job: Whose buffer it is.
+        job: The job of the buffer.
         samples: The buffer.
-        others: Images that its sampler did not learn from.
-        train: Makes such a sampler.
+        others: Images that the sampler did not learn from.
+        train: Function that trains such a sampler.
 
     Raises:
-        TimeoutError: The deadline has passed; shadows that are trained are kept.
+        TimeoutError: The deadline has passed; trained shadows are kept.
     """
     everyone = concatenate((job.learnt, others))
 
@@ -89,9 +89,9 @@ def shadow_attack(
 
 
 def held_out(job: Job) -> tuple[Samples, Samples]:
-    """Test images of classes that were learnt in two halves, with each patient in one.
+    """Two halves of the test images of learnt classes; each patient is in one half.
 
-    Copies of training images are left out: they are members, whatever they are called.
+    Copies of training images are left out, since they are members.
     """
     data = job.hospital.data
     test = Samples(data.test.images, data.test.labels)
@@ -108,7 +108,7 @@ def held_out(job: Job) -> tuple[Samples, Samples]:
 
 
 def _figures(found: Attacked) -> str:
-    """For the hospital's own log."""
+    """The end of the log line, with the leak and the control."""
     if found.leak is None:
         return "."
     low, high = (max(end, 0.0) for end in (found.leak.low, found.leak.high))
@@ -116,6 +116,6 @@ def _figures(found: Attacked) -> str:
     if found.noticed is None:
         control = "They do not notice if half of the images are near-copies."
     return (
-        f": {low:.0%} to {high:.0%} of what copies would tell, and the limit is "
-        f"{found.limit:.0%}. {control}"
+        f": {low:.0%} to {high:.0%} of the leak of copies, and the limit is {found.limit:.0%}. "
+        f"{control}"
     )

@@ -1,4 +1,4 @@
-"""The set of codes that a hospital's images are rendered from, if `gan.sampler` names one.
+"""The code set from which a hospital's synthetic images are rendered, if `gan.sampler` names one.
 
 Shapes: `N` images, `C` channels, `R` pixels of the GAN's images.
 """
@@ -17,19 +17,19 @@ from learning.samples import Samples
 
 
 def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
-    """The codes of each class; None if latents are to be random.
+    """Return the codes of each class; None for random latents.
 
-    If it has projected training images it writes `set-distances.png` and `set-nearest.png` (LCI's
-    figures 3.3 and 3.4 in the thesis) beside the other pictures. The second shows real images: it
+    If training images are projected, `set-distances.png` and `set-nearest.png` are written to the
+    folder of pictures (LCI's figures 3.3 and 3.4 in the thesis). The second shows real images, and
     stays here.
 
     Args:
-        job: What they are for.
-        square: The training images uint8 [N, C, R, R] that the generator has learnt from.
-        generator: The trained one.
+        job: The buffer to make.
+        square: Training images of the generator, uint8 [N, C, R, R].
+        generator: The trained generator.
 
     Raises:
-        TimeoutError: The deadline has passed; it goes on next time.
+        TimeoutError: The deadline has passed; the search continues next time.
     """
     gan = job.hospital.settings.gan
     if gan.sampler == "random":
@@ -47,15 +47,15 @@ def code_set(job: Job, square: Samples, generator: Generator) -> Codes | None:
         seed=job.seed,
         deadline=job.deadline,
     )
-    clusters = gan.hospital_settings(0).clusters  # a real hospital takes the first
+    clusters = gan.hospital_settings(0).clusters  # a real hospital uses the first value
     codes = CODE_SETS[gan.sampler](source, int(clusters or 0), gan.k, gan.kl)()
-    if gan.sampler != "linear":  # which needs no projection
+    if gan.sampler != "linear":  # "linear" needs no projection
         _draw(job, source, codes)
     return codes
 
 
 def _draw(job: Job, source: Source, codes: Codes) -> None:
-    """Real images beside their projections, and beside the nearest that the set gives."""
+    """Write pictures of real images, their projections, and the nearest images of the set."""
     found, real = source.projection(), to_bytes(source.images)
     made = render_codes(source.generator, torch.cat(list(codes.values())), job.seed)
     far, which = nearest(real, made, job.distance)

@@ -1,7 +1,7 @@
 """The sampler `stylegan2-ada`: StyleGAN2-ADA with FedER's privacy term (gan/training.py).
 
-FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. It renders random latents,
-or a set of codes that `gan.sampler` names (client_app/release/buffer/code_set.py).
+FedER (Pennisi et al. 2023, arXiv:2206.10048), sections III.B and IV.B. The sampler renders random
+latents, or the code set that `gan.sampler` names (client_app/release/buffer/code_set.py).
 
 Shapes: `N` images, `C` channels, `H, W` pixels of the hospital's images, `R` of the GAN's.
 """
@@ -30,18 +30,18 @@ class GANSampler:
     """A hospital's GAN, trained or restored.
 
     Args:
-        job: What it is for.
+        job: The buffer to make.
 
     Attributes:
-        figures: How its training ended, and how near it can come to training images.
-        classes: Those of the images that it has learnt.
+        figures: Figures of the training, and smallest distances to training images.
+        classes: Classes of the images that it has learnt from.
 
     Raises:
         SettingsError: `gan.inception-weights` cannot be used.
-        ReleaseError: No class has enough images, or the privacy term has had no part in the GAN,
-            though it should have.
+        ReleaseError: No class has enough images. Or the privacy term had no part in the GAN, and
+            the settings require it.
         FloatingPointError: The training diverged.
-        TimeoutError: The deadline has passed; the GAN goes on from its checkpoint next time.
+        TimeoutError: The deadline has passed; the GAN continues from its checkpoint next time.
     """
 
     def __init__(self, job: Job) -> None:
@@ -60,7 +60,7 @@ class GANSampler:
         codes = code_set(job, square, self.generator)
         self.deck = Deck(codes, job.seed) if codes else None
         judged = self._square(sample(learnt, preset.fid_images).labels, job.seed)
-        self.deck = Deck(codes, job.seed) if codes else None  # what was judged can be drawn
+        self.deck = Deck(codes, job.seed) if codes else None  # again with all codes
         last_of_phase = {each.phase: each for each in trained.progress}.values()
         self.figures = {
             "gan-iterations": float(sum(each.iteration for each in last_of_phase)),
@@ -73,8 +73,8 @@ class GANSampler:
     def render(self, labels: Tensor, seed: int) -> Tensor:
         """Images uint8 [N, C, H, W] of classes int64 [N].
 
-        Codes of a set are drawn without replacement as far as it goes, over all calls, so that what
-        an audit refuses is not drawn again. Then they are drawn again, with other noise.
+        Codes of a set are drawn without replacement over all calls, so that refused images are not
+        drawn again. After the last code, codes are drawn again, with other noise.
         """
         return _resize(self._square(labels, seed), self.size)
 
@@ -108,7 +108,7 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
     """Train the GAN, or restore it from the job's folder."""
     hospital, preset = job.hospital, job.preset
 
-    # A phase mostly ends long before its last iteration, when it gets no better.
+    # A phase mostly ends long before its last iteration, when results stop improving.
     paces = {
         k: Pace(f"{hospital.name} trains its GAN, step {k} of 2", bound="at most") for k in (1, 2)
     }
@@ -134,12 +134,12 @@ def _train(job: Job, square: Samples, distance_to_real: Frechet) -> Trained:
 
 
 def _refuse_unprotected(job: Job, trained: Trained) -> None:
-    """Refuse, or say aloud, that the generator is the one of before the privacy term."""
+    """Refuse a generator from before the privacy term, or log a warning if settings allow it."""
     last = trained.progress[-1]
     why = (
         f"The privacy loss had no part in its GAN: at the first check, after {last.iteration} "
-        f"iterations, its images were already too far from the real ones ({last.frechet:.3g}, more "
-        f"than {ENOUGH} times the best of before)."
+        "iterations, the images were already too far from the real ones (a distance of "
+        f"{last.frechet:.3g}, more than {ENOUGH} times the best earlier one)."
     )
     if not job.hospital.settings.release.without_privacy:
         raise job.refusal(
@@ -151,7 +151,7 @@ def _refuse_unprotected(job: Job, trained: Trained) -> None:
 
 
 def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float]:
-    """How near both generators can come to training images, if the settings ask for it."""
+    """Distances of both generators' nearest images from training images, if settings ask."""
     count = job.hospital.settings.gan.projections
     if not count:
         return {}
@@ -170,5 +170,5 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
 
 def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images uint8 [N, C, *, *] in another size, on the same device."""
-    # On the CPU: on CUDA torch does not resize bytes with antialiasing.
+    # On the CPU, since torch does not resize bytes with antialiasing on CUDA.
     return resized(images.cpu(), size).to(images.device)

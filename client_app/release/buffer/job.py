@@ -1,4 +1,4 @@
-"""What the stages of making a buffer work with, and what comes of them."""
+"""The input (`Job`) and the result (`Release`) of making a buffer."""
 
 import json
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ class Job:
     """One buffer to make.
 
     Attributes:
-        hospital: Whose.
-        size: How many images it shall have.
+        hospital: The hospital.
+        size: Number of synthetic images.
         train: The hospital's training images, in memory.
-        learnt: Those of them that the sampler learns from.
-        fingerprint: Changes with `train`.
+        learnt: Training images that the sampler learns from.
+        fingerprint: Hash of `train`.
         preset: Size and schedule of the GAN.
         distance: The perceptual distance of the privacy term, the audit and the figures.
-        seed: Of everything random.
-        folder: Where the sampler is kept.
-        deadline: When to give up, in the time of `time.monotonic`.
+        seed: Seed of all random numbers.
+        folder: Folder of the sampler.
+        deadline: Time limit, in the time of `time.monotonic`.
     """
 
     hospital: Hospital
@@ -46,14 +46,14 @@ class Job:
     deadline: float
 
     def pictures(self) -> Path:
-        """Where pictures go: below `folder`, if one of several samplers of its GAN made them."""
+        """The folder for pictures: `folder`, or a folder in it for a sampler with code sets."""
         sampler = self.hospital.settings.gan.sampler
         place = self.folder if sampler == "random" else self.folder / sampler
         place.mkdir(parents=True, exist_ok=True)
         return place
 
     def refusal(self, *reasons: str) -> ReleaseError:
-        """What a hospital says when its synthetic images may not leave."""
+        """The error for a hospital whose synthetic images may not leave."""
         why = " ".join(reasons).replace("perceptual", self.distance.name)
         return ReleaseError(
             f"The synthetic images of '{self.hospital.name}' may not leave it. {why}"
@@ -65,10 +65,10 @@ class Release:
     """Synthetic images that may leave.
 
     Attributes:
-        samples: They.
-        figures: Of the sampler and the audit, all of them declared.
-        attacked: What attacks found, which stays (`Attacked` of audit/buffer.py); empty if nobody
-            attacked them.
+        samples: The synthetic images with labels.
+        figures: Figures of the sampler and the audit, under declared names.
+        attacked: Results of attacks, which stay here (`Attacked` of audit/buffer.py); empty if
+            there was no attack.
     """
 
     samples: Samples
@@ -76,7 +76,7 @@ class Release:
     attacked: dict[str, Any] = field(default_factory=dict)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """The same for the hospital's store."""
+        """The release as arrays for the hospital's store."""
         return {
             "images": self.samples.images.cpu().numpy(),
             "labels": self.samples.labels.cpu().numpy(),
@@ -87,7 +87,7 @@ class Release:
 
     @classmethod
     def from_arrays(cls, kept: Mapping[str, NDArray[Any]], device: torch.device) -> "Release":
-        """Read what `arrays` gave."""
+        """Read a release from the arrays of `arrays`."""
         samples = Samples(torch.from_numpy(kept["images"]), torch.from_numpy(kept["labels"]))
         figures = zip(kept["names"].tolist(), kept["values"].tolist(), strict=True)
         attacked = json.loads(str(kept["attacked"]))
@@ -95,7 +95,7 @@ class Release:
 
 
 def frequent(samples: Samples, fewest: int) -> Samples:
-    """Those of classes with at least `fewest` images: fewer would be learnt one by one."""
+    """The samples of classes with at least `fewest` images; smaller classes would be memorised."""
     return samples[torch.bincount(samples.labels)[samples.labels] >= fewest]
 
 

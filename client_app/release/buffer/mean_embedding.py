@@ -1,9 +1,10 @@
-"""The sampler `dp-mean-embedding`: one noised release, and a generator made of it.
+"""The sampler `dp-mean-embedding`: a generator from one statistic with noise.
 
-gan/noised_moments.py sees the images, gan/moment_generator.py what it releases. In a deployment the
-statistic is released once for the same images and settings, with noise that nobody can draw again,
-kept in the hospital's store, and counted in its privacy account. In a simulation, which has one
-owner, noise follows from the seed: with the server's own seed anybody could subtract it.
+gan/noised_moments.py computes the statistic from images. gan/moment_generator.py sees only the
+statistic. In a deployment, the statistic is released once for the same images and settings. Its
+noise cannot be drawn again. The hospital keeps the statistic in its store, and counts it in its
+privacy account. In a simulation, which has one owner, the noise follows from the seed. In a
+deployment, anybody who knows the seed could subtract such noise.
 """
 
 import numpy as np
@@ -18,17 +19,17 @@ from strategies.protocol.settings import require, rng_for
 
 
 class MeanEmbeddingSampler:
-    """A generator with a guarantee.
+    """A generator with a guarantee of differential privacy.
 
     Args:
-        job: What it is for.
+        job: The buffer to make.
 
     Attributes:
         figures: ε and δ.
-        classes: Those of which the statistic tells that there are enough images.
+        classes: Classes with enough images by the statistic.
 
     Raises:
-        PolicyError: The hospital allows no such ε, alone or with what it has released before.
+        PolicyError: The policy does not allow this ε, alone or together with earlier releases.
         SettingsError: δ is not below one over the number of patients or images.
         ReleaseError: No class has enough images.
     """
@@ -46,8 +47,8 @@ class MeanEmbeddingSampler:
         self.classes = self.generator.classes.to(job.train.labels.device)
         if not len(self.classes):
             raise job.refusal(
-                "No class has so many images that its noised number is surely above "
-                "release.min-class-images: a larger gan.epsilon, or more images, would do."
+                "No class certainly has more than release.min-class-images images, by its noised "
+                "number: use a larger gan.epsilon, or more images."
             )
 
     def render(self, labels: Tensor, seed: int) -> Tensor:

@@ -14,11 +14,11 @@ from client_app.release.buffer.mean_embedding import MeanEmbeddingSampler
 
 
 class Sampler(Protocol):
-    """What has learnt from a hospital's images and renders others.
+    """A sampler, which has learnt from a hospital's images and renders synthetic images.
 
     Attributes:
-        figures: What was measured of it, under declared names.
-        classes: Which it can render, int64 [.].
+        figures: Its measured figures, under declared names.
+        classes: Classes that it can render, int64 [.].
     """
 
     figures: dict[str, float]

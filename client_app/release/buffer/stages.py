@@ -19,15 +19,15 @@ from gan.synthesis import balanced_labels, save_grid
 from learning.samples import Samples
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 
-SHOWN = 200  # training images of which the nearest synthetic one is looked for
-CHECKED = 2  # to be raised with what is checked: a buffer that passed another check is made again
+SHOWN = 200  # training images with their nearest synthetic image
+CHECKED = 2  # version of the check: increase it with each change, so that buffers are made again
 
 
 def make(job: Job) -> Release:
     """Train a sampler, render, audit, attack, measure, draw.
 
     Raises:
-        ReleaseError: The images may not leave; says which and why.
+        ReleaseError: The images may not leave; the text gives the reason.
     """
     train = SAMPLERS[job.hospital.settings.gan.method]
     sampler = train(job)
@@ -40,7 +40,7 @@ def make(job: Job) -> Release:
     attacked = attack(job, samples, sampler.figures, train)
     uphold(job, attacked)
     checked = {"release-passed": 1.0, "release-discarded": discarded, **copied.figures}
-    real = job.learnt if job.hospital.policy else job.train  # small classes are in no figure
+    real = job.learnt if job.hospital.policy else job.train  # figures leave out small classes
     mml = mean_of_minimal_distances(samples.images, real.images, job.distance)
     measured = {"mml-perceptual": mml, **diversity(job, samples)}
     figures = declare({**sampler.figures, **checked, **measured}, job)
@@ -52,7 +52,7 @@ def copy_audit(job: Job) -> Auditor:
     """The audit of a hospital's buffer; the hospital's own test images set its scale.
 
     Raises:
-        ReleaseError: No test image is left to compare with.
+        ReleaseError: There is no test image to compare with.
     """
     data = job.hospital.data
     _, patients = np.unique(data.train_patients, return_inverse=True)
@@ -71,18 +71,18 @@ def copy_audit(job: Job) -> Auditor:
 
 
 def render(job: Job, sampler: Sampler, audit: Auditor) -> tuple[Samples, float]:
-    """Render until the audit refuses no image: what it refuses is discarded and drawn anew.
+    """Render until the audit refuses no image; refused images are discarded and drawn again.
 
     Returns:
-        The buffer, and the share of all rendered images that was discarded.
+        The buffer, and the discarded share of all rendered images.
 
     Raises:
-        ReleaseError: That share is above `release.max-discarded`.
+        ReleaseError: The discarded share is above `release.max-discarded`.
         TimeoutError: The deadline has passed.
     """
     labels = balanced_labels(job.size, sampler.classes)
     images = torch.empty(0)
-    wanted = torch.arange(len(labels), device=labels.device)  # of which there is no image yet
+    wanted = torch.arange(len(labels), device=labels.device)  # rows without an image
     rendered = discarded = 0
     while len(wanted):
         if time.monotonic() > job.deadline:
@@ -99,10 +99,10 @@ def render(job: Job, sampler: Sampler, audit: Auditor) -> tuple[Samples, float]:
 
 
 def uphold(job: Job, report: Report) -> None:
-    """Refuse what an audit refuses.
+    """Refuse a buffer that an audit refuses.
 
     Raises:
-        ReleaseError: Says what the server may learn; the hospital's own log has the rest.
+        ReleaseError: The text is for the server; details are in the hospital's own log.
     """
     if not report.passed:
         if report.reasons:
@@ -111,7 +111,7 @@ def uphold(job: Job, report: Report) -> None:
 
 
 def diversity(job: Job, samples: Samples) -> dict[str, float]:
-    """Mean distance of two images of a class: of the buffer, and of as many real images."""
+    """Mean distance of two images of a class, in the buffer and in as many real images."""
     kinds = {"real": sample(job.learnt, len(samples)), "synthetic": samples}
     return {
         f"diversity-{kind}-perceptual": class_diversity(each.images, each.labels, job.distance)
@@ -135,10 +135,11 @@ def declare(figures: Mapping[str, float], job: Job) -> dict[str, float]:
 
 
 def draw(job: Job, samples: Samples, audit: Auditor) -> None:
-    """Pictures for the hospital's own eyes.
+    """Write pictures for the hospital alone.
 
-    They are the buffer (buffer.png), which training image each synthetic one is most like, in the
-    dress that was found (nearest-to-synthetic.png), and the other way round (nearest-to-real.png).
+    buffer.png shows the buffer. nearest-to-synthetic.png shows each synthetic image with its
+    nearest training image, mirrored or shifted as found. nearest-to-real.png shows training images,
+    each with its nearest synthetic image.
     """
     folder = job.pictures()
     by_class = samples.labels.argsort(stable=True)

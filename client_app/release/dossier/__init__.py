@@ -1,13 +1,13 @@
-"""The dossier of a release: what leaves, what was attacked and how, for a data protection officer.
+"""The dossier of a release, for a data protection officer: the buffer, its checks and the attacks.
 
-    <store>/<site>/dossiers/<run>/dossier.json    all of it; its SHA-256 travels with the buffer
-    <store>/<site>/dossiers/<run>/dossier.html    the same as a page
+    <store>/<site>/dossiers/<run>/dossier.json    the dossier; its SHA-256 travels with the buffer
+    <store>/<site>/dossiers/<run>/dossier.html    the dossier as a page
     <store>/<site>/dossiers/<run>/dossier.sig     the hospital's signature; a simulation has none
 
-contents.py says what is in it, law.py which legal question a figure speaks to and which it does
-not, page.py how it looks, and files.py how it is written, signed and checked. The dossier stays at
-the hospital: its figures are exact. Others see its hash, on the hospital's card and in its buffer,
-and can ask the hospital for the file that has it.
+contents.py makes the contents, law.py relates figures to legal questions, page.py makes the page,
+and files.py writes, signs and checks the files. The dossier stays at the hospital, since its
+figures are exact. Others see only its hash, on the hospital's card and in the buffer. They can ask
+the hospital for the file with this hash.
 """
 
 from client_app.authority.identity import Identity
@@ -18,9 +18,9 @@ from client_app.request import Request
 
 
 def keep_dossier(request: Request, release: Release) -> str:
-    """Write the dossier of a release into the hospital's store; its SHA-256.
+    """Write the dossier of a release into the hospital's store, and return its SHA-256.
 
-    A run that asks for the same buffer once more gets the dossier that is there.
+    If a run asks for the same buffer again, the dossier stays the same.
     """
     hospital = request.hospital
     folder = hospital.store.folder / "dossiers" / request.run.folder.name

@@ -1,4 +1,4 @@
-"""What is in a dossier, as JSON has it."""
+"""The contents of a dossier, in the form of JSON."""
 
 import hashlib
 import hmac
@@ -20,10 +20,10 @@ GENERATOR = ("gan-", "fid", "frechet-", "ada-p", "projection-", "diversity-")
 
 
 def contents(request: Request, release: Release) -> dict[str, Any]:
-    """The dossier of a release.
+    """The contents of the dossier of a release.
 
     Args:
-        request: That asks for the buffer.
+        request: The request for the buffer.
         release: The buffer, with the figures of its generator, its check and the attacks on it.
     """
     hospital, samples = request.hospital, release.samples
@@ -41,8 +41,8 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "run": request.order.run,
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "simulated": policy is None,
-        # Else somebody could try out contents until one has the hash that travels. It is the same
-        # whenever a run asks; a simulation has no secret.
+        # Without a salt, somebody could guess contents and compare their hash. The salt is the same
+        # for all requests of a run. A simulation has no secret, and no salt.
         "salt": hmac.digest(secret, request.order.run.encode(), "sha256").hex() if secret else "",
         "leaves": {
             "images": len(samples),
@@ -87,7 +87,7 @@ def _fingerprint(release: Release) -> str:
 
 
 def _dash(table: Mapping[str, Any]) -> dict[str, Any]:
-    """A table as files of settings have it: with dashes in its names."""
+    """A table with dashes in its names, as in files of settings."""
     return {
         key.replace("_", "-"): _dash(value) if isinstance(value, dict) else value
         for key, value in table.items()

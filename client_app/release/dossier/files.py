@@ -1,4 +1,4 @@
-"""Writing, signing and checking a dossier."""
+"""Write, sign and check a dossier."""
 
 import hashlib
 import json
@@ -13,16 +13,16 @@ from client_app.release.dossier.page import page
 from client_app.store import own_draft
 from strategies.protocol.settings import SettingsError
 
-LONGEST = 2**22  # bytes of a dossier that is read
+LONGEST = 2**22  # bytes of a dossier that are read
 
 
 def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> str:
-    """Write a dossier, unless the folder has one that says the same; its SHA-256.
+    """Write a dossier and return its SHA-256; if only the time differs, keep the earlier time.
 
     Args:
-        folder: Where.
-        dossier: What it says; `written` is when.
-        identity: That signs; None = nobody does.
+        folder: Folder of the dossier.
+        dossier: Contents; `written` is the time.
+        identity: Identity of the signer; None = no signature.
     """
     path = folder / "dossier.json"
     with suppress(OSError, ValueError):
@@ -44,14 +44,14 @@ def write(folder: Path, dossier: dict[str, Any], identity: Identity | None) -> s
 
 @dataclass(frozen=True)
 class Checked:
-    """What a check of a dossier came to.
+    """The result of the check of a dossier.
 
     Attributes:
         hash: SHA-256 of dossier.json, which travels with the buffer.
-        hospital: Whose it says that it is.
-        run: Of which run.
-        signed: Whether the hospital has signed it.
-        page: Whether dossier.html shows what dossier.json says.
+        hospital: Name of the hospital, by the dossier.
+        run: Identity of the run, by the dossier.
+        signed: Whether the hospital has signed the dossier.
+        page: Whether dossier.html matches dossier.json.
     """
 
     hash: str
@@ -62,7 +62,7 @@ class Checked:
 
     @property
     def holds(self) -> bool:
-        """Whether the hospital has signed it, and its page shows what it says."""
+        """Whether the hospital has signed the dossier, and its page matches it."""
         return self.signed and self.page
 
 
@@ -70,11 +70,11 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
     """Check a dossier.
 
     Args:
-        path: dossier.json, with dossier.sig and dossier.html beside it.
-        keys: Public keys of hospitals, by name.
+        path: Path of dossier.json, in one folder with dossier.sig and dossier.html.
+        keys: Name -> public keys of a hospital.
 
     Raises:
-        SettingsError: There is no dossier, or the file is none.
+        SettingsError: There is no such file, or it is no dossier.
     """
     try:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def check(path: Path, keys: Mapping[str, Member]) -> Checked:
 
 
 def _same(known: dict[str, Any], dossier: dict[str, Any]) -> bool:
-    # As JSON: it has no tuples.
+    # Compare as JSON, which turns tuples into lists.
     return json.dumps(known | {"written": ""}, sort_keys=True) == json.dumps(
         dossier | {"written": ""}, sort_keys=True
     )

@@ -1,9 +1,9 @@
-"""Which legal question a figure of a dossier speaks to, and which it does not.
+"""Legal questions, with the evidence of a dossier and its gaps.
 
-The questions are those of the EDPB's Opinion 28/2024 of 17 December 2024 on AI models, section 3.2
-(when a model trained on personal data is anonymous), and the three of the Article 29 Working
-Party's Opinion 05/2014 (WP 216) on anonymisation techniques. This is no legal advice: figures are
-evidence that a controller weighs, and a supervisory authority judges case by case.
+The questions come from the EDPB's Opinion 28/2024 of 17 December 2024 on AI models, section 3.2
+(when a model trained on personal data is anonymous), and from the Article 29 Working Party's
+Opinion 05/2014 (WP 216) on anonymisation techniques. This is no legal advice: a controller weighs
+the figures as evidence, and a supervisory authority judges case by case.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 
 class Answer(NamedTuple):
-    """What a dossier has to say to one question.
+    """The answer of a dossier to one question.
 
     Attributes:
-        question: As the opinion asks it, in short.
-        speaks: What in the dossier is evidence on it; empty if nothing is.
-        silent: What the dossier does not show.
+        question: The question of the opinion, in short.
+        speaks: Evidence in the dossier; empty if there is none.
+        silent: Gaps of the evidence.
     """
 
     question: str
@@ -25,14 +25,13 @@ class Answer(NamedTuple):
 
 
 def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
-    """The questions, each with what the dossier says and does not say."""
+    """Yield the questions, each with the evidence of the dossier and its gaps."""
     attacked = dossier["attacked"]
     verdict = attacked.get("verdict", "not attacked")
     tried = {
-        "passed": "The attacks of section 3 told less than the limit of who was among the training "
-        "images.",
+        "passed": "The attacks of section 3 revealed less about training members than the limit.",
         "too small to tell": "The hospital has too few images for attacks to exclude a leak above "
-        "the limit. That is no evidence that nothing leaks.",
+        "the limit. This is no evidence against a leak.",
         "not attacked": "No attack was tried: the settings of this release ask for none.",
     }[verdict]
     shadowed = any(each["attack"] == "shadow generators" for each in attacked.get("trials", ()))
@@ -41,38 +40,39 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
         "Opinion 28/2024: how likely is it that personal data of people in the training data are "
         "extracted directly from what is released?",
         "The check of section 2: no synthetic image is nearer to a training image than its limits "
-        "allow. It compares single images, and is evidence on regurgitation and reconstruction.",
-        "Other ways to extract, by somebody who also has the trained models of this run, were not "
-        "tried.",
+        "allow. The check compares single images. It is evidence on regurgitation and "
+        "reconstruction.",
+        "Other ways of extraction were not tried, for example by somebody who also has the trained "
+        "models of this run.",
     )
     yield Answer(
         "Opinion 28/2024: how likely is it that personal data are obtained from queries, on "
         "purpose or not?",
-        f"{tried} The images are all there is to query: the generative model stays here.",
-        "The trained models travel, too, and can be queried. They are no part of this dossier; "
-        "a deployed hospital's own report of the run has the attacks on them.",
+        f"{tried} Only the images can be queried: the generative model stays here.",
+        "The trained models also leave, and can be queried. They are not part of this dossier. "
+        "A deployed hospital's own report of the run has the attacks on them.",
     )
     yield Answer(
         "Opinion 28/2024 and recital 26 GDPR: were all means considered that are reasonably likely "
         "to be used?",
         "The attacker here has the synthetic images, some real images of the same hospital that "
-        "were not learnt from, the image in question, and an ordinary computer.",
+        "are no training images, the image in question, and an ordinary computer.",
         "Attackers who know more (other releases of the same patients, records that can be "
-        f"linked{unshadowed}) are not covered. Whether such means are reasonably likely is for the "
-        "controller to judge.",
+        f"linked{unshadowed}) are not covered. The controller judges whether such means are "
+        "reasonably likely.",
     )
     yield Answer(
         "Opinion 28/2024: is the assessment documented?",
-        "This dossier: what was measured, how, with which code and data (section 5), under which "
-        "limits, before the images left.",
-        "The data protection impact assessment, the advice of the data protection officer, and "
-        "organisational measures are documents of the hospital's own.",
+        "This dossier documents the measurements before the images left: methods, limits, code and "
+        "data (section 5).",
+        "The hospital has its own documents of the data protection impact assessment, the advice "
+        "of the data protection officer, and organisational measures.",
     )
     yield Answer(
         "WP 216, singling out: can one isolate a person's records?",
-        "Section 2 (near copies) and section 3 (who was learnt from) are evidence on it.",
-        "What is rare about a person may show although no image is near. Classes with few images "
-        "are left out for that reason, which is a precaution and no measurement.",
+        "Section 2 (near copies) and section 3 (training members) are evidence.",
+        "A rare feature of a person may show although no image is near. Classes with few images "
+        "are left out for this reason. This is a precaution, not a measurement.",
     )
     yield Answer(
         "WP 216, linkability: can records of one person be linked?",
@@ -82,26 +82,28 @@ def answers(dossier: Mapping[str, Any]) -> Iterator[Answer]:
     yield Answer(
         "WP 216, inference: can attributes of a person be inferred?",
         f"Membership in the training data is one such attribute. {tried}",
-        "Other attributes were not attacked. That a buffer shows what a disease looks like is its "
-        "purpose, and tells of nobody in particular.",
+        "Other attributes were not attacked. A buffer shows the appearance of a disease. This is "
+        "its purpose, and reveals nothing about a particular person.",
     )
     if claimed := dossier["generator"].get("gan-epsilon"):
         bound = attacked.get("bound")
         proven = (
-            f"The attacks prove that ε is no less than {bound['audited']:.3g}, which does not "
-            "contradict it."
+            f"The attacks prove that ε is at least {bound['audited']:.3g}, which does not "
+            "contradict the claim."
             if bound
-            else "No attack could be tried to contradict it."
+            else "No attack could test the claim."
         )
         yield Answer(
             "Is the claimed guarantee (differential privacy) plausible?",
-            f"It claims ε = {claimed:.3g} at δ = {dossier['generator']['gan-delta']:.3g}. {proven}",
-            "An attack can refute a claim and cannot prove one; it counts each image as a case of "
-            "its own. What proves it is the mechanism's analysis (docs/privacy/guarantee.md).",
+            f"The claim is ε = {claimed:.3g} at δ = {dossier['generator']['gan-delta']:.3g}. "
+            f"{proven}",
+            "An attack can refute a claim, but cannot prove it. It counts each image as a separate "
+            "case. The analysis of the mechanism proves the claim (docs/privacy/guarantee.md).",
         )
     yield Answer(
         "Legal basis, necessity, proportionality, information of patients, their rights, "
         "transfers to third countries",
         "",
-        "No figure speaks to these. They are for the controller and its data protection officer.",
+        "No figure is evidence on these questions. The controller and its data protection officer "
+        "answer them.",
     )

@@ -1,6 +1,6 @@
-"""The dossier as a page, for somebody who knows law and not code.
+"""The dossier as a page for readers who know law, not code.
 
-Every text reaches it through `pages.page`, which escapes it.
+Every text reaches the page through `pages.page`, which escapes it.
 """
 
 import json
@@ -16,26 +16,26 @@ from pages.release_view import attack_checks, release_checks
 Json = Mapping[str, Any]
 
 MEASURES = {
-    "auc": "how often a training image looks more like one than another image does",
-    "tpr": "training images that are told, when at most 1 in 100 others is taken for one",
+    "auc": "how often the attack ranks a training image above another image",
+    "tpr": "training images that the attack finds, at 1 false alarm in 100 other images",
 }
 ATTACKS = {
-    "nearest neighbour": "An image is taken for a training image if a synthetic image is nearer to "
-    "it than the real images that the attacker has, in any mirroring or turn.",
-    "density": "An image is taken for a training image if synthetic images are denser around it "
-    "than the real images that the attacker has (DOMIAS).",
-    "shadow generators": "The attacker trains generative models of its own, with and without the "
-    "image, and compares how near their images come (LiRA). It has all other images.",
+    "nearest neighbour": "The attack takes an image for a training image if a synthetic image, in "
+    "any mirroring or rotation, is nearer to it than the attacker's real images.",
+    "density": "The attack takes an image for a training image if synthetic images are denser "
+    "around it than the attacker's real images (DOMIAS).",
+    "shadow generators": "The attacker trains its own generative models, with and without the "
+    "image, and compares how near their images come to it (LiRA). It has all other images.",
 }
 
 
 def page(dossier: Json, digest: str, signer: str) -> str:
-    """The page.
+    """The dossier as an HTML page.
 
     Args:
-        dossier: What dossier.json says.
+        dossier: Content of dossier.json.
         digest: SHA-256 of dossier.json.
-        signer: The public key of who has signed it; empty if nobody has.
+        signer: Public key of the signer; empty if the dossier is not signed.
     """
     attacked = dossier["attacked"]
     trials = attacked.get("trials", ())
@@ -66,26 +66,29 @@ def _summary(dossier: Json) -> Iterator[tuple[str, str]]:
     leaves, attacked = dossier["leaves"], dossier["attacked"]
     yield (
         "note",
-        f"{leaves['images']} synthetic images leave. No real image, and no name, number or date of "
-        "a patient, is among what this dossier is about.",
+        f"{leaves['images']} synthetic images leave. The release of this dossier contains no real "
+        "image, and no name, number or date of a patient.",
     )
-    yield "good", "None of them is nearer to a training image than the limits allow (section 2)."
+    yield (
+        "good",
+        "No synthetic image is nearer to a training image than the limits allow (section 2).",
+    )
     match attacked.get("verdict"):
         case "passed":
             yield (
                 "good",
-                "Attacks that ask who was among the training images told less than the limit. They "
-                f"notice if {attacked['noticed']:.0%} of the images are near-"
-                "copies; of fewer, only section 2 speaks (section 3).",
+                "Attacks revealed less about training members than the limit (section 3). They "
+                f"notice if {attacked['noticed']:.0%} of the images are near-copies. For a smaller "
+                "share, see section 2.",
             )
         case "too small to tell":
             yield (
                 "open",
-                "Whether the images tell who was among the training images cannot be said: the "
-                "hospital has too few images to test that (section 3).",
+                "It is unknown whether the images reveal training members: the hospital has too "
+                "few images for this test (section 3).",
             )
         case _:
-            yield "open", "Nobody attacked the images: the settings ask for no attack (section 3)."
+            yield "open", "The images were not attacked: the settings ask for none (section 3)."
     guarantee = "gan-epsilon" in dossier["generator"]
     yield (
         ("note", "A guarantee of differential privacy is claimed (section 4).")

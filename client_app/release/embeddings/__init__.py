@@ -1,1 +1,1 @@
-"""Embeddings of a hospital's images: what leaves of a task, and the check before it does."""
+"""Embeddings of a hospital's images in a task, and the check before they leave."""

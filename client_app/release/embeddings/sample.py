@@ -1,9 +1,10 @@
-"""What a hospital sends of a task: embeddings of a share of its images (strategies/fil_ver.py).
+"""Embeddings of a share of a hospital's images in a task (strategies/fil_ver.py).
 
-They are audited before, and the policy decides whether they leave. The noise of `sampled`
-embeddings is drawn once for each image, from a secret of the hospital: a server that could draw it
-too would take it off. With other noise for the same images it could average; so a hospital counts
-the samples that have left it, over all runs (`embeddings.max-samples`).
+The hospital audits them first, and its policy decides whether they leave. The noise of `sampled`
+embeddings is drawn once for each image, from a secret of the hospital. Otherwise the server could
+draw the same noise and subtract it. From several samples of the same images, the server could
+average the noise out. So a hospital counts the samples that leave in all runs
+(`embeddings.max-samples`).
 """
 
 import hashlib
@@ -37,12 +38,12 @@ def pack_embeddings(
     """The record `embeddings` of a visit's answer, if it may leave, and the figures of its audit.
 
     Raises:
-        ParcelError: The learner has no embeddings, or not of the kind that was ordered.
+        ParcelError: The learner makes no embeddings, or another kind than the order asks for.
         DeadlineError: The deadline has passed.
     """
     kind, hospital = request.order.embeddings, request.hospital
     if not isinstance(learner, FilVer):
-        raise ParcelError("The order asks for embeddings, which its learner does not make.")
+        raise ParcelError("The order asks for embeddings, but its learner makes none.")
     rows, name = learner.chosen[:MOST], _name(learner, kind)
     values = outgoing(learner.samples.images, kind, _noise(request, name))[rows]
     try:
@@ -60,18 +61,18 @@ def pack_embeddings(
 
 
 def outgoing(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
-    """What would leave of images: float32 [n, P, d].
+    """The embeddings in the form that leaves: float32 [n, P, d].
 
     Args:
-        embeddings: As the encoder gives them: µ and log σ [n, 2, d], or f(x) [n, 1, d].
+        embeddings: Outputs of the encoder: µ and log σ [n, 2, d], or f(x) [n, 1, d].
         kind: A key of `strategies.protocol.embeddings.PARTS`.
-        rng: Draws the noise of `sampled`.
+        rng: Generator for the noise of `sampled`.
 
     Raises:
-        ParcelError: The encoder is not one for this kind.
+        ParcelError: The encoder does not fit this kind.
     """
     if embeddings.shape[1] != (1 if kind == "ebr" else 2):
-        raise ParcelError(f"The encoder that came is not one for embeddings of kind '{kind}'.")
+        raise ParcelError(f"The received encoder does not fit embeddings of kind '{kind}'.")
     if kind == "ebr":
         return embeddings
     means, sigmas = embeddings[:, 0], embeddings[:, 1].exp()
@@ -84,7 +85,7 @@ def outgoing(embeddings: Tensor, kind: str, rng: np.random.Generator) -> Tensor:
 def _audit(
     request: Request, learner: FilVer, rows: Tensor, values: Tensor, name: str
 ) -> dict[str, float]:
-    """The figures of an audit, which is made once for a sample; its pictures stay in the store."""
+    """The figures of the audit of a sample, made once; its pictures stay in the store."""
     hospital, kind = request.hospital, request.order.embeddings
     if kept := request.run.load(name):
         return {key: float(value) for key, value in kept.items()}
@@ -100,8 +101,8 @@ def _audit(
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the pictures of an audit, which stay here, as a PNG file of three rows."""
-    from gan.synthesis import save_grid  # with it come imports that take seconds
+    """Write the pictures of an audit as a PNG file of three rows; they stay here."""
+    from gan.synthesis import save_grid  # its imports take seconds
 
     if len(report.pictures):
         own_folder(path.parent)
@@ -111,10 +112,10 @@ def draw(report: Report, path: Path) -> None:
 def _check(
     rules: EmbeddingRules, kind: str, figures: dict[str, float], store: Store, name: str
 ) -> None:
-    """Refuse what the policy does not allow, and count what it does.
+    """Refuse a sample that the policy does not allow; otherwise count it.
 
     Raises:
-        PolicyError: Names the rule and the value.
+        PolicyError: The policy does not allow the sample; the error names the rule and the value.
     """
     for ruling in rules.judge(kind, figures):
         uphold(ruling)
@@ -131,9 +132,9 @@ def _check(
 
 
 def _name(learner: FilVer, kind: str) -> str:
-    """Of a sample: by what the encoder that came makes of the images, and which of them leave.
+    """The name of a sample: a hash of its kind, the embeddings, the labels and the chosen images.
 
-    Whatever the order says: two samples with one name would have the same noise, and one audit.
+    The name decides noise and audit, so it does not depend on the order's texts.
     """
     digest = hashlib.sha256(kind.encode())
     for tensor in (learner.samples.images, learner.samples.labels, learner.chosen):
@@ -143,7 +144,7 @@ def _name(learner: FilVer, kind: str) -> str:
 
 
 def _noise(request: Request, name: str) -> np.random.Generator:
-    """For a sample: from the seed in a simulation, else from the hospital's secret."""
+    """The noise of a sample: from the seed in a simulation, else from the hospital's secret."""
     hospital = request.hospital
     if hospital.policy is None:
         seed, task = hospital.settings.seed, request.order.task
