@@ -149,7 +149,7 @@ def test_what_was_changed_does_not_hold(sealed, command, changed):
     path.write_bytes(text.replace(b"graz", b"graz ", 1) if b"graz" in text else b"0" * 64)
     code, said = command(sealed.stores["graz"], "graz")
     assert code == 1
-    assert "does NOT hold" in said
+    assert "is NOT valid" in said
 
 
 @pytest.mark.parametrize("signed", ["not", "as before", "anew", "by another"])

@@ -232,7 +232,7 @@ def test_the_settings_of_a_run_are_those_that_it_had_at_the_hospital(
     if batch_size:
         assert settings_of(past).train.batch_size == batch_size
     else:
-        with pytest.raises(SettingsError, match=r"'mah[.]auxiliary' was a file"):
+        with pytest.raises(SettingsError, match=r"'mah[.]auxiliary' was the hospital's own file"):
             settings_of(past)
 
 
@@ -288,7 +288,7 @@ def test_embeddings_that_left_are_counted_by_samples(finished, report, place, ti
 def test_figures_that_were_told_are_said_to_be(report, place):
     """Of 24 images without patients' names so few are tested on that no figure leaves."""
     _, errors, written = report(place)
-    assert "those that were told" in errors
+    assert "those that left the hospital" in errors
     assert "No model of this run has figures at graz" in text_of(written)
     status, errors, _ = report(place, "--data-dir", place / "images")
     assert status == 0
