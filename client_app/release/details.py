@@ -1,29 +1,35 @@
-"""What a hospital says of a model after the last round: how sure figures are, and each class.
+"""Details of a model after the last round: intervals of its figures, and figures of each class.
 
-Whoever sends models chooses what these tell, as in disclosure.py, and the same holds here: in a
-deployment no figure is exact, and `figures.max-detailed` models D are told of in a run and in a
-day. A model has `TABLES` tables: its answers, the images of each class that it finds at the class's
-operating point, those of other classes that it takes for it, the bins of its reliability plot, and
-its calibration error. Each count has normal noise with the standard deviation
+As in disclosure.py, a sender can build models that single out a patient. So in a deployment no
+figure is exact, and only D = `figures.max-detailed` models get details in a run and in a day. A
+model has `TABLES` tables:
+
+- its answers for each class;
+- images of each class that it finds at the class's operating point;
+- images of other classes that it assigns to this class there;
+- the bins of its reliability plot, with the numbers of images and of right answers;
+- its calibration error.
+
+Each count has normal noise with the standard deviation
 
     d m sqrt(TABLES · D) / TOLD
 
-and is a share of three digits. What leaves follows from these shares alone, and agrees with itself
-(client_app.release.agreement). Here m is the most images that a patient has, and d how far
-one image can move a table, in Euclidean length: √2 for the answers, where one cell loses it and
-another gains it; 1; √(K − 1) for K classes; 2 for the numbers of images in bins and of right ones;
-and 2/n for the calibration error of n images. So all tables of D models, however they are made,
-tell two cases of one patient apart by TOLD standard deviations together.
+and becomes a share of three digits. All that leaves follows from these shares, and is consistent
+(client_app.release.agreement). m is the largest number of images of a patient. d is the largest
+change of a table by one image, in Euclidean length: √2 for the answers, where one cell loses the
+image and another gains it; 1 and √(K − 1) for the next two tables, with K classes; 2 for the bins;
+and 2/n for the calibration error of n images. So all tables of any D models together separate two
+cases of one patient by TOLD standard deviations.
 
-An operating point is chosen on the training images that models are asked about. In a deployment the
-counts that it is chosen by have noise too, with d = √(K T) for T thresholds, without the factor
-TABLES. Nobody's training image decides on it, and it can be told.
+An operating point is chosen on training images (`Disclosure.asked`). In a deployment its counts
+have noise too, with d = √(K T) for T thresholds, without the factor TABLES. Then no single training
+image determines it, and it can leave.
 
-An interval tells of patients as well. So a deployment does not use the bootstrap, but the interval
-of figures as they are told, wider by their noise, where all images of a patient are right or all
-are wrong: that follows from how many images each patient has, and no model changes it. The number
-of patients that this is worth is rounded down to a power of √2, and numbers of images as in
-disclosure.py.
+An interval also reveals something of patients. So a deployment does not use the bootstrap. It uses
+the interval of the released figures, widened by their noise, for the case that all images of a
+patient are right or all are wrong. This interval depends only on the number of images of each
+patient; no model changes it. The effective number of patients is rounded down to a power of √2, and
+numbers of images are rounded as in disclosure.py.
 """
 
 from dataclasses import dataclass, field, replace
@@ -58,10 +64,10 @@ from strategies.protocol.parcel import Manifest
 from strategies.protocol.settings import rng_for
 
 TABLES = 5
-VAGUE = 0.1  # noise in an AUROC above which it says nothing beside the shares that follow from it
-MOST_CLASSES = 20  # of which every pair is counted
+VAGUE = 0.1  # an AUROC with more noise adds nothing to the released shares
+MOST_CLASSES = 20  # at most, for counts of every pair of classes
 DIGITS = 3  # of a share between real hospitals
-ALONE = "alone"  # what is kept of the hospital's own model, in the run's folder
+ALONE = "alone"  # file of the own model's outputs, in the run's folder
 CALIBRATION, IN_BIN = "calibration-error", "right-in-bin-"
 RECALL, SENSITIVITY, SPECIFICITY = (
     f"{name}-of-class-" for name in ("recall", "sensitivity", "specificity")
@@ -70,12 +76,12 @@ RECALL, SENSITIVITY, SPECIFICITY = (
 
 @dataclass(frozen=True, eq=False)
 class Said:
-    """What a model says of the hospital's images.
+    """The outputs of a model for the hospital's images.
 
     Attributes:
-        model: Its fingerprint.
-        test: Its probabilities for all test images [n, K].
-        seen: For the training images on which operating points are chosen [t, K].
+        model: Fingerprint of the model.
+        test: Probabilities for all test images [n, K].
+        seen: Probabilities for the training images of operating points [t, K].
     """
 
     model: str
@@ -85,13 +91,13 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """A model whose details are told.
+    """The details of a model.
 
     Attributes:
-        sureness: How sure its figures are.
-        told: What is told of it, by name.
-        recalls: Those of the classes that there are, as they are told but without their noise.
-        noise: The standard deviation of that in the balanced accuracy; 0 = none.
+        sureness: Source of intervals.
+        told: Name -> figure that may leave.
+        recalls: Estimated recall of each class with test images; intervals without the noise.
+        noise: Standard deviation of the noise in the balanced accuracy; 0 = no noise.
     """
 
     sureness: Sureness
@@ -104,7 +110,7 @@ class Details:
     """The details of models, in answer to one request.
 
     Args:
-        disclosure: Of the request.
+        disclosure: The disclosure of the request.
     """
 
     def __init__(self, disclosure: Disclosure) -> None:
@@ -120,12 +126,12 @@ class Details:
         self._alone: Judged | None = None
 
     def ask(self, model: str, network: nn.Module, test: Tensor | None = None) -> Said:
-        """Ask a model about the hospital's images.
+        """Return the outputs of a model for the hospital's images.
 
         Args:
-            model: Its fingerprint.
+            model: Fingerprint of the model.
             network: The model.
-            test: Its probabilities for all test images, if they are known.
+            test: Probabilities for all test images; None = compute them.
 
         Raises:
             DeadlineError: The deadline has passed.
@@ -137,7 +143,7 @@ class Details:
             return Said(model, test, probabilities(network, self.seen.images, clock.deadline))
 
     def keep_alone(self, network: nn.Module, label: Manifest) -> None:
-        """Keep what the hospital's own model says, before the first hand-off.
+        """Keep the outputs of the hospital's own model, before the first hand-off.
 
         Raises:
             DeadlineError: The deadline has passed.
@@ -149,53 +155,53 @@ class Details:
         self.disclosure.request.run.save(ALONE, {**arrays, **named})
 
     def alone_says(self) -> Said | None:
-        """What the hospital's own model said, if that is kept, and of the images as they are."""
+        """The kept outputs of the hospital's own model; None if there are none for these images."""
         kept = self.disclosure.request.run.load(ALONE)
         if str(kept.get("images")) != self.images:
             return None
         return Said(str(kept["model"]), *map(torch.from_numpy, (kept["test"], kept["seen"])))
 
     def alone_figures(self, said: Said | None = None) -> dict[str, float]:
-        """The figures and details of the hospital's own model, with which others are compared.
+        """The figures and details of the hospital's own model, for comparison with others.
+
+        They are empty if the kept outputs are for other images: other tasks, or another seed.
 
         Args:
-            said: What it says; None = that before the first hand-off, if that is kept.
-
-        None is told if the images are no longer the same: of other tasks, or by another seed.
+            said: Outputs of the model; None = the kept outputs before the first hand-off.
         """
         disclosure = self.disclosure
         if (said := said or self.alone_says()) is None:
             return {}
-        if tasks := disclosure.request.order.so_far:  # which classes are answers
+        if tasks := disclosure.request.order.so_far:  # these tasks decide the possible answers
             said = replace(said, model=fingerprint([said.model, tasks]))
         try:
             disclosure.admit(said.model)
             figures = disclosure.test_figures(said.model, said.test)
         except (PolicyError, DivergedError) as error:
             reason = error.explain() if isinstance(error, PolicyError) else error
-            log_once(f"Nothing is told of the hospital's own model. {reason}")
+            log_once(f"No figure of the hospital's own model leaves. {reason}")
             return {}
         self._alone = self._judge(said, figures)
         return self._alone.told if self._alone else figures
 
     @property
     def images(self) -> str:
-        """Changes with the images that are asked about."""
+        """The fingerprints of the test and training images."""
         data = self.disclosure.data
         return f"{data.test_fingerprint} {data.train_fingerprint}"
 
     def figures(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
-        """The figures of a model with its details; as they are if none may be told.
+        """The figures of a model with its details; only the figures if no details may leave.
 
         Args:
-            said: What the model says.
-            figures: What `Disclosure.test_figures` tells of it.
+            said: Outputs of the model.
+            figures: Figures of the model by `Disclosure.test_figures`.
         """
         judged = self._judge(said, figures)
         return judged.told | self._gain(judged) if judged else figures
 
     def _tables(self, model: str, outcome: Outcome) -> "_Tables":
-        """What is counted of a model, as it is told."""
+        """The tables of a model, as they may leave."""
         labels, count = self._labels, outcome.scores.shape[1]
         sizes = np.bincount(labels, minlength=count).astype(float)
         own = labels[:, None] == np.arange(count)
@@ -208,7 +214,7 @@ class Details:
         taken = tell("taken", (reached & ~own).sum(axis=0), sqrt(count - 1), sizes.sum() - sizes)
         error = tell("error", np.array([outcome.calibration_error]), 2 / sizes.sum(), 1.0)
         images, hits = tell("bins", np.stack(in_bins), 2, sizes.sum())
-        # Sizes in what follows are those that are told: a noise that is told would tell others.
+        # From here on, sizes are the released ones: released noise would reveal exact sizes.
         strata = self.disclosure.strata
         sizes = np.array([self.disclosure.number(strata[labels == k]) for k in range(count)])
         others, width = sizes.sum() - sizes, self._width
@@ -250,7 +256,7 @@ class Details:
 
     @property
     def _width(self) -> float:
-        """The standard deviation of noise for a table that an image moves by 1; 0 = exact."""
+        """The standard deviation of the noise if one image changes a table by 1; 0 = exact."""
         if not self._noised:
             return 0.0
         most = int(np.bincount(self._patients).max())
@@ -259,10 +265,10 @@ class Details:
     def _release_table(
         self, model: str, name: str, table: Floats, moved: float, most: float | Floats
     ) -> Floats:
-        """A table as it is told: shares of `most`, with noise; in a simulation exact.
+        """A table as it may leave: shares of `most` with noise, or exact in a simulation.
 
-        They are rounded, so that no share tells what it is a share of. Noise may make them less
-        than 0 and more than 1.
+        Shares with noise are rounded, so that they do not reveal `most`. They may be below 0 or
+        above 1.
         """
         shares: Floats = np.divide(
             table, most, out=np.zeros(table.shape), where=np.asarray(most) > 0
@@ -283,7 +289,7 @@ class Details:
                 counted = Tested(disclosure.request.run, "detailed", "figures.max-detailed")
                 counted.add(said.model, "", noised.rules.max_detailed)
             except PolicyError as error:
-                log_once(f"Of further models only the figures are told. {error.explain()}")
+                log_once(f"Details of further models do not leave. {error.explain()}")
                 return None
         points = self._operating_point(said)
         scores = said.test.cpu()[disclosure.chosen].nan_to_num().double().numpy()
@@ -323,7 +329,7 @@ class Details:
 
     @property
     def _patients_told(self) -> dict[str, float]:
-        """How many patients the test images are of, if that is known."""
+        """The numbers of patients of the test images; empty if unknown."""
         if self.disclosure.data.test_groups is None:
             return {}
         of_class = {
@@ -336,13 +342,13 @@ class Details:
     def _sure(self, sureness: Sureness, name: str, share: float, tables: "_Tables") -> Estimate:
         if name == CALIBRATION:
             return sureness.estimate_calibration_error(share)
-        if name.startswith(IN_BIN) and self._noised:  # the model decides what is in a bin
+        if name.startswith(IN_BIN) and self._noised:  # the model decides the images in a bin
             part = tables.counts[f"images-in-bin-{name.removeprefix(IN_BIN)}"] / len(self._labels)
             return wilson(share, round_down(part * sureness.outcome.shares.worth["accuracy"]))
         return sureness.estimate_share(name, share)
 
     def _gain(self, judged: Judged) -> dict[str, float]:
-        """How much better the balanced accuracy is than that of the hospital's own model."""
+        """The gain in balanced accuracy over the hospital's own model."""
         name, alone = "balanced-accuracy", self._alone
         if alone is None or name not in judged.told or name not in alone.told:
             return {}
@@ -375,13 +381,13 @@ class Details:
 
 @dataclass(frozen=True)
 class _Tables:
-    """What is counted of a model.
+    """The tables of a model.
 
     Attributes:
-        counts: By name.
-        shares: What follows from them, and is not too coarse to be told.
-        noise: The standard deviation of the noise in each, also in those that are too coarse.
-        means: All recalls as they are before they are cut off at 0 and 1, for the mean of all.
+        counts: Name -> count.
+        shares: Name -> share that is not too coarse to leave.
+        noise: Name -> standard deviation of the noise, also for shares that are too coarse.
+        means: Name -> recall before it is clipped to [0, 1], for the mean of all recalls.
     """
 
     counts: dict[str, float] = field(default_factory=dict)
@@ -390,12 +396,12 @@ class _Tables:
     means: dict[str, float] = field(default_factory=dict)
 
     def settle(self, figures: dict[str, float], noise: dict[str, float]) -> None:
-        """Make figures of all classes agree with what is told of each.
+        """Make figures of all classes consistent with the released shares of each class.
 
         Args:
-            figures: Both accuracies and the AUROC, as far as they are told of one of many more
-                models; changed.
-            noise: In these; changed.
+            figures: Both accuracies and the AUROC, as far as they may leave; changed in place.
+                Their noise is for many more models than that of the shares.
+            noise: Name -> standard deviation of the noise in these figures; changed in place.
         """
         classes = [name.removeprefix(RECALL) for name in self.means]
         sizes = np.array([self.counts[f"images-of-class-{k}"] for k in classes])
@@ -428,7 +434,7 @@ class _Tables:
                 figures[f"right-of-class-{k}"] = round(share * size)
 
     def add(self, name: str, share: float, noise: float) -> bool:
-        """Take a share in unless its noise is too large; whether it was."""
+        """Add a share unless its noise is too large; return whether it was added."""
         self.noise[name] = noise
         if noise <= COARSEST:
             self.shares[name] = float(share)
@@ -436,6 +442,6 @@ class _Tables:
 
 
 def _estimate_figures(name: str, estimate: Estimate) -> dict[str, float]:
-    """An estimate as figures."""
+    """An estimate as three figures: the value and both ends of the interval."""
     ends = {f"{name}-low": estimate.low, f"{name}-high": estimate.high}
     return {name: estimate.value, **ends}

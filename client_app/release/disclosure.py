@@ -1,39 +1,38 @@
-"""The figures of a hospital: how good a model is, with too little detail to single out a patient.
+"""The figures of a hospital: test performance, without details that single out a patient.
 
-Whoever sends a model asks a question: a model can be made so that its accuracy depends on one pixel
-of one image. Hence, in a deployment (a simulation has one owner, and its figures are exact):
+A sender can build a model whose accuracy depends on one pixel of one image. So, in a deployment (a
+simulation has one owner, and its figures are exact):
 
-- Figures are about classes with test images of `figures.smallest-group` patients or more; other
-  test images take no part in any.
-- A figure has noise and is rounded. Let s be the most that one patient can change it by (1/n for
-  the accuracy of n patients with one image each), and M the models that may be tested
+- Figures cover only classes with test images of at least `figures.smallest-group` patients.
+- A figure has noise and is rounded. Let s be the largest change of the figure by one patient (1/n
+  for the accuracy of n patients with one image each), and M the number of models that may be tested
   (`figures.max-models`). The noise is normal, with the standard deviation
 
       step = max( sqrt(s) / 2,  s sqrt(M) / TOLD )
 
-  and what leaves is a multiple of the step in [0, 1]. The first term is 1 / (2 sqrt(n)), the
-  largest standard error of a share of n patients: their number resolves no more. By the second
-  term M models, however they are made, tell two cases of one patient apart by TOLD standard
-  deviations in all, in each figure. A figure with a step above COARSEST does not leave.
+  and the figure that leaves is a multiple of the step in [0, 1]. The first term is 1 / (2 sqrt(n)),
+  the largest standard error of a share of n patients, so finer steps would resolve nothing. By the
+  second term, any M models together separate two cases of one patient by TOLD standard deviations
+  in each figure. A figure with a step above COARSEST does not leave.
 - The noise follows from the model, the images and a secret of the hospital. The same question
   always has the same answer.
-- Models are counted, over restarts too, in each run and in each day (client_app.run.Tested).
-- Numbers of images are about such classes, too, and are rounded to whole groups. So that steps do
-  not tell them, s is rounded up to a power of sqrt(2).
-- Where images arrive in tasks, the server chooses the tasks. So a class counts as another one in
-  each task wherever a rule asks how many patients have it. Numbers of images are sums of rounded
-  ones. The accuracies of all tasks together tell of a patient what the accuracy alone would.
-- A training loss is such a figure, too. It is the mean loss of at most IMAGES training images, each
-  cut at WORST times the loss of guessing.
-- So are prototypes, class means of features. Each patient counts once in a class, and a patient's
-  part is no longer than the features of random pixels are. In these lengths, s is the most that one
-  patient moves the means of all classes together.
-- A figure of a buffer leaves if it is about enough patients; a smallest distance is about one. For
-  n patients s is 1/n, and M is `figures.max-detailed`. Noise and steps of distances are relative.
+- Models are counted in each run and in each day, also across restarts (client_app.run.Tested).
+- Numbers of images cover the same classes, and are rounded to whole groups. s is rounded up to a
+  power of sqrt(2), so that steps do not reveal these numbers.
+- If images arrive in tasks, the server chooses the tasks. So every rule on the patients of a class
+  counts the class separately in each task. Numbers of images are sums of rounded numbers. The
+  accuracies of all tasks together reveal as much of a patient as the accuracy alone.
+- A training loss is a figure of the same kind. It is the mean loss of at most IMAGES training
+  images. Each loss is clipped at WORST times the loss of guessing.
+- Prototypes, the class means of features, are figures of the same kind. Each patient counts once in
+  a class. The length of a patient's part is at most that of the features of random pixels. In units
+  of this length, s is the largest change of all class means together by one patient.
+- A figure of a buffer leaves if it covers enough patients; a smallest distance covers one. For n
+  patients s is 1/n, and M is `figures.max-detailed`. Noise and steps of distances are relative.
 - Figures after the last round, such as counts for each class, are in details.py.
 
-A dither of one step's width is not enough. A figure at a multiple of the step, such as 0, gets no
-noise from it, so a few models show whether a patient is there.
+Dither of one step's width is not enough. It does not change a figure at a multiple of the step,
+such as 0, so a few models would show whether a patient is present.
 """
 
 import hashlib
@@ -61,13 +60,13 @@ from strategies.protocol.parcel import Manifest
 from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import rng_for
 
-IMAGES = 1000  # of the training images, about which models are asked
-WORST = 2.0  # the largest loss of an image that counts, in times of guessing
-TESTED = ("accuracy", "balanced-accuracy", "auroc")  # their noise is told beside them
+IMAGES = 1000  # training images at most for the training loss and for operating points
+WORST = 2.0  # upper limit of an image's loss, as a multiple of the loss of guessing
+TESTED = ("accuracy", "balanced-accuracy", "auroc")  # figures that leave with their noise
 
 
 def open_disclosure(request: Inquiry) -> "Disclosure":
-    """The figures that a hospital's policy allows; exact ones without a policy, in a simulation."""
+    """The figures that a hospital's policy allows; exact figures in a simulation."""
     policy = request.hospital.policy
     return Noised(request, policy.figures) if policy else Exact(request)
 
@@ -76,17 +75,18 @@ class Disclosure(ABC):
     """The figures of a hospital, in answer to one request.
 
     Args:
-        request: Its hospital has the images.
+        request: The request; its hospital has the images.
 
     Attributes:
-        smallest: The fewest patients of a class that figures are about.
-        most: The models that may be tested; None = any number.
-        chosen: The test images that figures are about, rows [n].
-        labels: Their classes [n].
-        patients: Whose they are [n].
-        strata: Their classes, each as another one in each task [n].
-        tasks: Their tasks [n]; None without tasks.
-        learnt: The training images of classes of enough patients, rows [m].
+        smallest: Smallest number of patients of a class in figures.
+        most: Largest number of models that may be tested; None = any number.
+        chosen: Rows [n] of the test images in figures.
+        labels: Classes of these test images [n].
+        patients: Patients of these test images [n].
+        strata: Classes of these test images, counted separately in each task [n].
+        tasks: Tasks of these test images [n]; None without tasks.
+        owners: Patients of all training images.
+        learnt: Rows [m] of the training images in classes with enough patients.
     """
 
     smallest = 1
@@ -106,16 +106,16 @@ class Disclosure(ABC):
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model with the layers that stay here; empty if nothing uses it.
 
-        The server chooses which images are asked about, by tasks for instance. The same model on
-        other images is another question: it is counted, and has other noise.
+        The server can choose images, for example by tasks. The same model on other images is
+        another question: it is counted again, and has other noise.
 
         Args:
             network: The model.
-            label: Of its parcel.
+            label: Label of its parcel.
         """
         data = self.data
         asked = f"{data.test_fingerprint} {data.train_fingerprint} {label.architecture}"
-        asked += f" {self.request.order.so_far}"  # which classes are answers
+        asked += f" {self.request.order.so_far}"  # these tasks decide the possible answers
         digest = hashlib.sha256(asked.encode())
         for name, tensor in network.state_dict().items():
             digest.update(name.encode())
@@ -124,11 +124,11 @@ class Disclosure(ABC):
 
     @property
     def num_test(self) -> int:
-        """The number of test images that figures are about."""
+        """The number of test images in figures."""
         return len(self.labels)
 
     def counts(self) -> dict[str, float]:
-        """How many images the hospital trains on, tests on, and cannot use."""
+        """The numbers of training images, test images and unusable images."""
         return {
             "num-train": self.number(self.data.train_strata[self.learnt]),
             "num-test": self.number(self.strata),
@@ -136,14 +136,17 @@ class Disclosure(ABC):
         }
 
     def rounded(self, count: float) -> float:
-        """A number of images or patients, to whole groups of `smallest`."""
+        """A number of images or patients, rounded to whole groups of `smallest`."""
         return float(self.smallest * math.floor(count / self.smallest + 0.5))
 
     def number(self, strata: Indices) -> float:
-        """The rounded number of some images; strata [n] are the class within the task of each.
+        """The rounded number of some images.
 
-        Without tasks the number is rounded. With tasks the number of each stratum is rounded, so
-        that no choice of tasks tells more.
+        Without tasks, the number is rounded. With tasks, the number of each stratum is rounded, so
+        that no choice of tasks reveals more.
+
+        Args:
+            strata: Class of each image within its task [n].
         """
         if self.tasks is None:
             return self.rounded(len(strata))
@@ -153,21 +156,21 @@ class Disclosure(ABC):
         """Refuse to test a model, or count it.
 
         Args:
-            model: Its fingerprint.
-            label: Of its parcel; None if the model has changed since it arrived. Without seals
-                the server can write any label.
+            model: Fingerprint of the model.
+            label: Label of its parcel; None if the model has changed since it arrived. Without
+                seals, the server can write any label.
 
         Raises:
             PolicyError: `figures.max-models` models were tested before.
-            ParcelError: Its lineage is no member's. Or another model with its label, or a newer
-                one of its lineage, was tested already.
+            ParcelError: The lineage is no member. Or another model with this label, or a newer
+                model of the lineage, was tested already.
         """
         place, seal = "", self.request.seal
         if seal and label:
             if label.lineage not in seal.members:
-                raise ParcelError(f"No member is called '{label.lineage:.80}', as a lineage is.")
+                raise ParcelError(f"No member is called '{label.lineage:.80}', like the lineage.")
             check_newest(self.request.run, label, tested=True)
-            tasks = self.request.order.so_far  # which decide on the images it is tested on
+            tasks = self.request.order.so_far  # the tasks decide the test images
             place = fingerprint([label.lineage, label.round, label.hop, label.epochs, tasks])
         if place or self.most is not None:
             Tested(self.request.run).add(model, place, self.most)
@@ -183,22 +186,22 @@ class Disclosure(ABC):
         """The figures of a model.
 
         Args:
-            model: Its fingerprint.
-            scores: Of all test images, [n, K].
-            per_class: Whether also for each class.
+            model: Fingerprint of the model.
+            scores: Scores of all test images, [n, K].
+            per_class: Whether to add counts for each class.
 
         Returns:
-            By name; nothing if there is no image to test on.
+            Name -> figure; empty if there is no test image.
 
         Raises:
-            DivergedError: A score is not finite, in a simulation. In a deployment the error would
-                tell of the image with that score.
+            DivergedError: A score is not finite, in a simulation. In a deployment, this error would
+                reveal an image.
         """
 
     @property
     @abstractmethod
     def asked(self) -> Indices:
-        """The training images about which models are asked: the same ones for all runs."""
+        """Rows of the training images for training losses and operating points, for all runs."""
 
     @abstractmethod
     def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
@@ -208,16 +211,16 @@ class Disclosure(ABC):
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
         """The figures of embeddings of the training images `rows` that may leave.
 
-        A figure that was not measured, or has no bound, stays.
+        A figure that was not measured, or is not finite, stays here.
         """
 
     def _score(self, scores: Tensor) -> tuple[Tensor, dict[str, float]]:
-        """Scores [n, K] of answers that are possible now, and their figures, exact."""
+        """Scores [n, K] of the answers that are possible now, and their exact figures."""
         scores = self._mask_future_classes(scores)
         return scores, score(scores, self.labels) | self._task_accuracies(scores)
 
     def _mask_future_classes(self, scores: Tensor) -> Tensor:
-        """Scores [n, K] in which a class that has not arrived yet cannot be the answer."""
+        """Scores [n, K] that exclude classes of later tasks as answers."""
         tasks = self.request.order.so_far
         if self.data.output_tasks is None or not tasks:
             return scores
@@ -228,7 +231,7 @@ class Disclosure(ABC):
     def _task_accuracies(self, scores: Tensor) -> dict[str, float]:
         """The accuracies of each task, from the scores [n, K]; none without tasks.
 
-        An accuracy in a task chooses among its classes alone (Task-IL, arXiv:1904.07734).
+        The accuracy in a task allows only answers of this task (Task-IL, arXiv:1904.07734).
         """
         if self.tasks is None:
             return {}
@@ -245,10 +248,10 @@ class Disclosure(ABC):
 
 
 class Exact(Disclosure):
-    """A simulation has one owner: figures are exact, and about all images."""
+    """Exact figures of all images, for a simulation, which has one owner."""
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
-        """See the base; models are counted under a seal alone."""
+        """See the base; only sealed runs count models."""
         return super().fingerprint(network, label) if self.request.seal else ""
 
     def weight(self, images: float) -> float:
@@ -273,11 +276,11 @@ class Exact(Disclosure):
         return np.sort(drawn.permutation(len(self.data.train))[:IMAGES])
 
     def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """All of them."""
+        """All figures."""
         return dict(figures)
 
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
-        """All that were measured."""
+        """All measured figures."""
         return {name: figure for name, figure in figures.items() if math.isfinite(figure)}
 
 
@@ -285,12 +288,12 @@ class Noised(Disclosure):
     """A hospital's figures in a deployment, by the rules of its policy.
 
     Args:
-        request: Its hospital has the images.
+        request: The request; its hospital has the images.
         rules: The table `figures` of the policy.
 
     Attributes:
-        noise: Follows from the hospital's secret.
-        effects: How much one patient can change each figure, at the most.
+        noise: Noise from the hospital's secret.
+        effects: Largest change of each figure by one patient.
     """
 
     def __init__(self, request: Inquiry, rules: FigureRules) -> None:
@@ -303,13 +306,13 @@ class Noised(Disclosure):
             within = {name.replace("-of-", "-in-"): size for name, size in of_tasks.items()}
             self.effects |= of_tasks | within
         if small := len(self.data.test) - len(self.labels):
-            log_once(f"{small} test images are in no figure: too few patients have their class.")
+            log_once(f"Figures leave out {small} test images: too few patients have their class.")
 
     def weight(self, images: float) -> float:
         """See the base; the same for all visits that train on the hospital's own images."""
         if self.request.order.images != "own":
             return images
-        # One group at the least: a model that counted nothing could not be averaged.
+        # At least one group, since a model of weight 0 cannot be averaged.
         return max(self.number(self.data.train_strata[self.learnt]), float(self.smallest))
 
     def test_figures(
@@ -338,22 +341,22 @@ class Noised(Disclosure):
         return told
 
     def deviations(self, figures: Iterable[str]) -> dict[str, float]:
-        """The standard deviation of the noise in each of some figures."""
+        """Name -> standard deviation of the noise, for the given figures."""
         names = self.effects.keys() & {*figures}
         return {name: step_of(self.effects[name], self.rules.max_models) for name in sorted(names)}
 
     @property
     def asked(self) -> Indices:
-        """See the base; nobody else knows which they are."""
+        """See the base; nobody else knows these rows."""
         return np.sort(self.noise.permutation(b"training images", len(self.data.train))[:IMAGES])
 
     def loss_figures(self, model: str, network: nn.Module) -> dict[str, float]:
         """The loss of a trained model on training images, with noise.
 
-        The loss that its learner minimised is of all images, and has no bounds.
+        The loss of the learner is not used: it covers all images, and is unbounded.
 
         Args:
-            model: Its fingerprint.
+            model: Fingerprint of the model.
             network: The model.
 
         Raises:
@@ -375,16 +378,16 @@ class Noised(Disclosure):
         return {"train-loss": worst * self.noise.share("train-loss", model, share, step)}
 
     def buffer_figures(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a buffer that are about enough patients, with noise.
+        """The figures of a buffer that cover enough patients, with noise.
 
-        A median is about the half of the patients on either side. `figures.max-detailed` buffers
-        are told of, since a server can order one after the other.
+        A median covers half of the patients. Only `figures.max-detailed` buffers get figures, since
+        a server can order one buffer after another.
         """
         buffer, most = fingerprint(sorted(figures.items())), self.rules.max_detailed
         try:
             Tested(self.request.run, "buffers", "figures.max-detailed").add(buffer, "", most)
         except PolicyError as error:
-            log_once(f"Of further synthetic images no figure is told. {error.explain()}")
+            log_once(f"Figures of further synthetic images do not leave. {error.explain()}")
             most = 0
         from audit.copies import HELD_OUT  # its imports take seconds
 
@@ -411,11 +414,11 @@ class Noised(Disclosure):
         return told
 
     def embedding_figures(self, figures: Mapping[str, float], rows: Indices) -> dict[str, float]:
-        """The figures of embeddings of the training images `rows` that are about enough patients.
+        """The figures of embeddings of the training images `rows` that cover enough patients.
 
-        The number of linked embeddings is told in whole groups, other figures to two digits. A
-        figure that was not measured, or has no bound, stays. If images of small classes are among
-        the rows, all figures stay.
+        The number of linked embeddings is rounded to whole groups, other figures to two digits. A
+        figure that was not measured, or is not finite, stays here. If the rows include images of
+        small classes, all figures stay here.
         """
         if len(np.setdiff1d(rows, self.learnt)):
             return {}
@@ -436,15 +439,15 @@ class Noised(Disclosure):
     def prototypes(self, model: str, network: RotationNetwork) -> dict[str, Tensor]:
         """Prototypes of the training images (strategies/protocol/prototypes.py), with noise.
 
-        The spread is measured in pairs of patients of a class, each patient in one pair. So it
-        needs no exact mean.
+        The spread is measured between pairs of patients of a class, so it needs no exact mean. Each
+        patient is in one pair.
 
         Args:
-            model: Its fingerprint.
+            model: Fingerprint of the model.
             network: The model.
 
         Returns:
-            Means [K, d], numbers of images [K] and the radius; empty if no class is large enough.
+            Means [K, d], numbers of images [K] and the radius; empty if all classes are too small.
         """
         most, classes = self.rules.max_models, len(self.data.classes)
         samples = self.data.train[torch.from_numpy(self.learnt)]
@@ -484,7 +487,10 @@ class Noised(Disclosure):
     def _keep_large(
         self, figures: Mapping[str, float], about: Mapping[str, float], others: float
     ) -> Iterator[tuple[str, float, float]]:
-        """Figures about enough patients, and about how many: the beginnings of names say it."""
+        """Yield name, figure and number of patients, for figures that cover enough patients.
+
+        `about` maps the start of a name to this number; `others` is the number for other names.
+        """
         for name, figure in figures.items():
             patients = next((n for begin, n in about.items() if name.startswith(begin)), others)
             if patients >= self.smallest and math.isfinite(figure):
@@ -496,5 +502,5 @@ def _two_digits(figure: float) -> float:
 
 
 def fingerprint(parts: Iterable[object]) -> str:
-    """A hash of the printed forms of several things."""
+    """A hash of the printed forms of several objects."""
     return hashlib.sha256(repr(list(parts)).encode()).hexdigest()
