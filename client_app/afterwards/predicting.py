@@ -186,6 +186,6 @@ def _check_alike(first: ModelManifest, other: ModelManifest) -> None:
 def _check_same(what: str, first: object, other: object) -> None:
     if first != other:
         raise ModelError(
-            f"The models cannot be used together: '{what}' is {first!r} for one, and {other!r} for "
-            "another."
+            f"The models cannot be used together: '{what}' is {first!r} for one and {other!r} for "
+            "another. Name models of one run."
         )

@@ -261,7 +261,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     # The first bytes name the transfer syntax. pydicom would inflate the whole file to find it.
     if b"1.2.840.10008.1.2.1.99" in stream.read(1024):
         raise UnusableImage(
-            "is DICOM compressed as Deflated Explicit VR, which is not read here: export it "
+            "is DICOM compressed as Deflated Explicit VR, and cannot be read here: export it "
             "uncompressed"
         )
     stream.seek(0)
@@ -278,7 +278,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
     if not syntax:
         implicit = dataset.original_encoding[0]
         if pixels[4 if implicit else 8 :][:4] == b"\xff" * 4:  # undefined length
-            raise UnusableImage("is DICOM that does not say how its pixels are compressed")
+            raise UnusableImage("is DICOM that does not name its compression: export it again")
         syntax = ImplicitVRLittleEndian if implicit else ExplicitVRLittleEndian
     try:
         if not get_decoder(syntax).is_available:
@@ -309,7 +309,7 @@ def _dicom(stream: IO[bytes]) -> _Opened:
         )
     bits = int(dataset.get("BitsStored") or dataset.BitsAllocated)
     if dataset.get("HighBit", bits - 1) not in (None, bits - 1):  # the standard once allowed it
-        raise UnusableImage("is DICOM whose High Bit is not Bits Stored - 1: export it again")
+        raise UnusableImage("is DICOM with a High Bit other than Bits Stored - 1: export it again")
     grey = colour in ("MONOCHROME1", "MONOCHROME2")
     name = str(dataset.get("PatientID") or "").strip()
     patient = hashlib.sha256(name.encode()).hexdigest()[:16] if name else ""

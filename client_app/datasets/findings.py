@@ -54,7 +54,7 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "classes-like-patients",
             f"There are {len(images)} classes, most of them with fewer than {FEW_IMAGES} "
             "images: they look like patients, and the names of classes leave the hospital.",
-            "Let a class be what is to be recognised. Name patients by subfolders of the "
+            "A class is a label that a model predicts. Name patients by subfolders of the "
             "class, or in the column 'patient'.",
         )
     elif len(images) > MAX_CLASSES:
@@ -72,16 +72,16 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "classes-in-two-spellings",
             f"These may be one class, spelt in several ways: "
             f"{'; '.join(' and '.join(map(quoted, group)) for group in groups)}.",
-            "Give each class one spelling, that of the setting 'classes' if that names it. If they "
-            "are different classes, the run must name all its classes in that setting.",
+            "Give each class one spelling, as in the setting 'classes' if it names the class. If "
+            "they are different classes, the run must name all its classes in this setting.",
         )
     doubtful = [each for each in images if each.strip().casefold() in NO_CLASS]
     if none := [each for each in doubtful if each not in known]:
         yield Finding(
             "names-of-no-class",
             f"These are probably no classes: {_quoted(none)}.",
-            "Leave out images without a label; name the folder that holds those of the classes. If "
-            "it is a class, rename it, or the run must name all its classes in the setting "
+            "Leave out images without a label; give the folder that holds the folders of classes. "
+            "If it is a class, rename it, or the run must name all its classes in the setting "
             "'classes'.",
         )
 

@@ -159,7 +159,7 @@ class Survey:
             if both := sum(len(side) > 1 for side in sides.values()):
                 yield Finding(
                     problem,
-                    f"{both} {what} are both among the training and the test images.",
+                    f"{both} {what} are in both the training and the test images.",
                     "Put each on one side, or leave out the column 'split'.",
                 )
 

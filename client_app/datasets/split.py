@@ -1,8 +1,8 @@
 """The split of a hospital's images into training and test images.
 
 In a simulation, the seed and the fractions of the run determine the split. Between real hospitals
-this would allow an attack: two runs whose splits differ in one patient reveal the difference. So a
-real hospital has one split for all runs (`fixed_settings`). Each patient gets a place, which
+this would allow an attack: two runs with splits that differ in one patient reveal that patient. So
+a real hospital has one split for all runs (`fixed_settings`). Each patient gets a place, which
 follows from a secret of the hospital and the patient's images alone. The first patients of a class
 are tested on. A new patient therefore moves hardly any other patient.
 """

@@ -326,7 +326,7 @@ def test_groups_in_both_splits_are_counted():
     found = surveyed([*rows, *rows, {"group": "B", "split": "test"}])
 
     assert [finding.text for finding in found.findings(0.05)] == [
-        "2 groups are both among the training and the test images."
+        "2 groups are in both the training and the test images."
     ]
 
 

@@ -129,7 +129,7 @@ def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     assert (card.verdict, card.images, card.unusable) == ("amber", 40, [])
     assert [(finding.level, finding.text) for finding in card.findings] == [
         ("amber", "Files in a format that is not read here (HEIC): 2."),
-        ("note", f"Passed over: 2 {SYSTEM}."),
+        ("note", f"Ignored: 2 {SYSTEM}."),
         ("note", "Files that are ignored, since their names have no suffix of an image: 1."),
         ("note", "Files in a format that is not read here (PDF): 1."),
     ]
@@ -212,7 +212,7 @@ def test_classes_that_are_rare_or_uneven(sizes, expected, tmp_path):
     assert problems(examined, "amber") == expected
     assert problems(examined, "note") == {"no-groups"}
     assert examined.card.patients == {}
-    assert "nothing says which patient's" in html.unescape(page(examined))
+    assert "their patients are unknown" in html.unescape(page(examined))
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,7 @@ def _ignored_files(what: str, count: int) -> tuple[str, str, Literal["amber", "n
         text = f"Files in a format that is not read here ({what}): {count}."
         return text, f"{format_.cure[0].upper()}{format_.cure[1:]}.", format_.level
     if what:
-        return f"Passed over: {count} {what}.", "Nothing has to be done.", "note"
+        return f"Ignored: {count} {what}.", "No action is needed.", "note"
     text = f"Files that are ignored, since their names have no suffix of an image: {count}."
     return text, "If some are images, rename them.", "note"
 

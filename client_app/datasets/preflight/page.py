@@ -83,7 +83,7 @@ def text(card: Card) -> str:
 def _facts(card: Card) -> list[list[str]]:
     """Rows of the images' properties."""
     megabytes = card.bytes_on_disk / 1e6
-    whose = f", of {card.groups} patients" if card.patients else "; nothing says which patient's"
+    whose = f", of {card.groups} patients" if card.patients else "; their patients are unknown"
     return [
         ["images", f"{card.images}{whose}"],
         ["formats", _few(card.kinds)],
