@@ -58,8 +58,8 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "class, or in the column 'patient'.",
         )
     elif len(images) > MAX_CLASSES:
-        text = f"There are {len(images)} classes; the most that a hospital may have is"
-        yield Finding("many-classes", f"{text} {MAX_CLASSES}.", "Bring classes together.")
+        text = f"There are {len(images)} classes; a hospital may have at most"
+        yield Finding("many-classes", f"{text} {MAX_CLASSES}.", "Merge classes.")
     if wrong := [name for name in images if not CARD["classes"]([name]) or name != name.strip()]:
         yield Finding(
             "names-of-classes",

@@ -270,9 +270,9 @@ def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
     yield (
         {"bound": bound},
-        "claims ε = 1 at δ = 1e-05. The attacks prove that ε is no less than 0.25",
+        "The claim is ε = 1 at δ = 1e-05. The attacks prove that ε is at least 0.25",
     )
-    yield {}, "No attack could be tried to contradict it."
+    yield {}, "No attack could test the claim."
 
 
 @pytest.mark.parametrize(("attacked", "words"), [*verdicts()])
