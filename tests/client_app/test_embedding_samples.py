@@ -37,7 +37,7 @@ def test_what_leaves_by_hand():
     alone = means[:, None]
     assert torch.equal(outgoing(alone, "ebr", rng_for(0, "x")), alone)
     for wrong, kind in ((alone, "sampled"), (alone, "stats"), (embeddings, "ebr")):
-        with pytest.raises(ParcelError, match=f"not one for embeddings of kind '{kind}'"):
+        with pytest.raises(ParcelError, match=f"does not fit embeddings of kind '{kind}'"):
             outgoing(wrong, kind, rng_for(0, "x"))
 
 
