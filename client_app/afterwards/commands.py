@@ -161,7 +161,7 @@ def predict(arguments: argparse.Namespace) -> int:
             print(f"{done} of {total} images", end="\r", file=sys.stderr, flush=True)
 
     if arguments.ensemble and not arguments.model:
-        raise SettingsError("--ensemble needs a model in the folder: name one with --model.")
+        raise SettingsError("--ensemble averages a folder of models: name one with --model.")
     home = arguments.store_dir.expanduser() / arguments.site
     files = [find_model(home, name) for name in arguments.model]
     if arguments.ensemble:

@@ -534,7 +534,7 @@ def test_models_of_other_images_are_not_mixed(run, call, tmp_path):
         *("--data", tmp_path / "a.png", "--output", tmp_path / "out.csv"),
     )
     assert status == 2
-    assert "'image-fit' is 'pad' for one, and 'squash' for another" in printed.err
+    assert "'image-fit' is 'pad' for one and 'squash' for another" in printed.err
     assert not (tmp_path / "out.csv").exists()
 
 
