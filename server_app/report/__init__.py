@@ -1,9 +1,9 @@
-"""The report of a run, for four readers: its summary as one HTML page.
+"""The report of a run: its summary as one HTML page for four readers.
 
-First what a clinician asks (worth.py, data.py), then a researcher (method.py), an engineer
-(operation.py) and a data protection officer (privacy.py, embeddings.py). Each file gathers what a
-template of pages/templates/report says. Every text from outside, such as a hospital's name, its
-reason for a failure or a setting, reaches the page through `pages.page`, which escapes it.
+The readers are a clinician (worth.py, data.py), a researcher (method.py), an engineer
+(operation.py) and a data protection officer (privacy.py, embeddings.py), in this order. Each file
+gathers the values for a template of pages/templates/report. `pages.page` escapes all texts from
+outside, such as a hospital's name, its reason for a failure or a setting.
 """
 
 import re
@@ -47,7 +47,7 @@ QUEUES = (
     "Asynchronous: hospitals do not wait for one another. A round is as many visits as there are "
     "models."
 )
-NAMED = 4  # more classes than this are counted
+NAMED = 4  # most classes that a title names
 
 
 def render(
@@ -60,11 +60,11 @@ def render(
     """Make the page.
 
     Args:
-        name: Of the run: when it began, and its strategy.
-        summary: Its figures.
-        events: What happened, in order.
-        toml: Its settings, as a file.
-        pictures: Synthetic images by hospital, of a run that the server can look into.
+        name: The run's name: its start and its strategy.
+        summary: The run's figures.
+        events: The run's events, in order.
+        toml: The run's settings, as a file.
+        pictures: Synthetic images by hospital; none if the run is sealed.
     """
     config = tomllib.loads(toml)
     queues = bool(config.get("asynchronous"))
@@ -95,7 +95,7 @@ def render(
 
 
 def title_of(name: str, summary: Summary) -> str:
-    """Method, data and date."""
+    """The page's title: method, data and date."""
     told = {own["kind"] for own in summary.data.values()} - {None}
     kinds = " and ".join(sorted({KINDS.get(kind, kind) for kind in told}))
     parts = [_method(summary.strategy)[0], *([f"on {kinds}"] if kinds else [])]
@@ -113,7 +113,7 @@ def title_of(name: str, summary: Summary) -> str:
 
 
 def _method(strategy: str) -> tuple[str, str]:
-    """Its name and what it does: the first line of its file."""
+    """A strategy's name and description, from the first line of its file."""
     module = STRATEGIES[strategy].__module__ if strategy in STRATEGIES else ""
     about = (getattr(sys.modules.get(module), "__doc__", None) or strategy).splitlines()[0]
     title, _, sentence = about.partition(": ")

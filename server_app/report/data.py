@@ -1,4 +1,4 @@
-"""On which images: what each hospital used."""
+"""The section about each hospital's images."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from server_app.summary import Summary
 
 
 def figures(summary: Summary) -> dict[str, Any] | None:
-    """What the section says; None if no hospital told of its images."""
+    """Return the section's values; None if no hospital reported its images."""
     if not summary.data:
         return None
     rows, by_class = [], []

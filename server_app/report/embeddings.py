@@ -1,6 +1,6 @@
-"""What left hospitals as embeddings of their images, and what each measured of them before.
+"""The section about embeddings that left hospitals, and each hospital's attacks on its own.
 
-docs/privacy/sums.md says what the figures mean, and what passing proves and does not prove.
+docs/privacy/sums.md explains the figures, and what a pass proves and does not prove.
 """
 
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from pages.page import Marked
 from server_app.summary import Summary
 
 NONE = "–"
-OPEN = 30  # more rows than this are folded
-# Of the policy that comes with the application; every hospital has one of its own.
+OPEN = 30  # most rows that are not folded
+# Limits of the default policy; every hospital has its own policy.
 LIMITS = {"embedding-linked": 0.25, "embedding-inverted": 0.05, "embedding-bits-most": 64.0}
 REVEALING = ("ebr", "stats")  # kinds
 
 
 def figures(summary: Summary) -> dict[str, Any] | None:
-    """What the section says; None if no hospital was asked for embeddings."""
+    """Return the section's values; None if no hospital was asked for embeddings."""
     asked = summary.embeddings
     if not asked:
         return None
@@ -59,7 +59,7 @@ def _row(row: Mapping[str, Any]) -> list[object]:
             _judged(f"{figures.get(name, nan):.1%}", figures.get(name, nan), LIMITS[name])
             for name in ("embedding-linked", "embedding-inverted")
         ),
-        # Where the most stays at the hospital, its policy alone can judge it.
+        # If the maximum stays at the hospital, only its policy can judge it.
         _judged(bits, most if isfinite(most) else median, LIMITS["embedding-bits-most"]),
     ]
 

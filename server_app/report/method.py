@@ -1,4 +1,4 @@
-"""What a researcher asks: every model everywhere, over time, and where each has been."""
+"""The section for a researcher: every model at every hospital, over time, and its route."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -11,20 +11,18 @@ from server_app.measures import LAST_ROUNDS, visit_ends
 from server_app.summary import Summary
 from strategies.engine.events import Event
 
-PICTURED = (
-    100  # hospitals of which every model at every hospital is shown: a million cells is no page
-)
-PANELS = 12  # hospitals whose lines over all visits are shown, each by itself
-FOLDED = 300  # cells of a picture of routes above which it is folded
+PICTURED = 100  # most hospitals of a table with every model at every hospital
+PANELS = 12  # most hospitals with a chart of all visits
+FOLDED = 300  # most cells of a picture of routes that is not folded
 
 
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
-    """What the section says; without figures if no round was evaluated.
+    """Return the section's values; none of them is a figure if no round was evaluated.
 
     Args:
         summary: The run's figures.
-        chances: At each hospital, and under "" their mean, the balanced accuracy of always the same
-            answer; NaN if nobody can say.
+        chances: The balanced accuracy of always the same answer at each hospital, and their mean
+            under ""; NaN if unknown.
     """
     if not summary.history["round"]:
         return {"tested": False}
@@ -66,7 +64,7 @@ def _around(agreement: Mapping[str, float]) -> Span:
 
 
 def _sampled(summary: Summary) -> dict[str, float] | None:
-    """What all models are worth everywhere, if it is estimated from a sample."""
+    """The estimated figure of all models at all hospitals; None if it is not from a sample."""
     for name in ("balanced_accuracy", "accuracy"):
         low, high = (getattr(summary, f"federation_{name}_{end}") for end in ("low", "high"))
         if isfinite(low):
@@ -136,7 +134,7 @@ def _visits(summary: Summary, chance: float) -> dict[str, Any]:
 
 
 def _times(visits: Sequence[Mapping[str, Any]]) -> list[float]:
-    """When each version was tested, in rounds; versions of one hop are an epoch's share apart."""
+    """The time of each test, in rounds; tests of one hop are one epoch's share apart."""
     hops = max(row["hop"] for row in visits)
     epochs = max(row["epochs"] for row in visits)
     left = [(epochs - row["epochs"]) / max(epochs, 1) for row in visits]
@@ -146,7 +144,7 @@ def _times(visits: Sequence[Mapping[str, Any]]) -> list[float]:
 def routes(
     summary: Summary, events: Iterable[Event], *, queues: bool = False
 ) -> dict[str, Any] | None:
-    """Where each model was trained, visit by visit; None if none was."""
+    """Return the route of each model, visit by visit; None if no model was trained."""
     number = {hospital: k for k, hospital in enumerate(_asked(summary, events), 1)}
     visited: dict[str, dict[tuple[int, int], list[Event]]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""What an engineer asks: who took part, what failed, how long it took and what was sent."""
+"""The section for an engineer: participants, failures, seconds and bytes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
@@ -12,9 +12,9 @@ from strategies.protocol.console import duration
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import defaults
 
-LISTED = 20  # kinds of failures on the page; summary.json has all of them
-HOPS = 1000  # in the table of hops; metrics.jsonl has all
-FOLDED = 300  # cells of a picture above which it is folded
+LISTED = 20  # most kinds of failures on the page; summary.json has all
+HOPS = 1000  # most rows of the table of hops; metrics.jsonl has all
+FOLDED = 300  # most cells of a picture that is not folded
 SAID = {
     "query.enrol": "says who it is",
     "query.prepare": "prepares its first model",
@@ -27,13 +27,13 @@ SAID = {
 def figures(
     summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], toml: str
 ) -> dict[str, Any]:
-    """What the section says.
+    """Return the section's values.
 
     Args:
         summary: The run's figures.
-        events: What happened, in order.
+        events: The run's events, in order.
         flat: The run's settings, by their full names.
-        toml: The same as a file.
+        toml: The run's settings, as a file.
     """
     usual, spent = defaults(), sorted(summary.epsilon_spent.items())
     changed = [
@@ -79,7 +79,7 @@ def _participation(summary: Summary) -> dict[str, Any] | None:
 
 
 def _failures(summary: Summary) -> list[list[object]]:
-    """A row for each kind."""
+    """A row for each kind of failure."""
     alike: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for failure in summary.failures:
         kind = (failure["outcome"], failure["verb"], failure["reason"])
@@ -114,7 +114,7 @@ def _costs(summary: Summary, events: Sequence[Event], *, queues: bool) -> dict[s
 
 
 def _answers(events: Sequence[Event]) -> Iterator[list[object]]:
-    """What an answer of each kind costs."""
+    """The seconds and bytes of an answer of each kind."""
     for verb, said in SAID.items():
         answers = [event for event in events if event.verb == verb and event.outcome == "ok"]
         if answers:
@@ -141,7 +141,7 @@ def _hops(events: Sequence[Event]) -> Iterator[list[object]]:
 
 
 def _setting(value: object) -> str:
-    """As in TOML, without quotes."""
+    """A value as in TOML, without quotes."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

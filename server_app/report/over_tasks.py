@@ -1,6 +1,6 @@
-"""The report's part about tasks: accuracies over the rounds, what was forgotten, who was there.
+"""The section about tasks: accuracies over the rounds, forgetting, and members of each task.
 
-Of runs whose images arrive in tasks, one after the other, or who takes part in which is planned.
+Only runs with tasks or with planned members (`enrolment`) have it.
 """
 
 from math import isfinite, nan
@@ -11,12 +11,12 @@ from pages.plots import Line
 from server_app.summary import Summary
 from strategies.engine.presence import ACTIVE, LEFT, NOT_YET
 
-OPEN = 30  # more hospitals than this are folded
+OPEN = 30  # most hospitals that are not folded
 SAID = {ACTIVE: "active", LEFT: "has left", NOT_YET: "not yet"}
 
 
 def figures(summary: Summary) -> dict[str, Any] | None:
-    """What is said of the tasks; None if there are none, or nothing was measured."""
+    """Return the section's values; None if there are no tasks, or no round was evaluated."""
     rounds = summary.history["round"]
     if not summary.tasks or not rounds:
         return None
@@ -48,7 +48,7 @@ def figures(summary: Summary) -> dict[str, Any] | None:
 
 
 def enrolment_plan(summary: Summary) -> dict[str, Any] | None:
-    """Who was to take part when; None if nobody planned it."""
+    """Return the planned members of each task; None without a plan."""
     plan = summary.enrolment
     if not plan:
         return None

@@ -1,6 +1,6 @@
-"""The report's part about time: figures over seconds, who was busy, and how stale models are.
+"""The section about time: figures over seconds, busy hospitals, and stale models.
 
-Of runs whose hospitals do not wait for one another, and of those in virtual time (`async.seconds`).
+Only asynchronous runs and runs in virtual time (`async.seconds`) have it.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pages import plots
 from pages.plots import Line
 from server_app.summary import Summary
 
-COLUMNS = 8  # hospitals in the table of staleness
+COLUMNS = 8  # most hospitals in the table of staleness
 NAMES = {
     "all models, at all hospitals": "federation_balanced_accuracy",
     "the model a hospital holds": "personalized_balanced_accuracy",
@@ -19,7 +19,7 @@ NAMES = {
 
 
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any] | None:
-    """What the section says; None if the run has no `Summary.over_time`."""
+    """Return the section's values; None if the run has no `Summary.over_time`."""
     if not summary.over_time:
         return None
     time, history = summary.over_time["time"], summary.history

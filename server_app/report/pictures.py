@@ -1,4 +1,4 @@
-"""The synthetic images that came to the server, of a run that is not sealed."""
+"""The synthetic images that the server received in a run that is not sealed."""
 
 from contextlib import suppress
 
@@ -7,11 +7,11 @@ from strategies.engine.state import State
 from strategies.protocol.parcel import is_sealed
 from strategies.protocol.records import ParcelError
 
-HOSPITALS = 12  # whose images are on the page
+HOSPITALS = 12  # most hospitals with images on the page
 
 
 def pictures(state: State) -> dict[str, list[Strip]]:
-    """Strips by hospital; nothing of a buffer that the server cannot read, or that is damaged."""
+    """Strips by hospital; sealed and damaged buffers are left out."""
     found = {}
     for hospital, name in sorted(state.buffers.items())[:HOSPITALS]:
         with suppress(OSError, ParcelError, ValueError, KeyError):

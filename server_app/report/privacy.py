@@ -1,4 +1,4 @@
-"""What each hospital measured of its synthetic images before they left."""
+"""The section about each hospital's check of its synthetic images before they left."""
 
 from collections.abc import Mapping, Sequence
 from math import nan
@@ -8,17 +8,17 @@ from pages.pictures import Strip
 from pages.release_view import FAIL, LOOK, PASS, release_checks
 from server_app.summary import Summary
 
-OPEN = 4  # more hospitals than this are folded
+OPEN = 4  # most hospitals that are not folded
 
 
 def figures(
     summary: Summary, config: Mapping[str, Any], pictures: Mapping[str, Sequence[Strip]]
 ) -> dict[str, Any] | None:
-    """What the section says; None if no hospital was to make synthetic images.
+    """Return the section's values; None if no hospital made synthetic images or was refused.
 
     Args:
         summary: The run's figures.
-        config: Its settings, by table and name.
+        config: The run's settings, by table and name.
         pictures: Synthetic images by hospital.
     """
     refused = {

@@ -1,6 +1,6 @@
-"""What a clinician asks: what was learnt, better than alone or not, where, how sure, which class.
+"""The section for a clinician: better than training alone or not, where, which class, how sure.
 
-What is judged, `Summary.worth` has judged, in its own words; here are figures.
+The sentences are those of `Summary.worth`; this file adds the figures.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,20 +29,20 @@ from server_app.assessments import figure_everywhere
 from server_app.summary import Summary
 
 CHANCE = "chance: always the same answer"
-EACH = 12  # more hospitals than this: long tables are folded, and only models that are held listed
-SAID = 8  # sentences on the page; more are folded
-FOLDED = 6  # more hospitals than this are folded, class by class
+EACH = 12  # with more hospitals, long tables are folded and list only models that hospitals hold
+SAID = 8  # most sentences that are not folded
+FOLDED = 6  # most hospitals in tables of classes that are not folded
 MODELS = {"ensemble": "mean of all models", "standalone": "its own, before the first hand-off"}
 
 Told = dict[str, Any]  # a row of the summary
 
 
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
-    """What the section says.
+    """Return the section's values.
 
     Args:
         summary: The run's figures.
-        chances: At each hospital, the balanced accuracy of always the same answer.
+        chances: The balanced accuracy of always the same answer at each hospital.
     """
     own = {row["hospital"]: row for row in _of_kind(summary, "model") if row["held"]}
     alone = {row["hospital"]: row for row in _of_kind(summary, "standalone")}
@@ -68,13 +68,13 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
 
 
 def _said(summary: Summary, about: str) -> dict[str, list[Any]]:
-    """The summary's own sentences."""
+    """The summary's sentences about the run, its hospitals or its classes."""
     said = [row for row in summary.worth if row["about"] == about]
     return {"first": said[:SAID], "more": said[SAID:]}
 
 
 def _headline(summary: Summary) -> dict[str, Any] | None:
-    """What hospitals hold and what all models are everywhere, each with its worst case."""
+    """The means of held models and of all models everywhere, each with the worst model."""
     first = summary.headline
     if first is None:
         return None
@@ -109,7 +109,7 @@ def _mean_and_worst(name: str, mean: Figure | None, tests: Sequence[Told]) -> It
 def _against_alone(
     own: Mapping[str, Told], alone: Mapping[str, Told], chances: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Each hospital's own model before the first hand-off, and the one that it ends with."""
+    """Each hospital's own model before the first hand-off, and its model after the run."""
     names = ["the model that it holds after the run"]
     if alone:
         names.insert(0, "the hospital's own model, before the first hand-off")
@@ -131,7 +131,7 @@ def _against_alone(
 
 
 def _by_class(summary: Summary, own: Mapping[str, Told]) -> dict[str, Any]:
-    """What is found of each class at each hospital."""
+    """The share right of each class at each hospital."""
     classes = summary.classes if own else []
     shares = [
         [span(row["classes"][place]["recall"]).value for row in own.values()]
@@ -153,7 +153,7 @@ def _by_class(summary: Summary, own: Mapping[str, Told]) -> dict[str, Any]:
 
 
 def _class(name: str, at: Mapping[str, Told], against: bool) -> dict[str, Any]:
-    """What is found of one class at each hospital, `against` all others too."""
+    """The share right of one class at each hospital; `against` adds it against all others."""
     lanes = [Lane(hospital, [span(told["recall"])]) for hospital, told in at.items()]
     drawn = plots.spans(f"Share of class {name} that is right, by hospital", lanes)
     more = AGAINST if against else ()
@@ -179,6 +179,6 @@ def _cells(row: Told) -> list[object]:
 
 
 def _of_kind(summary: Summary, kind: str) -> list[Told]:
-    """The rows of a kind that have a figure, by hospital."""
+    """The rows of a kind with a balanced accuracy, sorted by hospital."""
     rows = [row for row in summary.assessments if row["kind"] == kind and row["balanced_accuracy"]]
     return sorted(rows, key=lambda row: str(row["hospital"]))

@@ -266,7 +266,7 @@ def verdicts() -> Iterator[tuple[dict[str, Any], str]]:
     yield few, "Too small to tell: with so few images"
     yield {**few, "trials": ()}, "no attack could be tried"
     yield {**few, "leak": interval(0.1)}, "not even half of the images"
-    yield {"verdict": "not attacked"}, "no attack was tried"
+    yield {"verdict": "not attacked"}, "No attack was tried"
     bound = {"epsilon": 1.0, "delta": 1e-5, "audited": 0.25}
     yield (
         {"bound": bound},

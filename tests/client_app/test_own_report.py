@@ -268,7 +268,7 @@ def test_it_says_what_the_run_was_and_what_left(finished, report, place):
     assert "rounds | 2 of 2 |" in text
     assert "mlp.hidden = '4'" in text
     assert f"predict --model {finished.run}/" in text
-    assert "Or a mixture, which makes as much of each model as suits" in text
+    assert "Or a mixture, with weights that suit the hospital's own test images" in text
     assert " of 'own/graz'" in text
     assert "No synthetic images left the hospital in this run." in text
     assert "runs.sealed-only | an open run" not in text

@@ -1,8 +1,8 @@
-"""A hospital's own report of a run, as one page for its own eyes.
+"""A hospital's own report of a run: one page for the hospital alone.
 
-First what a clinician asks: are the models better here, for which class, which one to use
-(worth.py); then what the run was and what left the hospital (run.py), and how private that was
-(privacy.py, buffer.py). Every text reaches the page through `pages.page`, which escapes it.
+First for a clinician: are the models better here, for which class, and which model to use
+(worth.py). Then the run and the data that left (run.py), and their privacy (privacy.py,
+buffer.py). `pages.page` escapes all texts.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ def page(
     policy: Path | None,
     examined: Examination | None = None,
 ) -> str:
-    """The page, which needs no other file.
+    """Return the page, which needs no other file.
 
     Args:
         past: The run.
-        rows: What models are worth here.
-        inexact: Why these figures are those that were told; empty if they are exact.
-        policy: The file with the policy of the run; None if it is not at hand.
-        examined: What came of a look at the synthetic images; None if nobody looked.
+        rows: The test performance of models here.
+        inexact: The reason why `rows` are the reported figures; empty if they are exact.
+        policy: The file with the run's policy; None if it is missing.
+        examined: The examination of the synthetic images; None if there was none.
     """
     return render(
         "hospital",

@@ -1,4 +1,4 @@
-"""The hospital's synthetic images: what they look like, what they are worth, what is nearest."""
+"""The hospital's synthetic images: samples, the performance of a model, and the nearest pairs."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from pages.verdicts.model import chance
 
 
 def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | None:
-    """What is shown of them; None if they are not to be found."""
+    """Return the values for the page; None if the store has no buffer."""
     if (buffer := past.buffer) is None:
         return None
     images, labels = buffer.samples.images.numpy(), buffer.samples.labels.numpy()
@@ -29,7 +29,7 @@ def describe(past: PastRun, examined: Examination | None) -> dict[str, Any] | No
 
 
 def _worth(examined: Examination) -> dict[str, Any]:
-    """Figures of a model that was trained on them alone; without any if it diverged."""
+    """Figures of a model that was trained on them alone; empty if it diverged."""
     row = examined.worth
     return {
         "passes": examined.passes,

@@ -1,4 +1,4 @@
-"""How private the run was: the check of synthetic images, and the policy in force."""
+"""The privacy of the run: the check of synthetic images, attacks, and the policy in force."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from strategies.protocol.settings import Settings, SettingsError, defaults
 
 
 def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
-    """The check of synthetic images, the attacks, and the policy in force."""
+    """Return the values for the page."""
     exact = past.buffer
     figures = exact.figures if exact else past.buffer_figures
     attacked = exact.attacked if exact else None

@@ -1,4 +1,4 @@
-"""What the run was, what left the hospital in it, and what came."""
+"""The run's facts and settings, and the data that left the hospital and came to it."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ NAMED = {"manifest": "label", "embeddings": "sample of embeddings"}
 
 
 def describe(past: PastRun) -> dict[str, Any]:
-    """What it was, its settings, and by the ledger what left and what came."""
+    """Return the run's facts and settings, and from the ledger what left and what came."""
     settings, usual = past.settings, defaults()
     changed = {k: v for k, v in settings.items() if k not in usual or usual[k] != v}
     return {
@@ -78,7 +78,7 @@ def method(past: PastRun) -> str:
 
 
 def dates(past: PastRun) -> str:
-    """From its first day to its last one, in UTC."""
+    """The first and the last day of the run, in UTC."""
     times = [line.entry["time"] for line in past.lines]
     times += [model.date for model in past.models.values()]
     days = sorted({time[:10] for time in times if time})
@@ -86,7 +86,7 @@ def dates(past: PastRun) -> str:
 
 
 def _counted(records: Sequence[Mapping[str, object]]) -> str:
-    """How many records of each kind, in words."""
+    """The number of records of each kind, in words."""
     kinds: Counter[str] = Counter()
     for record in records:
         name = str(record["name"]).rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""What a clinician asks: are the models better here, for which class, and which one to use."""
+"""The part for a clinician: are the models better here, for which class, and which one to use."""
 
 import shlex
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ from pages.verdicts.model import chance
 
 AFTER = "the best model here after the run"
 COMMAND = "uv run python -m client_app"
-ROUTE = 8  # hospitals of a route that are named
+ROUTE = 8  # most hospitals of a route, the last ones
 
 
 def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
-    """What the models are worth; None if nothing is known."""
+    """Return the figures of all models; None if there are none."""
     best = best_model(rows)
     if best is None:
         return None
@@ -80,7 +80,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
 
 
 def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
-    """ROC of the best model, of each class against all others; exact figures alone have it."""
+    """ROC of the best model, for each class against all others; only exact figures have it."""
     return [
         plots.square(plots.Line(name, curve[0], curve[1], ()), f"ROC of class {name}")
         for name, curve, shown in zip(
@@ -91,7 +91,7 @@ def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
 
 
 def _by_class(best: Assessment, alone: Assessment | None) -> plots.Picture | None:
-    """The share right of each class, of the hospital's own model and of the best one."""
+    """The share right of each class, for the hospital's own model and for the best one."""
     own = {each["name"]: each["recall"] for each in alone["classes"]} if alone else {}
     lanes = [
         plots.Lane(
@@ -106,7 +106,7 @@ def _by_class(best: Assessment, alone: Assessment | None) -> plots.Picture | Non
 
 
 def _class_by_class(row: Assessment) -> dict[str, Any]:
-    """Tables of a model's figures of each class, and of it against all others."""
+    """Tables of a model's figures for each class, alone and against all others."""
     classes, known = row["classes"], row["patients"] is not None
     head, rows = ["class", *CLASS], []
     if known:
@@ -124,7 +124,7 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
 
 
 def use(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
-    """Which model to use, and what its commands need; no model if none is at home."""
+    """Return the advised model and the values for its commands; no model if none is at home."""
     folder = shlex.quote(str(past.folder.parent))
     found: dict[str, Any] = {"command": COMMAND, "here": f"--site {past.site} --store-dir {folder}"}
     models, best = list(past.models), best_model(rows)
@@ -164,6 +164,6 @@ def _route(model: ModelManifest) -> str:
 
 
 def _title(row: Assessment) -> str:
-    """A row's model in a table."""
+    """The name of a row's model in a table."""
     titles = {"standalone": f"its own, {own_name(row)}", "ensemble": "mean of all models"}
     return titles.get(str(row["kind"]), str(row["model"]))
