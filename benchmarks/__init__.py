@@ -1,1 +1,1 @@
-"""What is measured, and the runners that measure it."""
+"""Benchmarks: tables of experiments, and the programs that run them."""

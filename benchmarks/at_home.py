@@ -1,16 +1,16 @@
-"""What a hospital should use at home, of all the models that it has there after a run.
+"""Compares rules by which a hospital chooses a model at home after a run.
 
     uv run python -m benchmarks.at_home <output folder of benchmarks.reproduce>
 
-For a table with a row "standalone", in which each hospital trains alone as long as in other rows. A
-choice is made on one half of a hospital's test images, drawn by patients, and tested on the other
-half, and the other way round, in `SPLITS` random splits. Balanced accuracy at home in percent: the
-mean over hospitals and runs, and the difference from standing alone with its 95 % interval
-(Student's t over the runs, each a seed).
+The table needs a row "standalone", in which each hospital trains alone as long as in other rows. A
+rule chooses on one half of a hospital's test images, drawn by patients, and is tested on the other
+half, and vice versa, in `SPLITS` random splits. Figures are balanced accuracies at home in percent:
+the mean over hospitals and runs, and the difference from the own model with its 95 % interval
+(Student's t over the runs, one for each seed).
 
-`--own <output folder>` takes the hospitals' own models that are asked together with others from
-another table, of one row: made with `--rows standalone --vary num-server-rounds=1` they are such as
-`predict` has, from before the first hand-off.
+`--own <output folder>` takes the hospitals' own models in ensembles and mixtures from another
+table, of one row. With `--rows standalone --vary num-server-rounds=1` these are the models before
+the first hand-off, as in `predict`.
 """
 
 import argparse
@@ -45,13 +45,13 @@ Labels = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Models:
-    """Probabilities that the models at a hospital give to some of its test images.
+    """Probabilities of the models at a hospital for some of its test images.
 
     Attributes:
-        alone: By its own model, which trained alone as long, [N, K].
-        own: By its own model that is asked together with others, [N, K].
-        held: By the model that it trained last, or the one that there is, [N, K].
-        handed: By all models of the run, [M, N, K].
+        alone: Of its own model, which trained alone as long, [N, K].
+        own: Of its own model in ensembles and mixtures, [N, K].
+        held: Of the model that it trained last, or of the ensemble if there is none, [N, K].
+        handed: Of all models of the run, [M, N, K].
     """
 
     alone: Scores
@@ -60,28 +60,34 @@ class Models:
     handed: Scores
 
     def select(self, images: NDArray[np.bool_]) -> "Models":
-        """For some of the images, [N]."""
+        """The probabilities for some of the images, [N]."""
         alone, own, held = (each[images] for each in (self.alone, self.own, self.held))
         return Models(alone, own, held, self.handed[:, images])
 
     @property
     def all_models(self) -> Scores:
-        """Those of the run and its own, [M + 1, N, K]."""
+        """The probabilities of the run's models and of its own, [M + 1, N, K]."""
         return np.concatenate([self.handed, self.own[None]])
 
 
 def best(seen: Scores, labels: Labels, new: Scores) -> Scores:
-    """What the one of [M, N, K] that is best on images with labels [N] says of new ones."""
+    """The probabilities for `new` images of the model that is best on the `seen` ones.
+
+    Args:
+        seen: Probabilities for labelled images, [M, N, K].
+        labels: Their labels, [N].
+        new: Probabilities for new images, [M, N', K].
+    """
     return new[np.argmax([balanced_accuracy(each, labels) for each in seen])]  # type: ignore[no-any-return]
 
 
 def mixture(seen: Scores, labels: Labels, new: Scores) -> Scores:
-    """What a mixture of [M, N, K] that suits images with labels [N] says of new ones."""
+    """The probabilities for `new` images of a mixture fitted to the `seen` ones; as in `best`."""
     weights = mixture_weights(torch.from_numpy(seen), torch.from_numpy(labels))
     return np.tensordot(weights.numpy(), new, 1)
 
 
-# What the hospital uses, from what its models say of labelled images and of new ones.
+# By name of the rule, its probabilities for new images, from labelled images and new ones.
 RULES: dict[str, Callable[[Models, Labels, Models], Scores]] = {
     "its own, alone": lambda seen, labels, new: new.alone,
     "the one it trained last": lambda seen, labels, new: new.held,
@@ -102,9 +108,9 @@ RULES: dict[str, Callable[[Models, Labels, Models], Scores]] = {
 def main() -> None:
     """Print a row for each row of the table, a column for each rule."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.at_home")
-    parser.add_argument("output", type=Path, help="of benchmarks.reproduce")
+    parser.add_argument("output", type=Path, help="an output folder of benchmarks.reproduce")
     parser.add_argument(
-        "--own", type=Path, help="another one, of one row: the hospitals' own models"
+        "--own", type=Path, help="another output folder, of one row: the hospitals' own models"
     )
     given = parser.parse_args()
     alone, runs = alone_and_others(given.output)
@@ -124,15 +130,15 @@ def main() -> None:
 
 
 def alone_and_others(output: Path) -> tuple[dict[int, Path], dict[str, dict[int, Path]]]:
-    """The runs of a table's row "standalone", and those of its other rows."""
+    """The runs of a table's row "standalone", and the runs of its other rows."""
     runs = runs_of(output)
     if "standalone" not in runs:
-        raise SystemExit(f"{output}: no run of a row 'standalone' is here; run that row, too.")
+        raise SystemExit(f"{output} has no run of a row 'standalone': run that row, too.")
     return runs.pop("standalone"), runs
 
 
 def runs_of(output: Path) -> dict[str, dict[int, Path]]:
-    """The runs of a table's rows, by their seeds; not those without a model that has all layers."""
+    """The runs of a table's rows, by seed; without rows whose models lack layers."""
     runs: dict[str, dict[int, Path]] = {}
     for row, run in newest(output.expanduser()):
         settings = settings_of(run)
@@ -151,11 +157,11 @@ def interval(gains: list[float]) -> str:
 
 
 def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
-    """The mean over hospitals of what each rule is worth there, after a run.
+    """The balanced accuracy of each rule after a run, mean over hospitals.
 
     Args:
         alone: The run in which each hospital trained alone as long.
-        own: The run with the models of their own that are asked together with others.
+        own: The run with the hospitals' own models in ensembles and mixtures.
         run: The run.
     """
     figures: dict[str, list[float]] = {rule: [] for rule in RULES}
@@ -175,7 +181,7 @@ def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
 def judged(
     models: Models, labels: Labels, patients: Labels, seed: int
 ) -> Iterator[tuple[str, float]]:
-    """What each rule is worth on images that it was not chosen on."""
+    """The balanced accuracy of each rule on images that the rule did not use."""
     worth: dict[str, list[float]] = {rule: [] for rule in RULES}
     for split in range(SPLITS):
         rng = rng_for(seed, "halves", split)
@@ -193,7 +199,7 @@ def judged(
 
 
 def balanced_accuracy(scores: Scores, labels: Labels) -> float:
-    """The mean over the classes that occur of the share that is right."""
+    """The mean recall over the classes that occur."""
     right = scores.argmax(1) == labels
     return fmean(float(right[labels == k].mean()) for k in np.unique(labels))
 
@@ -208,7 +214,7 @@ def images_of(run: Path) -> dict[str, LocalData]:
     """The images of each hospital of a run, by its name."""
     summary, settings = Summary.read(run, any_version=True), settings_of(run)
     count, classes = len(summary.hospitals), tuple(summary.classes)
-    return {  # a summary has the names in another order than the data set
+    return {  # the order of names in a summary differs from that of the data set
         simulated_name(settings.dataset, index, count): open_data(settings, index, count, classes)
         for index in range(count)
     }
@@ -216,7 +222,7 @@ def images_of(run: Path) -> dict[str, LocalData]:
 
 @cache
 def read_probabilities(run: Path) -> dict[str, tuple[list[str], dict[str, Scores]]]:
-    """By lineage: which hospitals trained a model, and its probabilities of each one's images."""
+    """By lineage the hospitals that trained a model, and its probabilities for their images."""
     found = {}
     for path in sorted((run / "parcels").glob("*.npz")):
         parcel = load(path)

@@ -1,19 +1,19 @@
-r"""How methods degrade along one axis: the images of each step of it, and a plot of a sweep.
+r"""Writes the images of sweeps along an axis, on which methods degrade, and plots a sweep.
 
     uv run python -m benchmarks.axes images ~/axes --data <folder with mnist.npz and skin/>
     uv run python -m benchmarks.reproduce axes --data ~/axes --output ~/classes --workers 2 \
         --vary "dataset=npz:{data}/classes-1.npz,npz:{data}/classes-2.npz,npz:{data}/classes-5.npz"
     uv run python -m benchmarks.axes plot ~/classes dataset --to classes.svg
 
-The plot takes any table and setting that varies; `round` has the rounds of its runs.
+The plot takes any table and any setting that varies; `round` plots over the rounds of its runs.
 
-Five hospitals, in archives with an order of magnitude that a GAN can learn on a CPU:
+The archives have five hospitals, and images that a GAN can learn on a CPU:
 
     classes-<K>   MNIST's digits 0 to 4, K of them at each hospital: 1 = all differ, 5 = all alike
     images-<N>    the same digits, N training images at each hospital, all classes
-    devices-<S>   dermoscopy of one centre (ham_vidir_modern, 32 pixels, melanoma or not), cut by
-                  lesion; each hospital's images as another device might take them: colours, gamma
-                  and blur, S % as strong as the strongest
+    devices-<S>   dermoscopy of one centre (ham_vidir_modern, 32 pixels, melanoma or not), split by
+                  lesion; each hospital simulates another device by colours, gamma and blur, at S %
+                  of the full strength
 """
 
 import argparse
@@ -38,7 +38,7 @@ from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import rng_for
 
 HOSPITALS, CLASSES = 5, 5
-OF_CLASS, TESTED = 400, 200  # images at a hospital, along the axis `classes` and for tests
+OF_CLASS, TESTED = 400, 200  # images at a hospital: for training on the axis `classes`, for tests
 STEPS = {"classes": (1, 2, 3, 5), "images": (25, 50, 100, 400), "devices": (0, 33, 67, 100)}
 FIGURES = ("federation_balanced_accuracy", "personalized_balanced_accuracy")
 SIDE = 32  # pixels of photographs
@@ -51,13 +51,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.axes")
     commands = parser.add_subparsers(required=True)
     images = commands.add_parser("images", help="write the archives of all axes")
-    images.add_argument("to", type=Path, help="their folder")
-    images.add_argument("--data", type=Path, required=True, help="with mnist.npz and skin/")
+    images.add_argument("to", type=Path, help="the folder to write")
+    images.add_argument(
+        "--data", type=Path, required=True, help="the folder with mnist.npz and skin/"
+    )
     images.set_defaults(command=write)
     plotted = commands.add_parser("plot", help="draw a sweep of the table 'axes'")
-    plotted.add_argument("output", type=Path, help="of benchmarks.reproduce")
+    plotted.add_argument("output", type=Path, help="an output folder of benchmarks.reproduce")
     plotted.add_argument("key", help="the setting that varies, or `round`")
-    plotted.add_argument("--table", default="axes", help="whose rows are the lines")
+    plotted.add_argument("--table", default="axes", help="the table of the sweep")
     plotted.add_argument("--to", type=Path, required=True, help="an SVG or PNG file")
     plotted.set_defaults(command=plot)
     arguments = parser.parse_args()
@@ -87,7 +89,7 @@ def write(arguments: argparse.Namespace) -> None:
 def digits(file: Path, images: int, classes: int) -> list[Any]:
     """For each hospital, training and test images of some digits, with their labels.
 
-    Fewer images are a part of more. Test images show a hospital's own digits.
+    Smaller sets are subsets of larger ones. Test images show a hospital's own digits.
     """
     with np.load(file) as arrays:
         pools = [(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")]
@@ -134,7 +136,7 @@ def _photographs(folder: Path) -> list[Any]:
 
 
 def simulate_device(images: Bytes, hospital: int, strength: float) -> Bytes:
-    """Photographs [N, H, W, 3] as a hospital's own device might take them; 0 leaves them."""
+    """Photographs [N, H, W, 3] as from a hospital's own device; strength 0 changes nothing."""
     rng = rng_for(0, "device", hospital=str(hospital))
     gain = np.exp(strength * rng.uniform(-0.4, 0.4, 3))  # of each colour
     gamma = np.exp(strength * rng.uniform(-0.5, 0.5))
@@ -155,9 +157,9 @@ def _save(path: Path, hospitals: list[Any]) -> None:
 
 
 def plot(arguments: argparse.Namespace) -> None:
-    """Draw what a sweep came to: everywhere and at home, a line for each row of the table.
+    """Plot a sweep: everywhere and at home, a line for each row of the table.
 
-    A point is the mean over seeds; the band goes from the worst of them to the best.
+    A point is the mean over seeds; the band goes from the worst seed to the best.
     """
     rows = [row["name"] for row in described_by(arguments.table)["rows"]]
     found: dict[str, dict[float, list[list[float]]]] = {}
@@ -205,7 +207,7 @@ def plot(arguments: argparse.Namespace) -> None:
 def _points(
     summary: Mapping[str, Any], config: Mapping[str, Any], key: str
 ) -> Iterator[tuple[float, list[float]]]:
-    """Places on the axis, and what a run came to there: everywhere and at home."""
+    """The places of a run on the axis, each with its figures everywhere and at home."""
     if key == "round":
         history = summary["history"]
         columns = [history["round"], *(history[each] for each in FIGURES)]

@@ -1,11 +1,11 @@
-"""Folders of the five skin centres whose classes are the seven diagnoses of HAM10000.
+"""Writes folders of the five skin centres with the seven diagnoses of HAM10000 as classes.
 
     uv run python -m benchmarks.diagnoses ~/diagnoses --data <folder with skin/>
     uv run python -m benchmarks.reproduce five_centres --data ~/diagnoses --output ~/five-diagnoses
 
-A centre's manifest.csv has melanoma or not as `label`, and what was found as `diagnosis`; in the
-folders written here that is the label. Actinic keratoses (AK) and squamous cell carcinomas (SCC)
-are one class, AKIEC, as in HAM10000 (Tschandl et al., Sci. Data 5:180161).
+In a centre's manifest.csv the `label` is melanoma or not, and `diagnosis` is the diagnosis. In the
+folders written here, the diagnosis is the label. Actinic keratoses (AK) and squamous cell
+carcinomas (SCC) are one class, AKIEC, as in HAM10000 (Tschandl et al., Sci. Data 5:180161).
 """
 
 import argparse
@@ -19,8 +19,8 @@ AKIEC = ("AK", "SCC")
 def main() -> None:
     """Write the folders."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.diagnoses")
-    parser.add_argument("to", type=Path, help="their folder")
-    parser.add_argument("--data", type=Path, required=True, help="with skin/")
+    parser.add_argument("to", type=Path, help="the folder to write")
+    parser.add_argument("--data", type=Path, required=True, help="the folder with skin/")
     arguments = parser.parse_args()
     manifests = sorted(arguments.data.expanduser().glob("skin/*/manifest.csv"))
     if not manifests:

@@ -1,11 +1,11 @@
-"""What the code does on CUDA, in 20 minutes of a borrowed GPU; without one, on the CPU in small.
+"""Checks and times the code on CUDA in 20 minutes; without a GPU, a small version on the CPU.
 
     uv run python -m benchmarks.gpu <folder>
     uv run python -m benchmarks.gpu --rows <folder>
 
-The first leaves JSON files, grids of synthetic images and a log of each step in the folder; the
-second prints them as Markdown, on any machine. A step is a process of its own with a time limit, so
-one that fails or hangs does not end the others. The exit status is 1 if a step has not passed.
+The first command writes JSON files, grids of synthetic images and a log of each step to the folder.
+The second prints them as Markdown, on any machine. Each step is a process of its own with a time
+limit, so a failing or hanging step does not end the others. The exit status is 1 if a step fails.
 """
 
 import argparse
@@ -34,11 +34,11 @@ SUMMARY = "gpu.json"
 
 
 def main() -> None:
-    """Run all steps, one of them (as the command itself does), or print the rows."""
+    """Run all steps, or one of them (in a process of its own), or print the rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu")
-    parser.add_argument("folder", type=Path, help="where the files are, or will be")
+    parser.add_argument("folder", type=Path, help="the folder of the files")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--rows", action="store_true", help="print what the folder holds")
+    which.add_argument("--rows", action="store_true", help="print the results in the folder")
     which.add_argument("--step", choices=("paths", "gan"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder = arguments.folder.expanduser().resolve()
@@ -78,15 +78,15 @@ def steps(folder: Path, device: torch.device) -> dict[str, list[str]]:
 
 
 def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
-    """Run a command, and end it with all its processes at the limit.
+    """Run a command; end it and all its processes at the limit.
 
     Args:
-        command: What to run, in the repository's folder.
-        log: Gets its output.
-        limit: Seconds it may take.
+        command: The command; it runs in the repository's folder.
+        log: The file for its output.
+        limit: The time limit in seconds.
 
     Returns:
-        Its `seconds`, and its `error`: None, or why it has not passed.
+        Its `seconds`, and its `error`: None, or the reason of the failure.
     """
     began, error = time.perf_counter(), None
     with log.open("wb") as output:
@@ -107,16 +107,17 @@ def attempt(command: list[str], log: Path, limit: float) -> dict[str, Any]:
 
 
 def paths(device: torch.device) -> dict[str, Any]:
-    """Which of CUDA's paths the GAN's training takes, and what they change.
+    """The CUDA features that the GAN's training uses, and their effects.
 
     Returns:
-        bf16: Whether steps compute in it. bf16_error: Largest difference of its images from
-        float32's, over their largest value. channels_last: Whether all filters are laid out so.
-        compiled: Whether networks are compiled. repeat_error: Largest difference of weights
-        between two trainings with one seed; 0 = deterministic. peak_mib: Most memory on the GPU.
+        bf16: Whether steps compute in bfloat16. bf16_error: Largest difference of its images from
+        those in float32, over their largest value. channels_last: Whether all filters have this
+        memory format. compiled: Whether networks are compiled. repeat_error: Largest difference of
+        weights between two trainings with one seed; 0 = deterministic. peak_mib: Most memory on
+        the GPU.
 
     Raises:
-        RuntimeError: Weights or images are not finite, or filters on CUDA not channels-last.
+        RuntimeError: Weights or images are not finite, or filters on CUDA are not channels-last.
     """
     preset = PRESETS["tiny"]
     first, second = (trained(device, preset, 20) for _ in range(2))
@@ -149,9 +150,9 @@ def paths(device: torch.device) -> dict[str, Any]:
 
 
 def speeds(device: torch.device, folder: Path) -> list[dict[str, Any]]:
-    """Train each size of GAN on digits for a while; images per second, memory and a grid.
+    """Train GANs of each size on digits; returns images per second and memory, and draws grids.
 
-    skin-256 is xray-256 by another name. On the CPU only tiny, for a few seconds.
+    skin-256 equals xray-256. On the CPU only tiny is trained, for a few seconds.
     """
     names, seconds = (
         (("tiny", "small", "xray-256"), 120.0) if device.type == "cuda" else (("tiny",), 10.0)
@@ -162,7 +163,7 @@ def speeds(device: torch.device, folder: Path) -> list[dict[str, Any]]:
 def measure(
     name: str, preset: Preset, device: torch.device, folder: Path, seconds: float
 ) -> dict[str, Any]:
-    """Train one GAN for so many seconds after its first steps, which compile, and draw a grid."""
+    """Train one GAN for `seconds` after its first steps, which compile, and draw a grid."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
@@ -181,7 +182,7 @@ def measure(
 
 
 def trained(device: torch.device, preset: Preset, steps: int) -> Adversaries:
-    """Networks after some steps on digits, without the privacy term; the same at every call."""
+    """Networks after some steps on digits, without the privacy term, with a fixed seed."""
     torch.manual_seed(0)
     networks = Adversaries(
         digits(preset.resolution, device), preset, Privacy(0, "mean", torch.cdist)
@@ -201,18 +202,18 @@ def digits(size: int, device: torch.device) -> Examples:
 
 
 def synchronised(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
+    """Wait until the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def peak(device: torch.device) -> float | None:
-    """Most MiB that tensors took on the GPU; None on the CPU."""
+    """Peak memory of tensors on the GPU, MiB; None on the CPU."""
     return torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
 
 
 def print_rows(folder: Path) -> None:
-    """Print what a folder holds, as results/gpu.md has it; the error of a step that failed."""
+    """Print the results in a folder, as in results/gpu.md; for a failed step its error."""
     summary = json.loads((folder / SUMMARY).read_text())
     print(f"Commit {summary['commit']}; {summary['machine']}; torch {summary['torch']}.\n")
     print_head("step", "s", "outcome")

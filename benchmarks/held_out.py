@@ -1,9 +1,10 @@
-"""Two archives of the handwritten digits: 0 to 5, which arrive in tasks, and 6 to 9 from 0 on.
+"""Writes two archives of the handwritten digits: 0 to 5, and 6 to 9 with labels from 0 on.
 
     uv run python -m benchmarks.held_out <folder>
 
-For `mah_digits` and `twf_small`, whose auxiliary classes, and whose teacher's, are those of the
-second: a disjoint source without a download.
+The tables `mah_digits` and `twf_small` use them: the first archive has the tasks. The second has
+the auxiliary classes of MAH, and the training images of TwF's teacher: other classes, and no
+download.
 """
 
 import sys

@@ -1,8 +1,8 @@
-"""Visits that do not take place: hospitals of a simulation that are away, or leave for good.
+"""Lost visits: hospitals of a simulation that are away for a round, or leave for good.
 
-A hospital is away for a whole round, so that methods that visit it once in a round and methods that
-visit it more often lose the same. Models are tested at all hospitals all the same: what counts is
-whether a model still knows what a hospital that is away, or has left, had to teach.
+A hospital is away for a whole round, so methods lose the same with one visit in a round or more.
+Models are still tested at all hospitals: the tests show whether a model keeps the knowledge from an
+absent hospital.
 """
 
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ AWAY = "The hospital is away in this round."
 
 @dataclass(frozen=True)
 class Losses:
-    """Which visits are lost; the same ones for all methods, by the seed of the run.
+    """The lost visits of a run, by its seed; the same ones for all methods.
 
     Attributes:
         share: Probability that a hospital is away in a round.
-        leaves_after: Rounds after which one of the hospitals leaves for good; 0 = none does.
+        leaves_after: Rounds after which one hospital leaves for good; 0 = no hospital leaves.
     """
 
     share: float = 0.0
@@ -47,12 +47,12 @@ NONE = Losses()
 
 
 class UnreliableGrid(WorkersGrid):
-    """The hospitals of one run, some of which are not there to train.
+    """The hospitals of one run, with lost visits.
 
     Args:
-        losses: Which.
-        workers: As of `WorkersGrid`.
-        hospitals: How many are simulated.
+        losses: The lost visits.
+        workers: The processes, as in `WorkersGrid`.
+        hospitals: The number of simulated hospitals.
         run_config: The settings of the run.
     """
 
@@ -63,7 +63,7 @@ class UnreliableGrid(WorkersGrid):
         self.losses = losses
 
     def _hand_out(self) -> None:
-        """Answer for those who are away, and give the other messages to processes."""
+        """Answer lost visits with an error, and send the other messages to processes."""
         for message in [message for message in self._queue if self._is_lost(message)]:
             self._queue.remove(message)
             error = Error(Failure.GONE, AWAY)

@@ -1,4 +1,4 @@
-"""What benchmarks print: a table in Markdown, and where it was measured."""
+"""Prints the tables of benchmarks in Markdown, with the machine and the commit."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ def print_head(*titles: object) -> None:
 
 
 def print_row(*cells: object) -> None:
-    """Print a row of a table, at once."""
+    """Print a row of a table without buffering."""
     print(table_row(cells), flush=True)
 
 
@@ -38,7 +38,7 @@ def where() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, and whether files differ from it."""
+    """The commit that is checked out, marked if files differ from it."""
     if not (APP / ".git").exists():
         return "unknown"
     short, changes = (

@@ -1,13 +1,13 @@
-"""What an attack tells of who a table's models were trained on: PLAN's MIA, as one more table.
+"""Runs PLAN's membership inference attack (MIA) on the models of a table, as one more table.
 
     uv run python -m benchmarks.membership <output folder of benchmarks.reproduce> [networks]
 
-Members are the training images of a hospital, also where a model has seen only synthetic images
-made of them; others are its test images. The attack is audit.model.network_attack, which
-is PLAN's protocol, with as many networks (5), each with a split of its own: chance is 50 %. A row's
-figure is over all its runs and hospitals.
+Training members are the training images of a hospital, even if a model has seen only synthetic
+images made from them. The others are its test images. The attack is audit.model.network_attack,
+which follows PLAN's protocol, with five networks, each with a split of its own; chance is 50 %. A
+row's figure is the mean over all its runs and hospitals.
 
-Beside it: the attack by loss, whose threshold is the mean loss of members.
+A second column has the attack by loss; its threshold is the mean loss of members.
 """
 
 import math

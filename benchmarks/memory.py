@@ -8,9 +8,9 @@ from pathlib import Path
 
 @contextmanager
 def peak_memory(mark: str, seconds: float = 1.0) -> Iterator[list[float]]:
-    """Bytes, every few `seconds`, of all processes that have `mark` in their environment.
+    """Memory in bytes, every `seconds`, of all processes that have `mark` in their environment.
 
-    Pages that processes share count once (PSS, so on Linux only).
+    Shared pages count once (PSS, so on Linux only).
     """
     samples: list[float] = []
     over = threading.Event()

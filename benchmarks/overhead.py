@@ -1,11 +1,11 @@
-"""What the federation costs beyond the training itself.
+"""Measures the time of a federation beyond training and evaluation.
 
     uv run python -m benchmarks.overhead
 
-Runs a federation of four simulated hospitals, in Flower's engine and in warm processes (the setting
-`workers`), and right after it a bare PyTorch loop that makes the same gradient steps and the same
-evaluations on the same images, with as many processes and threads. The figures are the ratios of
-their wall times, without start-up, and what a message costs beyond its share of the bare loop.
+It runs a federation of four simulated hospitals, in Flower's engine and in warm processes (the
+setting `workers`). A bare PyTorch loop follows, with the same gradient steps and evaluations on the
+same images, and the same number of processes and threads. The figures are the ratios of their wall
+times without start-up, and the time of a message beyond its share of the bare loop.
 """
 
 import multiprocessing
@@ -32,7 +32,7 @@ from warm.workers import Workers
 
 HOSPITALS, PROCESSES = 4, 2
 WORKLOADS: dict[str, dict[str, Any]] = {
-    # Visits of about a second, of several seconds with 45 MB to carry, and the smallest there are.
+    # Visits of about a second; of several seconds, with models of 45 MB; and very short ones.
     "cnn, 32 x 32": {"model": "cnn", "image_size": 32, "train__epochs": 4, "num_server_rounds": 10},
     "resnet18, 32 x 32": {"model": "resnet18", "image_size": 32, "num_server_rounds": 4},
     "mlp, 8 x 8": {"model": "mlp", "train__epochs": 1, "num_server_rounds": 50},
@@ -66,19 +66,19 @@ def main() -> None:
 
 
 def seconds_of_rounds(result: Path) -> float:
-    """Wall time from the end of the preparations to the last answer."""
+    """Wall seconds from the end of the preparations to the last answer."""
     events = events_of(result)
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
     return float(events[-1]["time"] - ready)
 
 
 def events_of(result: Path) -> list[dict[str, Any]]:
-    """What happened in a run, in order."""
+    """The events of a run, in order."""
     return [vars(event) for event, _ in read_events(result / LOG)]
 
 
 def bare_seconds(config: Path) -> float:
-    """Wall time of the same steps without a federation, the hospitals dealt out over processes."""
+    """Wall seconds of the same steps without a federation, in as many processes."""
     share = HOSPITALS // PROCESSES
     shares = [range(k * share, (k + 1) * share) for k in range(PROCESSES)]
     context = multiprocessing.get_context("spawn")
@@ -94,7 +94,7 @@ def bare_seconds(config: Path) -> float:
 
 
 def opened(settings: Settings, hospitals: Iterable[int]) -> tuple[list[LocalData], Architecture]:
-    """What hospitals have, in memory as a bare loop would have it, and the network they train."""
+    """The data of hospitals, in memory, and the network that they train."""
     data = [open_data(settings, hospital, HOSPITALS) for hospital in hospitals]
     shape, classes = data[0].train.shape, len(data[0].classes)
     in_memory = [replace(own, train=_copy(own.train), test=_copy(own.test)) for own in data]
@@ -106,7 +106,7 @@ def _copy(samples: Samples) -> Samples:
 
 
 def gradients(model: nn.Module, own: LocalData, settings: Settings) -> Iterator[None]:
-    """Leave the gradients of each batch of a visit in the model, one batch after the other."""
+    """For each batch of a visit, put the gradients into the model and yield."""
     model.train()
     for _ in range(settings.train.epochs):
         for batch in torch.randperm(len(own.train)).split(settings.train.batch_size):
@@ -129,7 +129,7 @@ def _bare_loop(config: Path, hospitals: range, ready: Any, times: Any) -> None:
     settings = Settings.parse(read_config(config))
     data, architecture = opened(settings, hospitals)
     models = [architecture.build() for _ in data]
-    torch.optim.Adam(models[0].parameters())  # the first one of a process imports for seconds
+    torch.optim.Adam(models[0].parameters())  # the first optimizer of a process imports for seconds
     ready.wait()
     start = time.perf_counter()
     for _ in range(settings.num_server_rounds):

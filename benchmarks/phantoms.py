@@ -1,13 +1,13 @@
-"""Two departments' chest X-rays as a program draws them, for machines where there are no real ones.
+"""Draws chest X-rays of two departments, for machines without the real ones.
 
     uv run python -m benchmarks.phantoms ~/phantoms
     uv run python -m benchmarks.reproduce two_hospitals \
         --data ~/phantoms/montgomery,~/phantoms/shenzhen --workers 2
 
-As many images of each class, `normal` and `tb`, as the tuberculosis sets of Montgomery and Shenzhen
-have (FedER, arXiv:2206.10048, section IV.A), the first in grey, the second in colour, as they are
-saved there. Lungs, ribs, spine and heart vary in place and size; `tb` has one to three spots. They
-are far simpler than X-rays: a method that fails here fails, one that works need not work there.
+Each class, `normal` and `tb`, has as many images as in the tuberculosis sets of Montgomery and
+Shenzhen (FedER, arXiv:2206.10048, section IV.A). Montgomery's are grey, Shenzhen's in colour, as in
+those sets. Lungs, ribs, spine and heart vary in place and size; `tb` has one to three spots. The
+drawings are far simpler than X-rays: a method that works here may fail on real ones.
 """
 
 import argparse
@@ -18,20 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
-SIDE = 256  # pixels of a drawing, before it has the department's size
+SIDE = 256  # pixels a side of a drawing, before scaling to the department's size
 Drawing = NDArray[np.float64]
 Y, X = np.mgrid[0:SIDE, 0:SIDE] / (SIDE - 1)
 
 
 @dataclass(frozen=True)
 class Department:
-    """How a department's images are: their numbers by class, size, brightness and colours."""
+    """The images of a department: their numbers by class, size, brightness and colours."""
 
     name: str
     numbers: dict[str, int]
     size: tuple[int, int]  # width, height
     brightness: float
-    mode: str  # of Pillow
+    mode: str  # Pillow's name
 
 
 DEPARTMENTS = (
@@ -87,7 +87,7 @@ def chest(rng: np.random.Generator, brightness: float, *, spots: bool) -> Drawin
 
 
 def ellipse(x: float, y: float, width: float, height: float) -> Drawing:
-    """How far pixels are from a middle, squared: 1 on an ellipse around it."""
+    """The squared distance of pixels from a centre, [SIDE, SIDE]: 1 on an ellipse around it."""
     distance: Drawing = ((X - x) / width) ** 2 + ((Y - y) / height) ** 2
     return distance
 

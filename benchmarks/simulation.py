@@ -1,8 +1,7 @@
-"""Runs of this app as a user starts them, on a SuperLink of their own.
+"""Runs this app as a user does, on a SuperLink of its own.
 
-A SuperLink that runs simulations puts its working directory first on the import path of its
-workers, and Flower leaves it running. Here it gets an empty folder and a home of its own, and is
-ended with the runs.
+A SuperLink for simulations puts its working directory first on the import path of its workers, and
+Flower leaves it running. Here it gets an empty folder and its own home, and ends with the runs.
 """
 
 import json
@@ -26,13 +25,13 @@ from strategies.protocol.settings import complete
 from warm.workers import Workers
 
 APP = Path(__file__).parents[1]
-# In tables `standalone` is a row of its own, and who computes is an option.
+# In tables, `standalone` is a row of its own, and the engine is an option.
 USUAL = {"baseline": "", "workers": 0}
 START_UP = 60.0  # seconds a SuperLink may take to be ready
 
 
 class RunFailed(RuntimeError):
-    """Flower says that a run has not completed."""
+    """A run has not completed."""
 
 
 @contextmanager
@@ -40,11 +39,11 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     """A SuperLink for simulations, with its files in `folder`.
 
     Args:
-        folder: Where it puts its files; made here.
-        variables: Environment variables for it and its hospitals.
+        folder: The folder for its files; created here.
+        variables: Environment variables for the SuperLink and its hospitals.
 
     Yields:
-        The environment in which `flwr` finds it as "local".
+        The environment variables with which `flwr` finds the SuperLink as "local".
     """
     workplace = folder / "empty"
     workplace.mkdir(parents=True)
@@ -52,8 +51,8 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     environment = {
         **flower(folder / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
-        "XDG_DATA_HOME": str(folder / "data"),  # where hospitals have their stores
-        "RAY_ADDRESS": "local",  # not a cluster that Ray remembers, which may have ended
+        "XDG_DATA_HOME": str(folder / "data"),  # the stores of hospitals
+        "RAY_ADDRESS": "local",  # otherwise Ray may wait for an earlier cluster that has ended
         **variables,
     }
     command = [
@@ -83,23 +82,23 @@ def run(
     resume: Path | None = None,
     **settings: object,
 ) -> Path:
-    """Do one run of the app and wait for its end.
+    """Do one run of the app, and wait for its end.
 
     Args:
-        environment: Of `superlink`.
-        output_dir: Where the result folder will be; nothing else may be put there meanwhile.
-        hospitals: How many are simulated.
-        cpus: Cores that a simulated hospital takes. This limits how many work at once.
-        gpus: Share of a GPU that a simulated hospital takes; 0 = it computes on its cores.
+        environment: The environment variables that `superlink` yields.
+        output_dir: The folder for the result folder; only this run may write there.
+        hospitals: The number of simulated hospitals.
+        cpus: Cores for each simulated hospital; this limits the number that work at once.
+        gpus: Share of a GPU for each simulated hospital; 0 = it computes on its cores.
         config: A TOML file of settings, instead of `settings`.
         resume: The result folder of a run to resume, instead of `settings`.
-        settings: As in pyproject.toml, where _ may stand for - and __ for a dot.
+        settings: As in pyproject.toml, with _ for - and __ for a dot.
 
     Returns:
         The result folder.
 
     Raises:
-        RunFailed: With the last lines of the run's output.
+        RunFailed: The run has not completed; the error has the last lines of its output.
     """
     folders_before = set(output_dir.glob("*")) - {resume}
     if resume is not None:
@@ -139,17 +138,17 @@ def run_warm(
     """Do one run in this process and in warm ones, without Flower's engine; the figures are equal.
 
     Args:
-        workers: The processes; their `log` is where the run prints, too.
-        output_dir: Where the result folder will be; nothing else may be put there meanwhile.
-        hospitals: How many are simulated.
+        workers: The processes; the run prints to their `log`.
+        output_dir: The folder for the result folder; only this run may write there.
+        hospitals: The number of simulated hospitals.
         settings: As in pyproject.toml.
-        losses: Visits that do not take place.
+        losses: The visits that are lost.
 
     Returns:
         The result folder.
 
     Raises:
-        RunFailed: Says why.
+        RunFailed: The run has failed; the error has the reason.
     """
     folders_before = set(output_dir.glob("*"))
     config = complete({**USUAL, **settings, "output-dir": str(output_dir)})

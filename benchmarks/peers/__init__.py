@@ -1,1 +1,1 @@
-"""The same work in this app and in what a user would pick instead."""
+"""The same work in this app and in other frameworks."""

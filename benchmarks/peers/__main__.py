@@ -1,14 +1,14 @@
-"""The same work in this app and in what a user would pick instead.
+"""The same work in this app and in other frameworks.
 
     uv run python -m benchmarks.peers --data <folder with mnist.npz>
 
-MNIST cut evenly at random, a network of 784-256-256-10, an epoch of plain SGD at each hospital in
-every round, by serial hand-off and by FedAvg. Each peer is installed from PyPI into an environment
-of its own. All figures are wall time on one machine, one run after the other.
+The work is MNIST, cut evenly at random, with a network of 784-256-256-10: one epoch of plain SGD at
+each hospital in every round, by serial hand-off and by FedAvg. Each peer is installed from PyPI
+into an environment of its own. All times are wall time on one machine, one run after the other.
 
-A round lasts from its beginning to that of the next one (median); start-up is what comes before the
-first, installing excluded. Memory is the highest sum over all processes of a run (PSS, so on Linux
-only). Results are in a JSON file for each run; a run that is there already is not done again.
+A round lasts from its beginning to the beginning of the next round (median). Start-up is the time
+before the first round, without installation. Memory is the highest sum over all processes of a run
+(PSS, so on Linux only). Each run has a JSON file of results, and is not repeated.
 """
 
 import argparse
@@ -46,12 +46,12 @@ BOTH = ("fedavg", "handoff")
 
 @dataclass(frozen=True)
 class Peer:
-    """One that does the work.
+    """A framework that does the work.
 
     Attributes:
-        script: What is run: in ADAPTERS, or "" = benchmarks.peers.ours.
-        requires: What its environment has, from PyPI; () = this app's own environment.
-        methods: What it can do through its public interface.
+        script: The script in ADAPTERS; "" = benchmarks.peers.ours.
+        requires: The PyPI packages of its environment; () = this app's own environment.
+        methods: The methods that its public interface offers.
     """
 
     script: str
@@ -65,7 +65,7 @@ PEERS = {
     "fedhandoff, workers": Peer(""),
     "NVFlare": Peer("run_nvflare.py", ("nvflare==2.9.0", "torch<2.13")),
     "fluke": Peer("run_fluke.py", ("fluke-fl==0.8.1", "torch<2.13"), ("fedavg",)),
-    # With the newest of what p2pfl asks for, it cannot be imported.
+    # With the newest versions of its requirements, p2pfl cannot be imported.
     "p2pfl": Peer(
         "run_p2pfl.py",
         ("p2pfl[dp,torch]==0.4.4", "pyarrow<19", "huggingface-hub<0.26"),
@@ -76,17 +76,17 @@ PEERS = {
 
 
 class PeerFailed(RuntimeError):
-    """A peer cannot be installed here, or has not done its work."""
+    """A peer cannot be installed, or has not done its work."""
 
 
 def main() -> None:
-    """Do what is missing, and print a Markdown table."""
+    """Do the missing runs, and print a Markdown table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers")
     parser.add_argument("--data", type=Path, required=True, help="the folder of mnist.npz")
     parser.add_argument("--output", type=Path, default=Path("~/fedhandoff/peers"))
-    parser.add_argument("--hospitals", default="4,10,50", help="how many, with commas")
+    parser.add_argument("--hospitals", default="4,10,50", help="numbers of hospitals, with commas")
     parser.add_argument("--rounds", type=int, default=4, help="2 or more")
-    parser.add_argument("--peers", default=";".join(PEERS), help="which, with semicolons")
+    parser.add_argument("--peers", default=";".join(PEERS), help="names, with semicolons")
     parser.add_argument("--timeout", type=float, default=900.0, help="seconds a run may take")
     given = parser.parse_args()
     output = given.output.expanduser().resolve()
@@ -118,10 +118,10 @@ def main() -> None:
 def figures(
     name: str, job: dict[str, Any], data: Path, folder: Path, timeout: float
 ) -> dict[str, Any]:
-    """What a run has shown, or {"error": why there is none}; kept in figures.json."""
+    """The figures of a run, or {"error": its reason}; kept in figures.json."""
     file = folder / "figures.json"
     if not file.exists():
-        shutil.rmtree(folder, ignore_errors=True)  # what an interrupted run has left
+        shutil.rmtree(folder, ignore_errors=True)  # files of an interrupted run
         folder.mkdir(parents=True)
         try:
             command = command_of(name, data, folder.parent / "environments")
@@ -136,10 +136,10 @@ def figures(
 
 
 def command_of(name: str, data: Path, environments: Path) -> list[str]:
-    """What starts a peer, whose environment is made if it is not there.
+    """The command that starts a peer; its environment is made if it is missing.
 
     Raises:
-        PeerFailed: It cannot be installed.
+        PeerFailed: The peer cannot be installed.
     """
     peer = PEERS[name]
     if not peer.script:
@@ -162,7 +162,7 @@ def _ready(command: Sequence[str]) -> None:
 
 
 def write_parts(job: dict[str, Any], data: Path, file: Path) -> None:
-    """Write the images of all hospitals as this app cuts them, as bytes: [n, 784]."""
+    """Write the images of all hospitals as bytes [n, 784], with this app's partition."""
     settings = Settings.parse(complete(settings_of(job, data)))
     own = [open_data(settings, k, job["hospitals"]) for k in range(job["hospitals"])]
     arrays = {}
@@ -186,16 +186,16 @@ def measured(
     """Run an adapter on a job, in a folder of its own.
 
     Args:
-        command: Starts it.
-        job: As `adapters.work.Job` has it.
-        folder: For marks, results and its output.
-        timeout: Seconds that it may take.
+        command: The command of the adapter.
+        job: The fields of `adapters.work.Job`.
+        folder: The folder for marks, results and output.
+        timeout: The time limit in seconds.
 
     Returns:
-        Seconds of a round and of the start-up, peak bytes, and what the adapter has left.
+        Seconds of a round and of the start-up, peak bytes, and the adapter's own results.
 
     Raises:
-        PeerFailed: It took too long, or left no result.
+        PeerFailed: The adapter took too long, or wrote no result.
     """
     (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
     environment = {
@@ -235,9 +235,9 @@ def measured(
 
 
 def end_processes(folder: Path) -> None:
-    """End what a run has left, in whichever process group: all that have its folder's variable.
+    """End all processes of a run, in any process group: those with its folder's variable.
 
-    Returns when they are gone: a signal is not the end yet, and they may have started others.
+    It returns when no such process is left, since processes end late, and may start others.
     """
     mark = f"PEER_FOLDER={folder}".encode()
     ended = False
@@ -251,7 +251,7 @@ def end_processes(folder: Path) -> None:
 
 
 def beginnings(marks: Iterable[tuple[int, float]]) -> list[float]:
-    """When the rounds have begun, from an adapter's marks: numbers and times, the first counts."""
+    """The times at which rounds began; of an adapter's marks, the first of a round counts."""
     first: dict[int, float] = {}
     for number, when in sorted(marks, key=lambda mark: mark[1]):
         first.setdefault(number, when)

@@ -1,6 +1,6 @@
-"""This app, run as an adapter is: in Flower's engine or in warm processes (`workers`).
+"""The adapter for this app: in Flower's engine or in warm processes (`workers`).
 
-A process of its own, so that its memory is measured as that of the peers is.
+It is a process of its own, so its memory is measured as for the peers.
 """
 
 import json
@@ -37,11 +37,11 @@ def settings_of(job: dict[str, Any], data: Path) -> dict[str, Any]:
 
 
 def marks_of(events: list[dict[str, Any]], ended: float) -> list[tuple[int, float]]:
-    """When each round has begun: the end of the preparations, then the last visit of each.
+    """The boundaries of rounds: the end of the preparations, then the end of each last visit.
 
     Args:
-        events: With times since the start of the run.
-        ended: When the last of them was, in seconds since 1970, which the marks have, too.
+        events: The events, with times since the start of the run.
+        ended: The time of the last event, in seconds since 1970, as in the marks.
     """
     began = ended - events[-1]["time"]
     ready = max(event["time"] for event in events if event["verb"] == "query.prepare")
@@ -50,7 +50,7 @@ def marks_of(events: list[dict[str, Any]], ended: float) -> list[tuple[int, floa
 
 
 def main() -> None:
-    """Do the job of the folder that the environment names."""
+    """Do the job in the folder that the environment names."""
     engine, data = sys.argv[1], Path(sys.argv[2])
     folder = Path(os.environ["PEER_FOLDER"])
     job = json.loads((folder / "job.json").read_text("utf-8"))
