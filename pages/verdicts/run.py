@@ -116,8 +116,8 @@ def _noise(rows: Sequence[Assessment]) -> str:
     """The remark on noise: its reason, the missing classes, and the command for exact figures."""
     missing = missing_classes(rows)
     left_out = (
-        f"Of {len(rows[0]['classes'])} classes, a hospital's figures are about {missing}. It has "
-        "too few test patients of the others, or none, so its figures do not show how well models "
+        f"Of {len(rows[0]['classes'])} classes, a hospital's figures are about {missing}. It tests "
+        "on too few patients of the others, or on none, so its figures do not show how well models "
         "know those. "
     )
     return (
