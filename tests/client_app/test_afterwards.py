@@ -602,7 +602,7 @@ def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, 
     status, printed = call("report", *run.hospital("graz"), "--to", to)
     assert (status, printed.out) == (0, f"{to}\n")
     text = to.read_text()
-    assert "A deployed hospital writes one; a simulation has none." in text
+    assert "A deployed hospital writes one; a simulation does not." in text
     assert f"{run.state.run}/visits" not in text
     assert "After visits of its own: " in text
 
