@@ -9,23 +9,13 @@ from flwr.supercore.task_identity import TaskIdentity
 from xdist.scheduler import LoadScopeScheduling
 
 from client_app.authority.node_config import simulate
+from strategies.protocol.code import PACKAGES
 
 # Before torch is imported: two test processes share the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    "audit",
-    "client_app",
-    "deploy",
-    "gan",
-    "learning",
-    "pages",
-    "server_app",
-    "strategies",
-    "warm",
-)
 
 
 # How fast a busy machine draws examples says nothing of what is tested.
@@ -100,7 +90,7 @@ def _imported(request):
     keeps it in all later tests. One file of tests alone does without, and begins sooner.
     """
     if len({item.path for item in request.session.items}) > 1:
-        for package in PACKAGES:
+        for package in (*PACKAGES, "deploy", "server_app"):
             for path in sorted((ROOT / package).rglob("*.py")):
                 import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
 

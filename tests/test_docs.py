@@ -13,22 +13,11 @@ import pytest
 from nbclient import NotebookClient
 
 from server_app.check import check
+from strategies.protocol.code import PACKAGES
 from strategies.protocol.run_config import changes_of
 from strategies.protocol.settings import complete
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    "audit",
-    "client_app",
-    "deploy",
-    "gan",
-    "learning",
-    "pages",
-    "server_app",
-    "strategies",
-    "tests",
-    "warm",
-)
 
 RUN = """
 from pathlib import Path
@@ -99,7 +88,7 @@ def insert(path, line, before):
 
 @pytest.mark.slow
 def test_the_example_of_a_method_is_two_files_a_table_and_two_lines(tmp_path):
-    for package in PACKAGES:
+    for package in (*PACKAGES, "deploy", "server_app", "tests"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
     method, learner, strategy_line, learner_line = blocks("python")

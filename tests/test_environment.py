@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from strategies.protocol.code import PACKAGES
+
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("audit", "client_app", "deploy", "gan", "learning", "pages", "strategies", "warm")
 # All that is read, by file. "*": handed on whole, to a process that is started.
 READ = {
     # The hospital's own node-config, as `supernode` has checked it; without it, Flower's counts.
@@ -67,7 +68,7 @@ def variables_in(source):
 
 
 def sources():
-    for package in PACKAGES:
+    for package in (*PACKAGES, "deploy"):
         for path in sorted((ROOT / package).rglob("*")):
             script = path.is_file() and not path.suffix and b"python" in path.read_bytes()[:40]
             if path.suffix == ".py" or script:

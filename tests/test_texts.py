@@ -17,20 +17,18 @@ import pytest
 from client_app.authority.node_config import NodeConfig
 from client_app.authority.policy import DEFAULTS
 from gan.code_sets import CODE_SETS
+from strategies.protocol.code import PACKAGES
 from strategies.protocol.declared import keys_of
 from strategies.protocol.may_leave import ANSWERS
 from strategies.protocol.settings import Settings, defaults
 from strategies.registry import STRATEGIES
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (
-    *("audit", "benchmarks", "client_app", "deploy", "gan", "learning", "pages", "server_app"),
-    *("strategies", "tests", "warm"),
-)
+FOLDERS = (*PACKAGES, "benchmarks", "deploy", "server_app", "tests")
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
 RESULTS = ROOT / "benchmarks" / "results"
-CODE = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
-ANY = "|".join(PACKAGES)
+CODE = [path for package in FOLDERS for path in sorted((ROOT / package).rglob("*.py"))]
+ANY = "|".join(FOLDERS)
 FILE = re.compile(rf"(?<![\w/.:-])(?:{ANY}|docs)(?:/[\w-]+)+\.(?:py|html\.md|md|toml|css|js)\b")
 MODULE = re.compile(rf"(?<![\w/.-])(?:{ANY})(?:\.[A-Za-z_]\w*)+(?![\w-])")
 DOTTED = re.compile(r"`([a-z]+(?:\.[a-z0-9-]+)+)(?:=[^`]*)?`")
