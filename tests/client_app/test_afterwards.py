@@ -604,7 +604,7 @@ def test_the_own_report_of_a_simulation_says_that_there_is_no_ledger(run, call, 
     text = to.read_text()
     assert "A deployed hospital writes one; a simulation does not." in text
     assert f"{run.state.run}/visits" not in text
-    assert "After visits of its own: " in text
+    assert "Models after visits of this hospital: " in text
 
 
 @pytest.fixture(scope="module")
