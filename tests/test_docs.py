@@ -182,3 +182,20 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path, monkeypatch):
         site.page("docs/a.md")
     (tmp_path / "b.py").write_text("pass")
     assert site.page("docs/a.md") == ("[x](source/b.py.md)", {"b.py"})
+
+
+def test_the_page_for_a_data_protection_officer_has_five_parts_and_takes_five_minutes():
+    page = (ROOT / "docs" / "privacy.md").read_text("utf-8")
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == [
+        "What leaves?",
+        "Who can see it?",
+        "What is checked before it leaves?",
+        "What is not protected?",
+        "What do you decide and sign?",
+    ]
+    words = [word for word in page.split() if re.search(r"\w", word)]
+    assert len(words) < 1200  # at 240 words a minute
+
+
+def test_the_readme_has_at_most_150_lines():
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 150

@@ -99,6 +99,11 @@ def test_a_page_of_results_names_what_is_there_or_in_the_history(path):
         assert (ROOT / "benchmarks" / f"{name}.toml").is_file(), name
 
 
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
+def test_a_page_of_results_has_a_command_or_its_program_in_the_history(path):
+    assert re.search(r"uv run |git show [0-9a-f]{7,}:", path.read_text("utf-8"))
+
+
 def test_the_index_of_results_names_each_page_and_each_table_that_was_not_run():
     index = (RESULTS / "README.md").read_text("utf-8")
     pages = {path.stem for path in RESULTS.glob("*.md")} - {"README"}
