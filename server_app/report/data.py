@@ -15,7 +15,7 @@ def figures(summary: Summary) -> dict[str, Any] | None:
     for hospital, own in sorted(summary.data.items()):
         parts = own["train"], own["test"]
         changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
-        prints = " / ".join(part["fingerprint"] or "not told" for part in parts)
+        prints = " / ".join(part["fingerprint"] or "not reported" for part in parts)
         sizes = map(tested, parts)
         rows.append(
             [hospital, own["kind"], *sizes, whole_number(own["unusable"]), changed or "–", prints]

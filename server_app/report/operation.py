@@ -73,7 +73,7 @@ def _participation(summary: Summary) -> dict[str, Any] | None:
     return {
         "asked": sum(bool(each["visited"] or each["missed"]) for each in took_part.values()),
         "missed": join_names(missed) if missed else "",
-        "drawn": plots.steps("Who took part in which round", rows, [str(r) for r in rounds]),
+        "drawn": plots.steps("Participation of hospitals by round", rows, [str(r) for r in rounds]),
         "many": len(rows) * len(rounds) > FOLDED,
     }
 

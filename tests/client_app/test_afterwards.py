@@ -727,4 +727,4 @@ def test_the_commands_of_the_page_do_what_it_says(run, tmp_path, monkeypatch, ca
             status = ended.code
         assert status == 0, capsys.readouterr()
     assert len(table(tmp_path / "predictions.csv")) == 25
-    assert "What the models are worth here" in (tmp_path / "report.html").read_text()
+    assert "Worth of the models here" in (tmp_path / "report.html").read_text()

@@ -40,7 +40,7 @@ def test_the_report_says_what_left_and_whether_it_is_within_the_usual_limits():
     assert "wien 2 20 sampled – – –" in text
     assert "reveal more" not in text
     assert "nan" not in text
-    assert "What left as embeddings" not in text_of(one_average().page())
+    assert "Released embeddings" not in text_of(one_average().page())
 
 
 @pytest.mark.parametrize("kind", ["stats", "ebr"])

@@ -89,7 +89,7 @@ def test_the_report_shows_the_plan_in_words():
     text = text_of(by_plan().page())
     assert by_plan().summary.enrolment == PLAN
     assert "hospital task 1 task 2 graz active active linz active has left wien not yet" in text
-    assert "Empty: was not asked; the plan is in “ Over the tasks”." in text
+    assert "Empty: was not asked; the plan is in “ Tasks and members”." in text
     assert "none missed a visit" in text
     assert not re.search(r"Failures|failed", text)
     assert "At 1 of 2 hospitals, the model that the hospital holds is shown" in text
@@ -97,7 +97,7 @@ def test_the_report_shows_the_plan_in_words():
 
 def test_without_a_plan_nothing_is_said_of_one():
     text = text_of(one_average().page())
-    assert not re.search("planned|Over the tasks", text)
+    assert not re.search("planned|Tasks and members", text)
     assert "At 1 of 3 hospitals, the model that the hospital holds is shown" in text
 
 

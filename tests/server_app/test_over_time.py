@@ -63,7 +63,7 @@ def test_the_report_shows_them_for_runs_that_have_them():
         render("run", summarise(Record("rwt", events, rounds, 1.0, "", timed=timed)), events, "")
         for timed in (True, False)
     ]
-    assert ["Over time" in page for page in pages] == [True, False]
-    assert 'id="over-time"' in pages[0]  # where the table of contents leads
+    assert ["Figures over time" in page for page in pages] == [True, False]
+    assert 'id="figures-over-time"' in pages[0]  # where the table of contents leads
     assert "<td>&lt;B&gt;</td><td>1</td><td>0%</td>" in bare(pages[0])
     assert "<B>" not in pages[0]
