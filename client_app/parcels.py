@@ -25,7 +25,7 @@ from learning.packing import (
 )
 from learning.samples import Samples
 from strategies.protocol.archive import ArchiveError
-from strategies.protocol.parcel import Manifest, check_arrays, completed, hash_arrays
+from strategies.protocol.parcel import Manifest, check_arrays, hash_arrays, restore_encoder
 from strategies.protocol.records import ParcelError
 
 
@@ -51,7 +51,7 @@ def unpack(
     """
     hospital, kept = request.hospital, Kept(request.run, "local")
     with request.clock.measure("serialise"):
-        opened, label = open_parcel(completed(parcel, _encoder(request)), request.seal)
+        opened, label = open_parcel(restore_encoder(parcel, _encoder(request)), request.seal)
         if label.round > request.order.round:
             raise ParcelError(f"The parcel of lineage '{label.lineage}' is from a future round.")
         _check_fit(hospital, label)

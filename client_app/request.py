@@ -21,7 +21,7 @@ from client_app.session import session_for
 from client_app.store import Store
 from learning.learners import LEARNERS
 from learning.learners.plain import Learner
-from strategies.engine.orders import timeout_of
+from strategies.engine.orders import find_timeout
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import metric_of
 from strategies.protocol.order import Order
@@ -124,7 +124,7 @@ class Request(Inquiry):
         session = session_for(context, order.hospital, tuple(order.classes))
         hospital = admit(session.hospital, session.strategy, verb, order)
         if hospital.policy:
-            clock.allow_at_most(timeout_of(session.strategy.settings, verb)[1])
+            clock.allow_at_most(find_timeout(session.strategy.settings, verb)[1])
         run = run_folder(hospital.store, order.run)
         part = [own_config(context).get(key) for key in ("partition-id", "num-partitions")]
         # In a simulation the owner may change settings and classes.

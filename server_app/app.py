@@ -56,7 +56,7 @@ def main(grid: Grid, context: Context) -> None:
     except Exception as raised:
         error = results.explain(raised)
         results.fail(error, state)
-        console.told = error if isinstance(error, RunError | SettingsError) else None
+        console.reported = error if isinstance(error, RunError | SettingsError) else None
         console.last = f"The run failed: {error}\n{results.path}"
         raise error from raised
     for text in texts(results.finish(state, baseline).worth, "run", "noise", "class"):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from server_app.measures import participants
 from strategies.engine.events import Event
-from strategies.engine.presence import ACTIVE, planned
+from strategies.engine.presence import ACTIVE, plan_table
 from strategies.protocol.settings import Settings, SettingsError
 from strategies.protocol.streams import task_at
 
@@ -18,7 +18,7 @@ def plan_of(settings: Settings, events: Sequence[Event]) -> dict[str, list[str]]
         return {}
     ready = {e.hospital for e in events if e.verb == "query.prepare" and e.outcome == "ok"}
     try:
-        return planned(settings, sorted(ready))
+        return plan_table(settings, sorted(ready))
     except SettingsError:
         return {}
 

@@ -93,7 +93,7 @@ class Asynchronous(Strategy):
         source = model.place
         if self.base.stays and model.turns:
             others = [each for each in sorted(state.queues) if each != hospital]
-            source = _drawn(others or [hospital], self._rng(model))
+            source = _draw(others or [hospital], self._rng(model))
         return replace(self.base.hand_on(state, hospital, name, source), number=model.turns + 1)
 
     def arrived(self, state: State, visit: Visit, trained: Model | None) -> None:
@@ -128,7 +128,7 @@ class Asynchronous(Strategy):
         if self.times.choose == "shortest":
             shortest = min(len(state.queues[each]) for each in others)
             others = [each for each in others if len(state.queues[each]) == shortest]
-        state.queues[_drawn(others, self._rng(model))].append(name)
+        state.queues[_draw(others, self._rng(model))].append(name)
 
     def _take(self, state: State, hospital: str) -> None:
         """Give an idle hospital the first model that waits in the longest queue.
@@ -178,5 +178,5 @@ class Asynchronous(Strategy):
         return rng_for(self.settings.seed, "next", hop=model.turns, hospital=model.lineage)
 
 
-def _drawn(hospitals: list[str], rng: np.random.Generator) -> str:
+def _draw(hospitals: list[str], rng: np.random.Generator) -> str:
     return hospitals[int(rng.integers(len(hospitals)))]

@@ -87,13 +87,13 @@ class FedAvg(Strategy):
         """The drawn hospitals train the global model."""
         if state.hop:
             return []
-        return [self.visit(hospital, GLOBAL, test=True) for hospital in self.drawn(state)]
+        return [self.visit(hospital, GLOBAL, test=True) for hospital in self.draw_hospitals(state)]
 
     def kinds(self) -> list[Visit]:
         """The one kind: train the global model, then test it."""
         return [self.visit("", GLOBAL, test=True)]
 
-    def drawn(self, state: State) -> list[str]:
+    def draw_hospitals(self, state: State) -> list[str]:
         """The hospitals that train in this round."""
         present = self.present(state)
         if not 0 < self.sample < len(present):

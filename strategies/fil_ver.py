@@ -93,7 +93,7 @@ class FilVer(FedAvg):
         if len(state.models) > 1:  # each hospital has a copy
             return []
         return [
-            self.visit(hospital, GLOBAL, test=True, embeddings=self._wanted(state, hospital))
+            self.visit(hospital, GLOBAL, test=True, embeddings=self._kind_to_send(state, hospital))
             for hospital in present
         ]
 
@@ -113,7 +113,7 @@ class FilVer(FedAvg):
             images=chosen.get(self.own.pretrain, "public"),
         )
 
-    def _wanted(self, state: State, hospital: str) -> str:
+    def _kind_to_send(self, state: State, hospital: str) -> str:
         """The kind of embeddings that a hospital must send now; empty if none are wanted."""
         has = self._key(state, hospital) in state.embeddings
         return "" if has or not self.own.server_steps else self.own.variant

@@ -20,7 +20,7 @@ from tests.fakes import settings
 
 def plan(path):
     presence._read.cache_clear()
-    return presence.planned(
+    return presence.plan_table(
         settings(strategy="fedavg", tasks=2, enrolment=str(path), num_server_rounds=2),
         ["graz", "linz"],
     )

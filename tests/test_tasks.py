@@ -12,7 +12,7 @@ from strategies.engine.courier import Courier
 from strategies.engine.engine import Engine
 from strategies.engine.run import Run
 from strategies.protocol.settings import Settings
-from strategies.protocol.streams import arrived, task_at
+from strategies.protocol.streams import arrived_tasks, task_at
 from strategies.registry import STRATEGIES, strategy_of
 from tests.fakes import NETWORKS, FakeGrid, Ledger, context, go, run_config, write_archive
 from tests.test_federation import figures
@@ -171,10 +171,10 @@ def test_hospitals_with_streams_of_their_own(tmp_path, strategy):
             )
         elif message.metadata.message_type in ("train", "evaluate"):
             assert order["task"] == task_at(settings, order["round"], order["hospital"])
-            assert order["arrived"] == arrived(settings, order["round"], names)
+            assert order["arrived"] == arrived_tasks(settings, order["round"], names)
             differ = differ or order["task"] != task_at(settings, order["round"])
     assert differ
-    tasks = arrived(settings, 1, names)
+    tasks = arrived_tasks(settings, 1, names)
     assert len(tasks) == 2  # with this seed they begin with different ones
     told = [e.metrics for e in ledger.of("evaluate") if e.round == 1]
     assert all(

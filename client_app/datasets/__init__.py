@@ -25,7 +25,7 @@ from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from client_app.store import DEFAULT
 from learning.samples import Samples
-from strategies.protocol.classes import alike, quoted
+from strategies.protocol.classes import group_spellings, quote
 from strategies.protocol.settings import Settings, turn_value
 
 __all__ = ["DATASETS", "LocalData", "Pool", "open_data", "open_public"]
@@ -164,8 +164,8 @@ def _tasks(
 
 def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:
     """Refuse classes that others spell differently: their images would be left out silently."""
-    if groups := alike([*pool.classes, *names], apart=[names, pool.classes]):
-        theirs = ", ".join(quoted(name) for group in groups for name in group if name in names)
+    if groups := group_spellings([*pool.classes, *names], apart=[names, pool.classes]):
+        theirs = ", ".join(quote(name) for group in groups for name in group if name in names)
         raise DataError(
             f"Images show classes that {who} may spell otherwise, as {theirs}: give them these "
             "names, or such as are not alike."

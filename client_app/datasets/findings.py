@@ -7,7 +7,7 @@ from statistics import median
 from typing import Literal
 
 from client_app.datasets.columns import Columns
-from strategies.protocol.classes import alike, quoted
+from strategies.protocol.classes import group_spellings, quote
 from strategies.protocol.may_leave import CARD, MAX_CLASSES
 from strategies.protocol.names import join_names
 
@@ -67,11 +67,11 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "A name has 1 to 100 characters that can be printed (no tab, no no-break space), and "
             "no blank before or after it. Rename these classes.",
         )
-    if groups := alike([*images, *known], apart=[known]):
+    if groups := group_spellings([*images, *known], apart=[known]):
         yield Finding(
             "classes-in-two-spellings",
             f"These may be one class, spelt in several ways: "
-            f"{'; '.join(' and '.join(map(quoted, group)) for group in groups)}.",
+            f"{'; '.join(' and '.join(map(quote, group)) for group in groups)}.",
             "Give each class one spelling, as in the setting 'classes' if it names the class. If "
             "they are different classes, the run must name all its classes in this setting.",
         )
@@ -108,16 +108,16 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
         yield Finding(
             "patients-in-several-groups",
             f"Images with the same value in {_quoted(columns.across)} are in several groups of "
-            f"{quoted(columns.read['group'])}. Only the latter column is read.",
+            f"{quote(columns.read['group'])}. Only the latter column is read.",
             "If this is right, remove the former column.",
             "amber",
         )
     for column, name in columns.meant.items():
-        text = f"The column {quoted(column)} is not read; is it '{name}'?"
+        text = f"The column {quote(column)} is not read; is it '{name}'?"
         yield Finding("columns-not-read", text, "Rename or remove it.", "amber")
     if columns.read:
         read = [
-            quoted(column) + (f" (as '{role}')" if column.strip() != role else "")
+            quote(column) + (f" (as '{role}')" if column.strip() != role else "")
             for role, column in columns.read.items()
         ]
         others = f" Not read: {_quoted(columns.others)}." if columns.others else ""
@@ -153,4 +153,4 @@ def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iter
 
 
 def _quoted(names: Collection[str]) -> str:
-    return join_names([*map(quoted, names)])
+    return join_names([*map(quote, names)])

@@ -21,7 +21,7 @@ from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
 from client_app.datasets.unread import REPORTS, is_system
 from client_app.errors import DataError
-from strategies.protocol.classes import ordered, quoted
+from strategies.protocol.classes import quote, sort_classes
 from strategies.protocol.names import join_names
 from strategies.protocol.settings import Settings
 
@@ -121,7 +121,7 @@ class Survey:
         if empty := sorted(self._named_classes() - labels.keys()):
             yield Finding(
                 "empty-classes",
-                f"Classes without an image that can be used: {join_names([*map(quoted, empty)])}.",
+                f"Classes without an image that can be used: {join_names([*map(quote, empty)])}.",
                 "Check that all files were copied. Move folders that are no classes elsewhere.",
                 "amber",
             )
@@ -166,7 +166,7 @@ class Survey:
     def pool(self) -> Pool:
         """The images that can be used, with labels, groups, sites and split."""
         entries = self.entries
-        classes = ordered(entry.label for entry in entries)
+        classes = sort_classes(entry.label for entry in entries)
         number = {name: index for index, name in enumerate(classes)}
         sites, splits, tasks = (
             [getattr(entry, name) for entry in entries] for name in ("site", "split", "task")

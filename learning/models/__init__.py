@@ -9,13 +9,13 @@ import difflib
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import torch
 from torch import nn
 
 from learning.errors import ModelError
-from learning.models.embedding import ebr, vee
+from learning.models.embedding import EmbeddingNetwork
 from learning.models.pixels import SCALES, scale_input
 from learning.models.rotation import rotation_cnn, rotation_mlp, rotation_resnet18
 from learning.models.saliency import ser_cnn, ser_resnet18
@@ -168,8 +168,8 @@ def _from_json(text: str) -> Architecture:
 MODELS: dict[str, Callable[[Architecture], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
-    "ebr": ebr,
-    "vee": vee,
+    "ebr": partial(EmbeddingNetwork, parts=1),  # f(x)
+    "vee": partial(EmbeddingNetwork, parts=2),  # µ and log σ
     "rotation-mlp": rotation_mlp,
     "rotation-cnn": rotation_cnn,
     "rotation-resnet18": rotation_resnet18,

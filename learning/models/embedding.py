@@ -73,13 +73,3 @@ class EmbeddingNetwork(nn.Module):
         """The embeddings [N, P, 256] of images as bytes, uint8 [N, C, H, W]."""
         embeddings: Tensor = self.encoder(self.scale(images))
         return embeddings
-
-
-def ebr(architecture: "Architecture") -> nn.Module:
-    """The network with an encoder to f(x)."""
-    return EmbeddingNetwork(architecture, parts=1)
-
-
-def vee(architecture: "Architecture") -> nn.Module:
-    """The network with an encoder to µ and log σ."""
-    return EmbeddingNetwork(architecture, parts=2)

@@ -92,10 +92,9 @@ class Gates(nn.Module):
         """Eq. 2.11: [N, C]."""
         pooled = features.mean(dim=(2, 3))
         first, second, rest = (linear(pooled, tasks) for linear in self.linear)
-        first, second = (
-            norm(each, tasks) for norm, each in zip(self.norms, (first, second), strict=True)
-        )
-        attended: Tensor = first.tanh() * second.sigmoid() + rest
+        first_norm, second_norm = self.norms
+        attention = first_norm(first, tasks).tanh() * second_norm(second, tasks).sigmoid()
+        attended: Tensor = attention + rest
         return attended
 
     def spatial(self, features: Tensor, tasks: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ and shapes are those of taps.py.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -56,10 +57,7 @@ def _resize(maps: Tensor, size: Sequence[int]) -> Tensor:
 class SaliencyNetwork(nn.Module):
     """Encoder, decoder and classifier, each with weights of its own.
 
-    Args:
-        architecture: Architecture of the encoder and of the classifier.
-        backbone: Builds the encoder and the classifier.
-        widths: Channels at each point.
+    `backbone` builds the encoder and the classifier; `widths` are the channels at each point.
     """
 
     def __init__(
@@ -108,8 +106,6 @@ def ser_resnet18(architecture: "Architecture") -> nn.Module:
     """The network with two of torchvision's ResNet-18."""
 
     def resnet18(architecture: "Architecture") -> nn.Module:
-        from dataclasses import replace
-
         from learning.models.torchvision_model import torchvision_model
 
         return torchvision_model(replace(architecture, name="resnet18"))

@@ -45,12 +45,9 @@ def points(network: nn.Module) -> list[tuple[nn.Module, int]]:
 def tap(
     network: nn.Module, images: Tensor, replace: Replace = lambda point, found: found
 ) -> tuple[Tensor, list[Tensor]]:
-    """Run a network once, and read the features at its points.
+    """Run a network once on images [N, C, H, W], and read the features at its points.
 
-    Args:
-        network: The network.
-        images: [N, C, H, W].
-        replace: Gives the new features at a point, from its number (from 0) and the old ones.
+    `replace` gives the new features at a point, from its number (from 0) and the old ones.
 
     Returns:
         The logits [N, K], and the old features at each point, [N, C_l, H_l, W_l].

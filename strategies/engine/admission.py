@@ -19,9 +19,9 @@ from strategies.protocol.parcel import (
     check_parcel,
     check_same_layout,
     check_sealed,
-    completed,
     layout_of,
     parcel_in,
+    restore_encoder,
     unbundle,
 )
 from strategies.protocol.records import ParcelError, UselessError
@@ -98,7 +98,7 @@ def admit_trained(
     expected = sent.advance(order)
     copies = {f"epoch-{k}": k for k in range(1, order.epochs)} if order.snapshots else {}
     found = {**unbundle(content), "visit": parcel_in(content)}
-    parcels = {name: completed(parcel, encoder) for name, parcel in found.items()}
+    parcels = {name: restore_encoder(parcel, encoder) for name, parcel in found.items()}
     if parcels.keys() != {*copies, "visit"}:
         raise ParcelError(f"Expected the copies {list(copies)}; found {list(parcels)[:-1]}.")
     check_sealed(parcels.values(), order.sealed)

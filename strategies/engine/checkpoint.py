@@ -18,7 +18,7 @@ from strategies.engine.state import State
 from strategies.protocol.archive import ArchiveError
 from strategies.protocol.files import FileError, read_json, replacing
 from strategies.protocol.records import ParcelError
-from strategies.protocol.shapes import ShapeError, ShapeT, shaped
+from strategies.protocol.shapes import ShapeError, ShapeT, from_value
 
 FORMAT = 2
 STATE = "state.json"
@@ -68,10 +68,8 @@ def load(folder: Path, notes: type[ShapeT]) -> tuple[State, ShapeT]:
                 f"its checkpoint has format {content['format']}, this is format {FORMAT}: resume "
                 "it with the version of fedhandoff that it began with"
             )
-        return (
-            State.from_json(content["state"], Shelf(folder)),
-            shaped(content["notes"], notes, "notes"),
-        )
+        state = State.from_json(content["state"], Shelf(folder))
+        return state, from_value(content["notes"], notes, "notes")
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no {error.filename}") from error
     except (FileError, ShapeError, ParcelError, ArchiveError) as error:

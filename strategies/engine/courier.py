@@ -155,14 +155,14 @@ class _Outstanding(Generic[AboutT]):
     def delivery(self, reply: Message, seconds: float, simulates: bool) -> Delivery[AboutT]:
         """Check an answer, and make its delivery."""
         if reply.has_error():
-            return self.failed(*_failure_of(reply.error, simulates), seconds)
+            return self.fail(*_failure_of(reply.error, simulates), seconds)
         try:
             check_answer(self.letter.verb, reply.content)
         except UndeclaredError as error:
-            return self.failed(Failure.UNDECLARED, str(error), seconds)
+            return self.fail(Failure.UNDECLARED, str(error), seconds)
         return Delivery(self.letter, reply.content, None, "", seconds, self.bytes_sent)
 
-    def failed(self, failure: Failure, reason: str, seconds: float) -> Delivery[AboutT]:
+    def fail(self, failure: Failure, reason: str, seconds: float) -> Delivery[AboutT]:
         return Delivery(self.letter, RecordDict(), failure, reason, seconds, self.bytes_sent)
 
 
@@ -216,7 +216,7 @@ class Courier:
         setting = "time to say that it takes messages"
         return Letter(node, "query.live", about, RecordDict, limit, setting, hospital)
 
-    def answering_now(self) -> set[int]:
+    def known_reachable(self) -> set[int]:
         """The connected nodes that have answered their last message; no node is asked."""
         connected = set(self.grid.get_node_ids())
         return connected if self.simulates else connected & self.answering
@@ -227,11 +227,11 @@ class Courier:
         exchange.post(letters)
         yield from exchange.deliveries()
 
-    def missed(self, node: int) -> None:
+    def note_absence(self, node: int) -> None:
         """Note that a node could not be reached: it is asked before its next message."""
         self.answering.discard(node)
 
-    def heard(self, delivery: Delivery[AboutT]) -> None:
+    def note_outcome(self, delivery: Delivery[AboutT]) -> None:
         """Note whether the node of a delivery answered."""
         node = delivery.letter.node
         if delivery.failure in (Failure.TIMEOUT, Failure.GONE):
@@ -297,18 +297,14 @@ class Exchange(Generic[AboutT]):
                 self.meanwhile()
             if self._finished:
                 break
-            self.courier.waits_for(
-                [
-                    Awaited(each.letter.hospital, each.letter.verb, each.since)
-                    for each in self._outstanding.values()
-                ]
-            )
-            pause = min(max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE), LONGEST_PAUSE)
-            self.courier.pause(pause)
+            sent = [(each.letter, each.since) for each in self._outstanding.values()]
+            self.courier.waits_for([Awaited(a.hospital, a.verb, since) for a, since in sent])
+            pause = max(PAUSE_SHARE * (now - last_answer), SHORTEST_PAUSE)
+            self.courier.pause(min(pause, LONGEST_PAUSE))
         delivery = self._finished.popleft()
         if not (self._finished or self._outstanding or self._queues):
             self.courier.waits_for([])
-        self.courier.heard(delivery)
+        self.courier.note_outcome(delivery)
         return delivery
 
     @property
@@ -339,8 +335,7 @@ class Exchange(Generic[AboutT]):
                 self._busy.add(node)
                 self._bytes += sent.bytes_sent
                 break
-            gone = sent.failed(Failure.GONE, "The hospital is not connected.", 0.0)
-            self._finished.append(gone)
+            self._finished.append(sent.fail(Failure.GONE, "The hospital is not connected.", 0.0))
         if not queue:
             del self._queues[node]
 
@@ -349,17 +344,17 @@ class Exchange(Generic[AboutT]):
         if not self._outstanding:
             return
         for reply in self.courier.grid.pull_messages(list(self._outstanding)):
-            if (sent := self._ended(reply.metadata.reply_to_message_id)) is not None:
+            if (sent := self._end(reply.metadata.reply_to_message_id)) is not None:
                 seconds = time.monotonic() - sent.since
                 yield sent.delivery(reply, seconds, self.courier.simulates)
         for message_id, sent in list(self._outstanding.items()):
             seconds = time.monotonic() - sent.since
             if seconds > sent.letter.limit + GRACE:
-                self._ended(message_id)
+                self._end(message_id)
                 reason = f"No answer within {sent.letter.limit:g} seconds ({sent.letter.setting})."
-                yield sent.failed(Failure.TIMEOUT, reason, seconds)
+                yield sent.fail(Failure.TIMEOUT, reason, seconds)
 
-    def _ended(self, message_id: str) -> _Outstanding[AboutT] | None:
+    def _end(self, message_id: str) -> _Outstanding[AboutT] | None:
         """Remove a message from those under way, and return it; None if it is unknown."""
         if (sent := self._outstanding.pop(message_id, None)) is not None:
             self.courier.at_work.discard(sent.letter.node)

@@ -24,12 +24,12 @@ from strategies.engine.courier import Delivery, Exchange
 from strategies.engine.enrolment import (
     check_ready,
     enrol,
-    introduced,
     introductions,
     preparations,
-    prepared,
     retry_without_buffer,
     strangers,
+    take_cards,
+    take_first,
 )
 from strategies.engine.events import Event
 from strategies.engine.in_order import InVirtualTime, Replayed, VirtualJournal, read_turns
@@ -180,9 +180,9 @@ class Engine:
             model = state.models[visit.model]
             if state.nodes[visit.hospital] in reachable:
                 state.under_way.append(visit)
-                self._post(self._ordered(visit))
+                self._post(self._order(visit))
             else:
-                self.run.courier.missed(state.nodes[visit.hospital])
+                self.run.courier.note_absence(state.nodes[visit.hospital])
                 hop = visit.number or state.hop
                 place = {"round": state.round, "hop": hop, "lineage": model.lineage}
                 self.run.journal.record(Event.absence(visit.verb, visit.hospital, **place))
@@ -199,9 +199,9 @@ class Engine:
     def _reachable(self) -> set[int]:
         """The nodes that take messages; a method that does not wait asks none of them."""
         courier = self.run.courier
-        return courier.reachable() if self.strategy.waits else courier.answering_now()
+        return courier.reachable() if self.strategy.waits else courier.known_reachable()
 
-    def _ordered(self, visit: Visit) -> Ordered:
+    def _order(self, visit: Visit) -> Ordered:
         """The order for a visit; a visit that was ordered before a kill gets the same order."""
         state = self.state
         if visit.key not in state.ordered:
@@ -279,20 +279,19 @@ class Engine:
         delivery, parcels = admit(delivery, admit_trained, order, sent, encoder, check)
         model = state.models[visit.model]
         state.clock = max(state.clock, about.ends)
-        place = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
+        place: dict[str, Any] = {"round": state.round, "hop": order.hop, "epochs": order.epochs}
         facts = _embeddings(order, parcels["visit"]) if parcels and order.embeddings else {}
         held = [*order.hash_of.values(), order.encoder, order.members_hash]
         state.note_delivered(visit.hospital, held, arrived=parcels is not None)
         useless = delivery.failure is Failure.USELESS
-        by, why = [visit.hospital], delivery.reason
-        if useless and undo(self.run, visit.model, about.sent, by, why):
+        refusal = about.sent, [visit.hospital], delivery.reason
+        if useless and undo(self.run, visit.model, *refusal):
             self._post(replace(about, sent=state.models[visit.model].parcel))
             return
-        event = Event.from_delivery(
-            delivery, visit.hospital, lineage=model.lineage, facts=facts, **place
-        )
+        place |= {"lineage": model.lineage, "facts": facts}
+        event = Event.from_delivery(delivery, visit.hospital, **place)
         if useless and not model.good:  # no other copy: its maker failed
-            event = failure(self.run, about.sent, by, why)
+            event = failure(self.run, *refusal)
         if self.times.seconds:
             event = replace(event, began=about.ends - self._seconds(visit.hospital))
         self.run.tell(event)
@@ -343,11 +342,11 @@ class Engine:
         """Process the answer of a new or returning hospital, while visits go on."""
         run, state, known = self.run, self.state, set(self.state.nodes)
         if delivery.letter.verb == "query.enrol":
-            coming, _ = introduced(run, [delivery])
+            coming, _ = take_cards(run, [delivery])
             self.exchange.post(preparations(run, coming))
             return
         hospital = delivery.letter.about.hospital
-        self.strategy.start(state, prepared(run, delivery, []))
+        self.strategy.start(state, take_first(run, delivery, []))
         self.exchange.post(preparations(run, retry_without_buffer(run, delivery)))
         if hospital in known and state.nodes[hospital] == delivery.letter.node:
             self.strategy.returned(state, hospital)

@@ -18,7 +18,7 @@ from strategies.engine.events import FACTS, Event
 from strategies.engine.run import Run
 from strategies.engine.state import AWAY, Model
 from strategies.engine.strategy import RunError
-from strategies.protocol.classes import alike, ordered, outputs, quoted
+from strategies.protocol.classes import group_spellings, outputs, quote, sort_classes
 from strategies.protocol.code import code_hash
 from strategies.protocol.console import duration
 from strategies.protocol.may_leave import Failure
@@ -47,13 +47,14 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
         RunError: There are too few hospitals or fewer than two classes, or two shapes of images
             are equally frequent.
     """
-    answers = run.courier.exchange(introductions(run, _reached(run)))
-    coming, failed = introduced(run, [each for each in answers if _card_in(each) not in later])
+    answers = run.courier.exchange(introductions(run, _wait_for_hospitals(run)))
+    there = [each for each in answers if _card(each).get("hospital", "") not in later]
+    coming, failed = take_cards(run, there)
     newcomers: dict[str, Model] = {}
     while coming:
         again: dict[str, int] = {}
         for delivery in run.courier.exchange(preparations(run, coming)):
-            newcomers |= prepared(run, delivery, failed)
+            newcomers |= take_first(run, delivery, failed)
             again |= retry_without_buffer(run, delivery)
         coming = again
     run.strategy.start(run.state, dict(sorted(newcomers.items())))
@@ -62,19 +63,19 @@ def enrol(run: Run, later: Collection[str] = ()) -> Failed:
 
 def strangers(run: Run, reachable: Iterable[int]) -> list[int]:
     """The nodes that are neither enrolled, nor excluded, nor at work on a message."""
-    known = {*run.state.nodes.values(), *_excluded(run).values()}
+    known = {*run.state.nodes.values(), *_outsiders(run).values()}
     return sorted({*reachable} - known - run.courier.at_work)
 
 
 def introductions(run: Run, nodes: Sequence[int]) -> Iterator[Letter[Order]]:
     """Yield the messages that ask the hospitals at some nodes for their cards."""
-    registered = _registered(run)
+    registered = _registered_names(run)
     for node in nodes:
         order = run.order(registered.get(node, ""), task=0, code=code_hash())
         yield run.letter("query.enrol", node, order, order)
 
 
-def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, int], Failed]:
+def take_cards(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, int], Failed]:
     """Process the cards of hospitals.
 
     Returns:
@@ -88,12 +89,12 @@ def introduced(run: Run, answers: Iterable[Delivery[Order]]) -> tuple[dict[str, 
     cards, failed = _judge(run, list(answers))
     if cards and not state.classes:
         named = {hospital: _classes(card) for hospital, (_, card) in cards.items()}
-        classes = run.settings.class_names or agreed(named)
+        classes = run.settings.class_names or common_classes(named)
         state.outputs, state.classes = outputs(classes, run.settings), classes
         log(INFO, "The classes are %s", join_names(state.outputs))
     coming = {}
     for hospital, (node, _) in cards.items():
-        if hospital in _excluded(run):
+        if hospital in _outsiders(run):
             state.withheld[hospital] = node
         elif not (state.hop and run.strategy.waits) or hospital in state.nodes:
             coming[hospital] = node
@@ -114,17 +115,17 @@ def check_ready(run: Run, failed: Failed) -> None:
         if delivery.failure in (Failure.SETTINGS, Failure.DATA) and run.courier.simulates:
             raise SettingsError(delivery.reason)
     ready, wanted = run.state.ready, run.settings.min_hospitals
-    if ready + _excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
+    if ready + _count_excused(run, {*run.state.nodes.values()} - {AWAY}) < wanted:
         raise RunError(f"{ready} of {wanted} hospitals (min-hospitals) are ready. {reasons}")
     if run.strategy.buffer_size and not run.state.buffers:
         raise RunError(f"No hospital has synthetic images that may leave it. {reasons}")
 
 
-def _reached(run: Run) -> list[int]:
+def _wait_for_hospitals(run: Run) -> list[int]:
     """Wait until enough hospitals can be reached; the nodes of those that are not known yet."""
     wanted, start = run.settings.min_hospitals, time.monotonic()
     said = -1
-    while len(reachable := run.courier.reachable()) + _excused(run, reachable) < wanted:
+    while len(reachable := run.courier.reachable()) + _count_excused(run, reachable) < wanted:
         if run.courier.simulates:
             raise RunError(
                 f"{len(reachable)} of {wanted} hospitals (min-hospitals) are simulated: simulate "
@@ -140,31 +141,31 @@ def _reached(run: Run) -> list[int]:
             )
         if len(reachable) != said:
             said, names = len(reachable), run.courier.connected()
-            here = (
-                join_names(sorted(names.get(node, f"node {node}") for node in reachable)) or "none"
-            )
+            here = sorted(names.get(node, f"node {node}") for node in reachable)
             left = duration(run.settings.hop_timeout - waited)
             log(
-                *(INFO, "%d of %d hospitals (min-hospitals) can be reached: %s. The run waits %s"),
-                *(said, wanted, here, f"for the others, {left} at the most (hop-timeout)"),
+                INFO,
+                f"{said} of {wanted} hospitals (min-hospitals) can be reached: "
+                f"{join_names(here) or 'none'}. The run waits for the others, {left} at the most "
+                "(hop-timeout)",
             )
         time.sleep(PAUSE)
     return strangers(run, reachable)
 
 
-def _excused(run: Run, there: Collection[int]) -> int:
+def _count_excused(run: Run, there: Collection[int]) -> int:
     """The number of hospitals that are not at these nodes, and by plan not active now."""
     active = run.strategy.present(run.state)
     nodes = run.state.nodes.items()
     return sum(hospital not in active and node not in there for hospital, node in nodes)
 
 
-def _card_in(answer: Delivery[Order]) -> str:
-    """The hospital's name on the card in an answer."""
-    return str(answer.content.config_records.get("card", ConfigRecord()).get("hospital", ""))
+def _card(answer: Delivery[Order]) -> ConfigRecord:
+    """The card in an answer; empty if there is none."""
+    return answer.content.config_records.get("card", ConfigRecord())
 
 
-def _registered(run: Run) -> dict[int, str]:
+def _registered_names(run: Run) -> dict[int, str]:
     return {node.node_id: node.name for node in run.courier.grid.get_nodes()}
 
 
@@ -177,25 +178,21 @@ def _judge(
         The node and the card of each hospital that may take part, by name, and the failed
         deliveries of others.
     """
-    state, registered = run.state, _registered(run)
-    told = {
-        each.letter.node: each.content.config_records.get("card", ConfigRecord())
-        for each in answers
-        if each.failure is None
-    }
-    refused = _impostors(run, told, registered)
-    known = {str(card["hospital"]): card for node, card in told.items() if node not in refused}
+    state, registered = run.state, _registered_names(run)
+    came = {each.letter.node: _card(each) for each in answers if each.failure is None}
+    refused = _impostors(run, came, registered)
+    known = {str(card["hospital"]): card for node, card in came.items() if node not in refused}
     state.shape = state.shape or _common_shape(known)
     cards: dict[str, tuple[int, ConfigRecord]] = {}
     failed = []
     for delivery in answers:
         node = delivery.letter.node
-        card = told.get(node, ConfigRecord())
+        card = came.get(node, ConfigRecord())
         # A hospital that failed, or has a wrong card, may be registered under a name.
         hospital = registered.get(node) or f"node {node}"
         if node in refused:
             delivery = replace(delivery, failure=Failure.SETTINGS, reason=refused[node])
-        elif node in told:
+        elif node in came:
             hospital = str(card["hospital"])
             if (shape := _shape(card)) and state.shape and shape != state.shape:
                 reason = _shapes_differ({hospital: shape, "the other hospitals": state.shape})
@@ -248,32 +245,30 @@ def preparations(run: Run, nodes: Mapping[str, int]) -> Iterator[Letter[Order]]:
         yield run.letter("query.prepare", node, order, order)
 
 
-def prepared(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, Model]:
+def take_first(run: Run, delivery: Delivery[Order], failed: Failed) -> dict[str, Model]:
     """Process the answer of a hospital that prepared; the first model of a new one, by name."""
-    state, newcomer = run.state, dict[str, Model]()
-    order, node = delivery.letter.about, delivery.letter.node
+    state, order, node = run.state, delivery.letter.about, delivery.letter.node
     hospital = order.hospital
     delivery, parcel = admit(delivery, admit_first, order, state.outputs)
-    card = delivery.content.config_records.get("card", ConfigRecord())
+    card = _card(delivery)
     facts = {key: value for key, value in card.items() if key in FACTS}
     run.tell(Event.from_delivery(delivery, hospital, round=0, hop=0, lineage=hospital, facts=facts))
     if parcel is None:
         failed.append(delivery)
         if delivery.failure == Failure.RELEASE:
             state.withheld[hospital] = node
-        return newcomer
+        return {}
     state.note_delivered(hospital, [order.members_hash], arrived=True)
     if "buffer" in parcel:
         buffer = RecordDict({name: parcel[name] for name in ("buffer", "manifest")})
         state.buffers[hospital] = state.shelf.put(buffer)
         state.delivered.add((hospital, state.buffer_hash(hospital)))
         del parcel["buffer"]
-    if hospital not in state.nodes:
-        newcomer[hospital] = Model(hospital, hospital, state.shelf.put(parcel))
-    state.nodes[hospital] = node
     if release := card.get("release"):
         log(INFO, "%s: %s", hospital, release)
-    return newcomer
+    known = hospital in state.nodes
+    state.nodes[hospital] = node
+    return {} if known else {hospital: Model(hospital, hospital, state.shelf.put(parcel))}
 
 
 def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
@@ -286,32 +281,29 @@ def retry_without_buffer(run: Run, delivery: Delivery[Order]) -> dict[str, int]:
     return {order.hospital: delivery.letter.node}
 
 
-def _excluded(run: Run) -> dict[str, int]:
+def _outsiders(run: Run) -> dict[str, int]:
     """The hospitals that take no part because their buffer may not leave."""
     return run.state.withheld if run.strategy.needs_own_buffer else {}
 
 
-def agreed(named: Mapping[str, list[str]]) -> list[str]:
-    """All classes of the hospitals in one order; their own order if all have the same list.
-
-    Args:
-        named: The classes of each hospital.
+def common_classes(named: Mapping[str, list[str]]) -> list[str]:
+    """All classes of the hospitals `named` in one order; their own if all have the same list.
 
     Raises:
         RunError: There are fewer than two classes, or one may have several spellings.
     """
     lists = [*named.values()]
-    union = ordered(name for names in lists for name in names)
-    if groups := alike(union, apart=lists):
-        said = [
-            f"{quoted(name)} ({join_names([place for place in named if name in named[place]])})"
+    union = sort_classes(name for names in lists for name in names)
+    if groups := group_spellings(union, apart=lists):
+        spellings = [
+            f"{quote(name)} ({join_names([place for place in named if name in named[place]])})"
             for group in groups
             for name in group
         ]
         raise RunError(
-            f"Hospitals may spell one class in several ways: {join_names(said)}. Give each class "
-            "one name at all hospitals; or, if they are different classes, name all classes in the "
-            "setting 'classes'."
+            f"Hospitals may spell one class in several ways: {join_names(spellings)}. Give each "
+            "class one name at all hospitals; or, if they are different classes, name all classes "
+            "in the setting 'classes'."
         )
     if len(union) < 2:
         raise RunError(f"The hospitals have fewer than two classes together: {union}.")

@@ -55,9 +55,9 @@ class InVirtualTime(Exchange[Any]):
 
     def take(self) -> Delivery[Any]:
         """Wait for the outcome of the next message in virtual time."""
-        return self._taken(min(self._expected, key=self._turn))
+        return self._take_letter(min(self._expected, key=self._turn))
 
-    def _taken(self, letter: Letter[Any]) -> Delivery[Any]:
+    def _take_letter(self, letter: Letter[Any]) -> Delivery[Any]:
         while id(letter) not in self._early:
             delivery = super().take()
             self._early[id(delivery.letter)] = delivery
@@ -118,7 +118,7 @@ class Replayed(InVirtualTime):
             RunError: The record does not fit the run.
         """
         if others := [each for each in self._expected if not isinstance(each.about, Ordered)]:
-            return self._taken(others[0])
+            return self._take_letter(others[0])
         at, visits = self.state.replayed, self._expected
         if at == len(self.turns):
             raise RunError("The record of async.replay has ended, and the run has not.")
@@ -131,7 +131,7 @@ class Replayed(InVirtualTime):
             visit = letter.about.visit
             model = self.state.models[visit.model]
             if (visit.hospital, model.lineage) == (turn.hospital, turn.lineage):
-                delivery = self._taken(letter)
+                delivery = self._take_letter(letter)
                 if delivery.failure is Failure.USELESS:  # it is ordered again, in the same turn
                     self.state.replayed -= 1
                     return delivery

@@ -11,7 +11,7 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import Settings
 
 
-def timeout_of(settings: Settings, verb: str) -> tuple[str, float]:
+def find_timeout(settings: Settings, verb: str) -> tuple[str, float]:
     """The setting with the time limit of a message type, and its seconds."""
     if verb.startswith("query."):
         return "prepare-timeout", settings.prepare_timeout

@@ -17,7 +17,7 @@ ACTIVE, LEFT, NOT_YET = "active", "left", "not-yet"
 SCENARIOS = ("S1", "S2", "S3", "S4")
 
 
-def planned(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
+def plan_table(settings: Settings, hospitals: Sequence[str]) -> dict[str, list[str]]:
     """The status of each hospital in each task; without a plan all are active.
 
     Args:

@@ -8,14 +8,14 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from strategies.engine.courier import Courier, Letter
 from strategies.engine.events import Event, Journal
-from strategies.engine.orders import check_order, timeout_of
+from strategies.engine.orders import check_order, find_timeout
 from strategies.engine.state import AWAY, State
 from strategies.engine.strategy import Strategy
 from strategies.engine.visit import Visit
 from strategies.protocol.order import Order, hash_members
 from strategies.protocol.records import to_record
 from strategies.protocol.settings import Settings
-from strategies.protocol.streams import arrived
+from strategies.protocol.streams import arrived_tasks
 
 AboutT = TypeVar("AboutT")
 Content = Mapping[str, ArrayRecord | ConfigRecord | MetricRecord]
@@ -88,7 +88,7 @@ class Run:
             learner=self.strategy.learner,
             run=self.state.run,
             task=self.strategy.task_at(tested, hospital),
-            arrived=arrived(self.settings, tested, self.state.hospitals) if tested else [],
+            arrived=arrived_tasks(self.settings, tested, self.state.hospitals) if tested else [],
             images=self.strategy.images,
             buffer_size=self.strategy.buffer_size,
             encoder=self.state.encoder_hash,
@@ -111,7 +111,7 @@ class Run:
         def write() -> RecordDict:
             return RecordDict({**content(), "order": to_record(order)})
 
-        setting, limit = timeout_of(self.settings, verb)
+        setting, limit = find_timeout(self.settings, verb)
         check_order(self.strategy, verb, order, order.hospital, sealed=self.sealed)
         return Letter(node, verb, about, write, limit, setting, order.hospital)
 

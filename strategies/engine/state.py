@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from strategies.engine.shelf import Shelf
 from strategies.engine.visit import Visit
 from strategies.protocol.parcel import drop_encoder
-from strategies.protocol.shapes import SHAPE, ShapeError, shaped
+from strategies.protocol.shapes import SHAPE, ShapeError, from_value
 
 AWAY = 0  # no node's id: a hospital has not come back since the run was resumed
 
@@ -199,10 +199,10 @@ class State:
             ShapeError: The state is damaged, or of another version.
             ParcelError, ArchiveError, OSError: A parcel on the shelf is damaged or missing.
         """
-        kept = shaped(facts, dict[str, object], "state")
+        kept = from_value(facts, dict[str, object], "state")
         if odd := kept.keys() ^ ({each.name for each in fields(cls)} - _NOT_KEPT):
             raise ShapeError(f"'state' differs in {', '.join(sorted(odd)):.200}")
-        state: State = shaped({**kept, "shelf": shelf}, cls, "state")
+        state: State = from_value({**kept, "shelf": shelf}, cls, "state")
         state.nodes = dict.fromkeys(state.nodes, AWAY)
         state.withheld = dict.fromkeys(state.withheld, AWAY)
         shelf.check(state.parcels)

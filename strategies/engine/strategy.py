@@ -7,7 +7,7 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 
-from strategies.engine.presence import ACTIVE, planned
+from strategies.engine.presence import ACTIVE, plan_table
 from strategies.engine.state import Model, State
 from strategies.engine.topology import Route
 from strategies.engine.visit import Images, Visit
@@ -82,7 +82,7 @@ class Strategy(ABC):
                 file `enrolment` cannot be used.
         """
         settings = self.settings
-        planned(settings, [])  # here, since hospitals must not open the server's file
+        plan_table(settings, [])  # here, since hospitals must not open the server's file
         if sealed and self.reads_models:
             raise SettingsError(
                 f"The setting 'sealed' is true, and for '{settings.strategy}' the server must read "
@@ -115,7 +115,7 @@ class Strategy(ABC):
 
     def present(self, state: State) -> list[str]:
         """The hospitals that take part in the round, by plan."""
-        table = planned(self.settings, state.hospitals)
+        table = plan_table(self.settings, state.hospitals)
         task = max(self.task_at(state.round), 1)
         return [hospital for hospital, here in table.items() if here[task - 1] == ACTIVE]
 

@@ -52,13 +52,13 @@ def begin_tests(run: Run, again: Collection[str] = ()) -> None:
     state.tested, state.tested_round = {**(chosen or everything)}, state.round
     state.owing = dict.fromkeys(run.strategy.present(state), 0)
     holders = run.strategy.holders(state)
-    state.sampled = _sampled(run, holders)
+    state.sampled = _sample_tests(run, holders)
     for hospital, model in holders.items():
         lineage = state.models[model].lineage
         run.journal.record(Event("hand-off", state.round, state.hop, hospital, lineage))
 
 
-def _sampled(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
+def _sample_tests(run: Run, holders: Mapping[str, str]) -> dict[str, list[str]]:
     """With `evaluate.cross = "sample:k"` the models that each hospital tests.
 
     A hospital tests the model that it holds. Each model is also tested at k hospitals that do not
@@ -96,7 +96,7 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
     state, settings = run.state, run.settings.evaluate
     last = state.tested_round == run.settings.num_server_rounds
     ensemble = settings.ensemble and settings.cross is True and last and len(state.models) > 1
-    batches = list(_batches(run, hospital, _tested_at(run, hospital, models)))
+    batches = list(_batches(run, hospital, _parcels_to_test(run, hospital, models)))
     order = run.order(
         hospital,
         at=state.tested_round,
@@ -109,7 +109,7 @@ def letters(run: Run, hospital: str, models: Collection[str]) -> list[Letter[Bat
     return [_letter(run, state.nodes[hospital], order, batch) for batch in batches]
 
 
-def _tested_at(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
+def _parcels_to_test(run: Run, hospital: str, models: Collection[str]) -> dict[str, str]:
     """The parcels that a hospital tests, by name of the model.
 
     If the hospital was sent a newer copy of a model, this copy is left out: it would be refused.
@@ -126,7 +126,7 @@ def _tested_at(run: Run, hospital: str, models: Collection[str]) -> dict[str, st
 def _batches(run: Run, hospital: str, parcels: Mapping[str, str]) -> Iterator[Batch]:
     """Divide models into batches that are not much larger than `TEST_BYTES`."""
     shelf, batch = run.state.shelf, dict[str, str]()
-    once = sum(len(array.data) for array in run.state.encoder_arrays.values())
+    once = sum(len(array.data) for array in run.state.encoder_arrays.values())  # of the encoder
     sizes = {name: shelf.model_bytes(parcel) - once for name, parcel in parcels.items()}
     labels = {name: shelf.label(parcel) for name, parcel in parcels.items()}
     for name, parcel in parcels.items():
@@ -148,35 +148,35 @@ def _letter(run: Run, node: int, order: Order, batch: Batch) -> Letter[Batch]:
 def record_tests(run: Run, delivery: Delivery[Batch]) -> None:
     """Record a hospital's figures of each model; those of the whole message are divided evenly."""
     hop, batch = run.state.hop, delivery.letter.about
-    delivery, told = admit(delivery, admit_tested, batch.parcels)
+    delivery, reported = admit(delivery, admit_tested, batch.parcels)
     state = run.state
-    state.note_delivered(batch.hospital, [state.encoder_hash], arrived=told is not None)
+    state.note_delivered(batch.hospital, [state.encoder_hash], arrived=reported is not None)
     answer = Event.from_delivery(delivery, batch.hospital, round=batch.round, hop=hop, metrics={})
-    told = told or {}
+    reported = reported or {}
     for verb in ("ensemble", "standalone"):
-        if figures := told.get(verb):
+        if figures := reported.get(verb):
             run.journal.record(Event(verb, batch.round, hop, batch.hospital, metrics=figures))
     tested = len(batch.parcels)
-    share = {key: value / tested for key, value in told.get("", {}).items()}
+    share = {key: value / tested for key, value in reported.get("", {}).items()}
     for name, parcel in batch.parcels.items():
         label = batch.labels[name]
         event = replace(
             answer,
             hop=label.hop,
             lineage=label.lineage,
-            metrics=share | told.get(name, {}),
+            metrics=share | reported.get(name, {}),
             seconds=delivery.seconds / tested,
             bytes_sent=batch.sizes[name],
             epochs=label.epochs,
         )
-        event = _judged(event)
+        event = _read_refusal(event)
         run.journal.record(event)
         useless = event.outcome == Failure.USELESS.name.lower()
         if event.outcome == "ok" or useless:
             state.found.setdefault(parcel, {})[batch.hospital] = useless
 
 
-def _judged(event: Event) -> Event:
+def _read_refusal(event: Event) -> Event:
     """The event; a failure if the hospital could not do the test."""
     metrics = dict(event.metrics)
     refused = metrics.pop("refused", None)

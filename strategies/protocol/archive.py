@@ -62,7 +62,8 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
     arrays: dict[str, Array] = {}
     texts: dict[str, str] = {}
     with _unzipped(file) as archive:
-        for entry in _entries(archive):
+        _check_stored(archive)
+        for entry in archive.infolist():
             content = archive.read(entry)
             if entry.filename.endswith(".npy"):
                 arrays[entry.filename.removesuffix(".npy")] = array_of(content)
@@ -75,6 +76,8 @@ def read(file: Path | IO[bytes]) -> tuple[dict[str, Array], dict[str, str]]:
 def _unzipped(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
     try:
         with zipfile.ZipFile(file) as archive:
+            if len(set(archive.namelist())) < len(archive.namelist()):
+                raise ArchiveError("An archive has two arrays of one name.")
             yield archive
     except Exception as error:  # zipfile and numpy fail in many ways
         # EINVAL: in a damaged archive arrays begin before the file does.
@@ -83,13 +86,11 @@ def _unzipped(file: Path | IO[bytes]) -> Iterator[zipfile.ZipFile]:
         raise ArchiveError(f"Not an archive of arrays ({type(error).__name__}).") from error
 
 
-def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """The entries of an archive, if they take no more memory than its file."""
+def _check_stored(archive: zipfile.ZipFile) -> None:
+    """Refuse an archive whose entries take more memory than its file."""
     entries = archive.infolist()
     assert archive.fp is not None
     size = archive.fp.seek(0, 2)
-    if len({entry.filename for entry in entries}) < len(entries):
-        raise ArchiveError("An archive has two arrays of one name.")
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise ArchiveError("An archive is compressed.")
     if sum(entry.file_size for entry in entries) > size:
@@ -97,7 +98,6 @@ def _entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     texts = [entry.file_size for entry in entries if not entry.filename.endswith(".npy")]
     if max(texts, default=0) > MAX_TEXT:
         raise ArchiveError(f"An archive has a text of more than {MAX_TEXT} bytes.")
-    return entries
 
 
 def load(path: Path) -> dict[str, NDArray[Any]]:
@@ -114,8 +114,6 @@ def load(path: Path) -> dict[str, NDArray[Any]]:
             raise ArchiveError(
                 f"An archive of {size:,} bytes unpacks to {whole:,}: write it with numpy.savez."
             )
-        if len({entry.filename for entry in entries}) < len(entries):
-            raise ArchiveError("An archive has two arrays of one name.")
         for entry in entries:
             with archive.open(entry) as content:
                 _check_header(content, entry.file_size)
@@ -130,11 +128,9 @@ def _check_header(file: IO[bytes], size: int) -> None:
 
     NumPy would allocate the announced size before it reads a value.
     """
-    major, _ = np.lib.format.read_magic(file)
-    read = (
-        np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
-    )
-    shape, _, dtype = read(file)
+    npy = np.lib.format
+    old = npy.read_magic(file) == (1, 0)
+    shape, _, dtype = (npy.read_array_header_1_0 if old else npy.read_array_header_2_0)(file)
     values = math.prod(side or 1 for side in shape)
     if dtype.hasobject or not dtype.itemsize > 0 or not 0 < values <= size:
         raise ArchiveError(f"An array has the type {dtype} and the shape {shape!s:.80}.")

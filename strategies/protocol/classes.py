@@ -10,7 +10,7 @@ from contextlib import suppress
 from strategies.protocol.settings import BY_CLASSES, Settings, require
 
 
-def ordered(classes: Iterable[str]) -> list[str]:
+def sort_classes(classes: Iterable[str]) -> list[str]:
     """Names of classes, sorted as texts, or as numbers if all are numbers."""
     names = set(classes)
     with suppress(ValueError):
@@ -20,7 +20,7 @@ def ordered(classes: Iterable[str]) -> list[str]:
     return sorted(names)
 
 
-def alike(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[list[str]]:
+def group_spellings(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[list[str]]:
     """Groups of names that differ only in their spelling.
 
     Spelling is case, blanks, dashes and underscores, the Unicode form, or the form of a number.
@@ -31,12 +31,12 @@ def alike(names: Iterable[str], apart: Iterable[Collection[str]] = ()) -> list[l
     """
     groups = defaultdict(set)
     for name in names:
-        groups[_unspelt(name)].add(name)
+        groups[_common_spelling(name)].add(name)
     several = [group for group in groups.values() if len(group) > 1]
     return [sorted(group) for group in several if not any(group <= {*each} for each in apart)]
 
 
-def quoted(name: str, longest: int = 40) -> str:
+def quote(name: str, longest: int = 40) -> str:
     """A name in quotes, for a sentence; characters that cannot be seen are escaped."""
     seen = name.isprintable() and unicodedata.is_normalized("NFC", name)
     text = repr(name[:longest]) if seen else ascii(name[:longest])
@@ -48,7 +48,7 @@ _BETWEEN = r"[\s_-]+"  # words: blanks, underscores, dashes
 _UNSEEN = r"[\u00ad\u200b-\u200f\u2060\ufeff]"
 
 
-def _unspelt(name: str) -> str:
+def _common_spelling(name: str) -> str:
     """The common form of all spellings of a name."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     text = re.sub(_DASHES, "-", re.sub(_UNSEEN, "", text)).replace("\u2019", "'").strip(" \t_'\"")

@@ -27,9 +27,5 @@ def hash_of(root: Path) -> str:
 
 def files_of(root: Path) -> list[Path]:
     """All files of code below a folder, such as a checkout; with templates of pages."""
-    files = (root / package for package in PACKAGES)
-    return [
-        path
-        for package in files
-        for path in sorted(each for end in ENDS for each in package.rglob(f"*{end}"))
-    ]
+    below = (sorted((root / package).rglob("*")) for package in PACKAGES)
+    return [path for paths in below for path in paths if path.suffix in ENDS]

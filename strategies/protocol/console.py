@@ -33,14 +33,14 @@ class Console(logging.Handler):
 
     Attributes:
         last: The text that must stand last; repeated if Flower logs more as its process ends.
-        told: An error that the console has already reported; Flower's record of it is skipped.
+        reported: An error that the console has already reported; Flower's record of it is skipped.
     """
 
     def __init__(self, clock: str = CLOCK, width: int = WIDTH) -> None:
         super().__init__(INFO)
         self.clock, self.width = clock, width
         self.last = self._newest = ""
-        self.told: BaseException | None = None
+        self.reported: BaseException | None = None
 
     @classmethod
     def install(cls, clock: str = CLOCK, width: int = WIDTH) -> Self:
@@ -60,12 +60,12 @@ class Console(logging.Handler):
         """Print a record."""
         try:
             text = record.getMessage().strip()
-            known = record.exc_info and self.told and record.exc_info[1] is self.told
+            known = record.exc_info and self.reported and record.exc_info[1] is self.reported
             if text and text != _FAREWELL and not known:
                 self._print(self.format(record))
                 self._newest = text
             if record.funcName == "flwr_exit" and self.last not in ("", self._newest):
-                self._print(self.laid_out(self.last))
+                self._print(self.lay_out(self.last))
         except Exception:  # as every handler: logging must not end a run
             self.handleError(record)
 
@@ -76,31 +76,21 @@ class Console(logging.Handler):
     def format(self, record: LogRecord) -> str:
         """The lines of a record."""
         level = f"{record.levelname.lower()}: " if record.levelno >= WARNING else ""
-        lines = [self.laid_out(f"{level}{record.getMessage().strip()}")]
+        lines = [self.lay_out(f"{level}{record.getMessage().strip()}")]
         if record.exc_info:
             lines.append(logging.Formatter().formatException(record.exc_info))
         return "\n".join(lines)
 
-    def laid_out(self, text: str) -> str:
+    def lay_out(self, text: str) -> str:
         """The lines of a text, behind the time of day; no word or path is broken.
 
         In a file each text is one line, so that programs can search it.
         """
         clock = strftime(self.clock, localtime())
         width = sys.maxsize if _is_file(sys.stdout) else self.width - len(clock)
-        wrapped = [
-            line
-            for paragraph in text.splitlines()
-            for line in textwrap.wrap(
-                paragraph,
-                width,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        ]
-        return "\n".join(
-            f"{' ' * len(clock) if number else clock}{line}" for number, line in enumerate(wrapped)
-        )
+        wrapper = textwrap.TextWrapper(width, break_long_words=False, break_on_hyphens=False)
+        wrapped = [line for paragraph in text.splitlines() for line in wrapper.wrap(paragraph)]
+        return clock + f"\n{' ' * len(clock)}".join(wrapped) if wrapped else ""
 
 
 def _is_file(stream: TextIO) -> bool:
@@ -139,11 +129,11 @@ class Pace:
         elif done > self.first and now - self.said >= PAUSE:
             self.said = now
             rate = (done - self.first) / (now - self.began)
+            speed = f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"
+            left = duration((total - done) / rate)
             logging.getLogger("flwr").info(
-                "%s: %d of %d%s, %s/s, %s%s left%s",
-                *(self.what, done, total, self.unit),
-                f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}",
-                *(self.bound, duration((total - done) / rate), more and f", {more}"),
+                f"{self.what}: {done} of {total}{self.unit}, {speed}/s, {self.bound}{left} left"
+                + (f", {more}" if more else "")
             )
         self.done = done
 

@@ -25,20 +25,23 @@ PARCEL_RECORDS = {
     "embeddings": ArrayRecord,
     "manifest": ConfigRecord,
 }
-_LABELS = {"manifest": ConfigRecord, "metrics": MetricRecord}
 ANSWERS: dict[str, dict[str, type]] = {
     "query.live": {},
     "query.enrol": {"metrics": MetricRecord, "card": ConfigRecord},
     "query.prepare": {
-        **{"model": ArrayRecord, "buffer": ArrayRecord, "memory": ArrayRecord},
-        **_LABELS,
+        "model": ArrayRecord,
+        "buffer": ArrayRecord,
+        "memory": ArrayRecord,
+        "manifest": ConfigRecord,
+        "metrics": MetricRecord,
         "card": ConfigRecord,
     },
     "train": {
         "model": ArrayRecord,
         "memory": ArrayRecord,
         "embeddings": ArrayRecord,  # only if the order asks for them
-        **_LABELS,
+        "manifest": ConfigRecord,
+        "metrics": MetricRecord,
         # The model after each epoch but the last, if the order asks for `snapshots`.
         "epoch-#/model": ArrayRecord,
         "epoch-#/manifest": ConfigRecord,
@@ -48,8 +51,13 @@ ANSWERS: dict[str, dict[str, type]] = {
 MAX_CLASSES = 1000
 # Settings that a hospital's node-config may replace: how it trains, and files of its own.
 OWN_FILES = (
-    *("pretrained", "filver.pretrain", "gan.lpips-weights", "gan.inception-weights"),
-    *("mah.auxiliary", "ser.oracle", "twf.teacher"),
+    "pretrained",
+    "filver.pretrain",
+    "gan.lpips-weights",
+    "gan.inception-weights",
+    "mah.auxiliary",
+    "ser.oracle",
+    "twf.teacher",
 )
 OWN_SETTINGS = ("model", "train.batch-size", "train.learning-rate", *OWN_FILES)
 
@@ -75,19 +83,14 @@ def _is_shape(value: object) -> bool:
 
 
 KINDS = ("digits", "mnist", "npz", "hf", "folder", "manifest")  # kinds of data sets
-_OF_DICOM = " of DICOM files"
 
 
 def _is_kind(value: object) -> bool:
-    return isinstance(value, str) and value.removesuffix(_OF_DICOM) in KINDS
+    return isinstance(value, str) and value.removesuffix(" of DICOM files") in KINDS
 
 
-def _is_hash(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("(keyed-)?[0-9a-f]{16}", value) is not None
-
-
-def _is_sha256(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
+def _matches(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _are_settings(value: object) -> bool:
@@ -96,13 +99,14 @@ def _are_settings(value: object) -> bool:
     )
 
 
+_is_hash = _matches("(keyed-)?[0-9a-f]{16}")
 CARD: dict[str, Callable[[object], bool]] = {
     "hospital": _is_hospital,  # its name
     "classes": _are_classes,  # the names of its classes
     "shape": _is_shape,  # of its images: channels, height, width
     "identity": is_key,  # the public half of its keys
     "release": lambda value: _is_text(value, 300),  # the release check's result
-    "dossier": _is_sha256,  # hash of its buffer's dossier; the dossier stays
+    "dossier": _matches("[0-9a-f]{64}"),  # hash of its buffer's dossier; the dossier stays
     "data": _is_kind,  # the kind of its data set, without name or path
     "train-images": _is_hash,  # hash of the training images, keyed with a secret of the hospital
     "test-images": _is_hash,
@@ -164,8 +168,14 @@ METRICS: Mapping[str, Range] = {
     **{
         f"{figure}-{end}": Range(-1, 1) if figure == "gain" else SHARE
         for figure in (
-            *("accuracy", "balanced-accuracy", "auroc", "calibration-error", "gain"),
-            *("recall-of-class-#", "sensitivity-of-class-#", "specificity-of-class-#"),
+            "accuracy",
+            "balanced-accuracy",
+            "auroc",
+            "calibration-error",
+            "gain",
+            "recall-of-class-#",
+            "sensitivity-of-class-#",
+            "specificity-of-class-#",
             "right-in-bin-#",
         )
         for end in ("low", "high")
@@ -244,8 +254,7 @@ class Failed(Error):
     Args:
         code: A `Failure`.
         reason: The reason in words, for the server.
-        rule: The rule of the policy that is broken, for the hospital's ledger; empty for other
-            failures.
+        rule: The broken rule of the policy, for the hospital's ledger; empty for other failures.
     """
 
     def __init__(self, code: int, reason: str, rule: str = "") -> None:

@@ -38,7 +38,7 @@ def names_of_folders(places: Sequence[str]) -> list[str]:
     """
     paths = [PurePath(place.strip().removesuffix("/manifest.csv")) for place in places]
     for depth in range(1, max(len(path.parts) for path in paths)):
-        ends = [_strip("-".join([*path.parts[-depth:-1], path.stem])) for path in paths]
+        ends = [_plain_name("-".join([*path.parts[-depth:-1], path.stem])) for path in paths]
         usable = all(is_name(end) and end.lower() not in RESERVED for end in ends)
         if usable and len({end.lower() for end in ends}) == len(ends):  # they name folders, too
             return ends
@@ -50,7 +50,7 @@ def number_as_name(index: int, hospitals: int) -> str:
     return f"hospital-{index:0{len(str(hospitals - 1))}}"
 
 
-def _strip(text: str) -> str:
+def _plain_name(text: str) -> str:
     plain = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub("[^A-Za-z0-9._-]+", "-", plain).lstrip("-._")[:64]
 

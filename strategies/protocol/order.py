@@ -102,8 +102,8 @@ class Order:
             "members_hash": re.fullmatch("([0-9a-f]{64})?", order.members_hash),  # so does this
             "embeddings": order.embeddings in ("", *PARTS),
         }
-        if wrong := [name for name, holds in right.items() if not holds]:
-            raise ParcelError(f"'{wrong[0]}' of the order has an impossible value.")
+        if wrong := next((name for name, holds in right.items() if not holds), ""):
+            raise ParcelError(f"'{wrong}' of the order has an impossible value.")
         return order
 
     @property

@@ -12,15 +12,15 @@ The server relays parcels bit for bit. It checks the manifest, the hashes and th
 numbers of models that are not sealed (soundness.py).
 
 The encoder is those arrays of a model that no visit changes. It travels to each hospital once.
-Other messages leave it out (`drop_encoder`), and the recipient puts it back (`completed`) before
-it checks the hashes.
+Other messages leave it out (`drop_encoder`), and the recipient puts it back (`restore_encoder`)
+before it checks the hashes.
 """
 
 import hashlib
 import json
 import math
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -97,7 +97,7 @@ class Manifest:
         """The first field with an impossible value; empty if there is none."""
         places = {str(place) for place in range(1, len(self.visited) + 1)}
         entry = re.compile("(model|buffer|memory|embeddings)=[0-9a-f]{64}")
-        hashed = {each.partition("=")[0] for each in self.hashes}
+        hashed = {name for name, _ in _pairs(self.hashes)}
         right = {
             "lineage": is_name(self.lineage),
             "architecture": len(self.architecture) <= MAX_ARCHITECTURE,
@@ -106,11 +106,11 @@ class Manifest:
             "epochs": self.epochs >= 0,
             "visited": all(map(is_name, self.visited)),
             "replayed": all(
-                place in places and is_name(name) for place, _, name in map(_parts, self.replayed)
+                place in places and is_name(name) for place, name in _pairs(self.replayed)
             ),
             "not_own": all(
                 place in places and images in ("everyone", "public", "none")
-                for place, _, images in map(_parts, self.not_own)
+                for place, images in _pairs(self.not_own)
             ),
             "parent": re.fullmatch("([0-9a-f]{64})?", self.parent),
             "hashes": len(hashed) == len(self.hashes) and all(map(entry.fullmatch, self.hashes)),
@@ -120,6 +120,7 @@ class Manifest:
     def advance(self, order: Order) -> "Manifest":
         """The label after the visit that an order asked for; `pack` writes the new hashes."""
         place = len(self.visited) + 1
+        not_own = [f"{place}={order.images}"] if order.images != "own" else []
         return replace(
             self,
             round=order.round,
@@ -128,20 +129,20 @@ class Manifest:
             visited=[*self.visited, order.hospital],
             replayed=[*self.replayed, *(f"{place}={whose}" for whose in order.hash_of)],
             parent=self.hash_of["model"],
-            not_own=[
-                *self.not_own,
-                *([f"{place}={order.images}"] if order.images != "own" else []),
-            ],
+            not_own=self.not_own + not_own,
         )
 
     @property
     def hash_of(self) -> dict[str, str]:
         """The hash of each array record, by its name."""
-        return dict(entry.split("=", 1) for entry in self.hashes)
+        return dict(_pairs(self.hashes))
 
 
-def _parts(entry: str) -> tuple[str, str, str]:
-    return entry.partition("=")
+def _pairs(entries: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The two sides of each entry "<one>=<other>"."""
+    for entry in entries:
+        one, _, other = entry.partition("=")
+        yield one, other
 
 
 def hash_arrays(record: ArrayRecord) -> str:
@@ -171,7 +172,7 @@ def drop_encoder(parcel: RecordDict, encoder: Container[str]) -> RecordDict:
     return RecordDict({**parcel, "model": rest})
 
 
-def completed(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
+def restore_encoder(parcel: RecordDict, encoder: Mapping[str, Array]) -> RecordDict:
     """A parcel whose model has the arrays of the encoder, in the place of any that came."""
     if "model" not in parcel.array_records or not encoder:
         return parcel

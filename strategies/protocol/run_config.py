@@ -9,7 +9,7 @@ from typing import Any
 
 from strategies.protocol.files import FileError, read_by_hand, read_text
 from strategies.protocol.settings import SettingsError
-from strategies.protocol.shapes import shaped
+from strategies.protocol.shapes import from_value
 
 MOST = 2**20  # bytes of a file of settings
 Value = bool | int | float | str  # of a setting, as in Flower
@@ -51,11 +51,11 @@ def read_config(path: Path) -> dict[str, Any]:
     from flwr.common.config import flatten_dict  # imports an HTTP client
 
     try:
-        values = flatten_dict(tomllib.loads(read_text(path, MOST)))
-        return dict(shaped(values, dict[str, Value]))
-    except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
+        text = read_text(path, MOST)
+        return dict(from_value(flatten_dict(tomllib.loads(text)), dict[str, Value]))
+    except FileError:
+        raise
+    except (RecursionError, ValueError) as error:
         raise FileError(f"{path} has no settings of a run: {error}.") from error
 
 

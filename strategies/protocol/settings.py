@@ -49,7 +49,12 @@ PUBLIC = "public:"  # prefix of a setting that names a file of public images
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 # Settings that may change when a run is resumed.
 MAY_CHANGE = {
-    *("resume", "hop-timeout", "prepare-timeout", "min-hospitals", "output-dir", "tracking"),
+    "resume",
+    "hop-timeout",
+    "prepare-timeout",
+    "min-hospitals",
+    "output-dir",
+    "tracking",
 }
 
 TableT = TypeVar("TableT")
@@ -97,7 +102,7 @@ def _is_cross(chosen: bool | str) -> bool:
 
 def _are_seconds(text: str) -> bool:
     try:
-        return all(0 < float(each) < math.inf for each in text.split(",")) if text else True
+        return not text or all(0 < float(each) < math.inf for each in text.split(","))
     except ValueError:
         return False
 
@@ -348,9 +353,11 @@ class Settings:
             SettingsError: Names each key that is missing, or whose value has the wrong type or
                 range, or holds a password or token.
         """
+        allowed = (
+            "without a password or token, since settings are written into files and pages: leave "
+            "it to an environment variable of the process that needs it"
+        )
         for key, value in run_config.items():
-            allowed = "without a password or token, since settings are written into files and "
-            allowed += "pages: leave it to an environment variable of the process that needs it"
             text = str(value) if isinstance(value, str | bytes) else ""
             require(redacted(text) == text, key, value, allowed)
         known = {*keys_of(cls)}

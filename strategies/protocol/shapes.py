@@ -43,11 +43,11 @@ def from_json(text: str, shape: type[ShapeT], *, any_version: bool = False) -> S
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ShapeError(f"it is no JSON ({error})") from error
-    found: ShapeT = shaped(value, shape, any_version=any_version)
+    found: ShapeT = from_value(value, shape, any_version=any_version)
     return found
 
 
-def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False) -> Any:
+def from_value(value: Any, shape: Any, place: str = "", *, any_version: bool = False) -> Any:
     """A value from JSON, or a like value of Python, checked and brought to a type.
 
     Raises:
@@ -62,7 +62,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
         errors = []
         for each in (one for one in inner if one is not NoneType):
             try:
-                return shaped(value, each, place, any_version=any_version)
+                return from_value(value, each, place, any_version=any_version)
             except ShapeError as error:
                 errors.append(error)
         raise errors[0]
@@ -70,7 +70,7 @@ def shaped(value: Any, shape: Any, place: str = "", *, any_version: bool = False
     def within(item: Any, key: object, of: Any) -> Any:
         if of is float and type(item) is float:  # most of a large file
             return item
-        return shaped(item, of, f"{place}.{key}".lstrip("."), any_version=any_version)
+        return from_value(item, of, f"{place}.{key}".lstrip("."), any_version=any_version)
 
     if is_dataclass(kind) or is_typeddict(kind):
         _require(isinstance(value, dict), value, place, "an object")

@@ -33,7 +33,7 @@ def task_at(settings: Settings, server_round: int, hospital: str = "") -> int:
     return order[sum(end <= rounds for end in ends[:-1])]
 
 
-def arrived(settings: Settings, server_round: int, hospitals: Iterable[str]) -> list[int]:
+def arrived_tasks(settings: Settings, server_round: int, hospitals: Iterable[str]) -> list[int]:
     """The tasks that any hospital has had until a round (`Order.arrived`), if streams differ."""
     if not settings.own_streams:
         return []

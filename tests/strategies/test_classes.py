@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.protocol.classes import alike, quoted
+from strategies.protocol.classes import group_spellings, quote
 
 
 @pytest.mark.parametrize(
@@ -34,9 +34,9 @@ from strategies.protocol.classes import alike, quoted
     ],
 )
 def test_spellings_of_one_class(names):
-    assert alike(names) == [sorted(names)]
-    assert alike(names, apart=[names[:1], names]) == []
-    assert alike(names, apart=[names[:1]]) == [sorted(names)]
+    assert group_spellings(names) == [sorted(names)]
+    assert group_spellings(names, apart=[names[:1], names]) == []
+    assert group_spellings(names, apart=[names[:1]]) == [sorted(names)]
 
 
 @pytest.mark.parametrize(
@@ -52,17 +52,17 @@ def test_spellings_of_one_class(names):
     ],
 )
 def test_different_classes(names):
-    assert alike(names) == []
+    assert group_spellings(names) == []
 
 
 @given(st.lists(st.text()))
 def test_no_text_is_lost_and_none_alike_itself(names):
-    groups = alike(names)
+    groups = group_spellings(names)
     assert all(len({*group}) > 1 and {*group} <= {*names} for group in groups)
 
 
 def test_what_cannot_be_seen_can_be_read():
-    assert quoted("gr\u00f6\u00dfer") == "'gr\u00f6\u00dfer'"
-    assert quoted("in\u00a0situ") == r"'in\xa0situ'"
-    assert quoted("Na\u0308vus") == r"'Na\u0308vus'"
-    assert quoted("L" * 120) == f"'{'L' * 40}' (and 80 characters more)"
+    assert quote("gr\u00f6\u00dfer") == "'gr\u00f6\u00dfer'"
+    assert quote("in\u00a0situ") == r"'in\xa0situ'"
+    assert quote("Na\u0308vus") == r"'Na\u0308vus'"
+    assert quote("L" * 120) == f"'{'L' * 40}' (and 80 characters more)"

@@ -42,7 +42,7 @@ def test_lines_are_plain_narrow_and_never_empty(console, capsys):
 
 
 def test_a_line_goes_on_under_its_text(capsys):
-    log_line = Console(clock="12:00  ", width=24).laid_out("one two three four five")
+    log_line = Console(clock="12:00  ", width=24).lay_out("one two three four five")
     assert log_line.splitlines() == ["12:00  one two three", "       four five"]
 
 
@@ -64,8 +64,8 @@ def test_an_error_has_its_traceback(console, capsys):
 
 
 def test_an_error_that_was_told_is_not_told_again_with_its_traceback(console, capsys):
-    console.told = ValueError("set it to 1")
-    log(ERROR, "ServerApp raised an exception", exc_info=console.told)
+    console.reported = ValueError("set it to 1")
+    log(ERROR, "ServerApp raised an exception", exc_info=console.reported)
     log(ERROR, "another one", exc_info=ValueError("set it to 1"))
     assert capsys.readouterr().out.splitlines() == [
         *("error: another one", "ValueError: set it to 1")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from strategies.engine import courier, enrolment, testing
 from strategies.engine.courier import Courier, SimulationBroken
 from strategies.engine.engine import Engine
-from strategies.engine.enrolment import agreed
+from strategies.engine.enrolment import common_classes
 from strategies.engine.run import Run
 from strategies.engine.shelf import Shelf
 from strategies.engine.state import State
@@ -317,15 +317,15 @@ def test_one_order_of_the_classes_is_agreed_before_the_first_hop():
     ],
 )
 def test_classes_keep_their_order_where_all_agree_and_are_sorted_elsewhere(named, expected):
-    assert agreed({f"h{k}": names for k, names in enumerate(named)}) == expected
+    assert common_classes({f"h{k}": names for k, names in enumerate(named)}) == expected
 
 
 def test_classes_in_two_spellings_are_named_with_their_hospitals():
     named = {"graz": ["Melanoma", "nevus"], "linz": ["melanoma", "nevus"], "wien": ["melanoma"]}
     with pytest.raises(RunError, match=r"'Melanoma' \(graz\), 'melanoma' \(linz, wien\)\. Give"):
-        agreed(named)
+        common_classes(named)
     # One that has both tells them apart.
-    assert agreed({"graz": ["A", "a"], "linz": ["a"]}) == ["A", "a"]
+    assert common_classes({"graz": ["A", "a"], "linz": ["a"]}) == ["A", "a"]
 
 
 def test_classes_that_the_settings_name_are_the_federation_s():

@@ -3,7 +3,7 @@
 import pytest
 
 from strategies.engine import presence
-from strategies.engine.presence import planned
+from strategies.engine.presence import plan_table
 from strategies.protocol.settings import SettingsError
 from strategies.registry import strategy_of
 from tests.fakes import settings
@@ -18,7 +18,7 @@ def _files_are_read_again():
 
 def plan(enrolment, names=NAMES, tasks=4):
     chosen = settings(strategy="fedavg", tasks=tasks, enrolment=str(enrolment), num_server_rounds=8)
-    return planned(chosen, names)
+    return plan_table(chosen, names)
 
 
 def active(table, tasks=4):

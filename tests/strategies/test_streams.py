@@ -5,7 +5,7 @@ from itertools import groupby
 import pytest
 
 from strategies.protocol.settings import SettingsError
-from strategies.protocol.streams import arrived, task_at
+from strategies.protocol.streams import arrived_tasks, task_at
 from strategies.registry import strategy_of
 from tests.fakes import settings
 
@@ -25,7 +25,7 @@ def streams(**changes):
 def test_by_default_all_have_the_same_task():
     chosen, found = streams()
     assert {*map(tuple, found.values())} == {tuple((task, 10) for task in range(1, 6))}
-    assert arrived(chosen, 50, NAMES) == []
+    assert arrived_tasks(chosen, 50, NAMES) == []
     assert not chosen.own_streams
 
 
@@ -39,8 +39,10 @@ def test_shuffled_each_has_every_task_once_in_an_order_of_its_own():
         tuple(t for t, _ in s) for s in streams(task_order="shuffled", seed=8)[1].values()
     ]
     first = sorted({order[0] for order in orders})
-    assert arrived(chosen, 10, NAMES) == first
-    assert arrived(chosen, 11, NAMES) == sorted({task for order in orders for task in order[:2]})
+    assert arrived_tasks(chosen, 10, NAMES) == first
+    assert arrived_tasks(chosen, 11, NAMES) == sorted(
+        {task for order in orders for task in order[:2]}
+    )
     assert task_at(chosen, 0, NAMES[0]) == orders[0][0]
 
 
