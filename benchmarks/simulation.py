@@ -5,7 +5,6 @@ Flower leaves it running. Here it gets an empty folder and its own home, and end
 """
 
 import json
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -18,7 +17,8 @@ from flwr.app import Context, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from benchmarks.losses import NONE, Losses, UnreliableGrid
-from deploy.supervisor import flower
+from deploy.supervisor import flower_environment
+from deploy.transport import free_port
 from server_app.app import app
 from server_app.launch import COMPLETED, STARTED, status_of
 from strategies.protocol.settings import complete
@@ -47,9 +47,9 @@ def superlink(folder: Path, **variables: str) -> Iterator[dict[str, str]]:
     """
     workplace = folder / "empty"
     workplace.mkdir(parents=True)
-    port = str(_free_port())
+    port = str(free_port())
     environment = {
-        **flower(folder / "flwr"),
+        **flower_environment(folder / "flwr"),
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": port,
         "XDG_DATA_HOME": str(folder / "data"),  # the stores of hospitals
         "RAY_ADDRESS": "local",  # otherwise Ray may wait for an earlier cluster that has ended
@@ -162,13 +162,6 @@ def run_warm(
         raise RunFailed(f"{type(error).__name__}: {error}") from error
     (result,) = set(output_dir.glob("*")) - folders_before
     return result
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

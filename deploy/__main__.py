@@ -10,6 +10,7 @@ from deploy.errors import DeployError
 from deploy.hospital import Hospital, start_supernode
 from deploy.server import APP, register, run, start_superlink
 from deploy.status import status
+from strategies.protocol.files import STORES
 from strategies.protocol.text import Screen
 
 
@@ -20,10 +21,10 @@ def main() -> None:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def command(name: str, text: str, folder: str) -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=text, description=text)
-        added.set_defaults(command=name)
-        added.add_argument("folder", type=_path, help=folder)
-        return added
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=name)
+        command.add_argument("folder", type=_path, help=folder)
+        return command
 
     server, hospital = "the server's folder", "the hospital's folder"
     authority = command(
@@ -38,8 +39,8 @@ def main() -> None:
     )
     key = command("key", "hospital: make its authentication key", hospital)
     key.add_argument("hospital", help="the hospital's name")
-    approved = command("approve", "hospital: approve the code to run", hospital)
-    approved.add_argument(
+    approval = command("approve", "hospital: approve the code to run", hospital)
+    approval.add_argument(
         "checkout",
         nargs="?",
         type=_path,
@@ -59,16 +60,21 @@ def main() -> None:
         help="port for commands from this machine (default: %(default)s); Flower 1.40 and newer "
         "use the port of --fleet-address",
     )
-    registered = command("register", "operator: let a hospital take part", server)
-    registered.add_argument("public_key", type=_path, help="the hospital's .pub file")
-    registered.add_argument("--name", required=True, help="the hospital's name")
+    registration = command("register", "operator: let a hospital take part", server)
+    registration.add_argument("public_key", type=_path, help="the hospital's .pub file")
+    registration.add_argument("--name", required=True, help="the hospital's name")
     supernode = command("supernode", "hospital: start its SuperNode", hospital)
     supernode.add_argument("--server", required=True, help="the server's host:port")
     supernode.add_argument("--name", required=True, help="the hospital's name")
     supernode.add_argument(
         "--data-dir", type=_path, required=True, help="the hospital's images (docs/data.md)"
     )
-    supernode.add_argument("--store-dir", type=_path, help="the hospital's store")
+    supernode.add_argument(
+        "--store-dir",
+        type=_path,
+        default=STORES,
+        help="the hospital's store (default: %(default)s)",
+    )
     supernode.add_argument(
         "--members",
         required=True,
@@ -96,14 +102,10 @@ def main() -> None:
     )
     runs = command("run", "operator: start a run and wait for its end", server)
     runs.add_argument("--run-config", help="settings, such as \"strategy='cwt' image-size=64\"")
-    about = "show the servers and hospitals on this machine, their certificates and free disk"
-    states = commands.add_parser("status", help=about, description=about)
-    states.set_defaults(command="status")
-    states.add_argument(
-        "folder",
-        type=_path,
-        nargs="*",
-        help="a server's or a hospital's folder (default: all of this user that run here)",
+    command(
+        "status",
+        "show whether a server or hospital runs, its certificates and free disk",
+        "the server's or hospital's folder",
     )
     arguments = parser.parse_args()
     try:
@@ -118,11 +120,11 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _do(given: argparse.Namespace) -> None:
-    folder = given.folder
-    match given.command:
+def _do(arguments: argparse.Namespace) -> None:
+    folder: Path = arguments.folder
+    match arguments.command:
         case "authority":
-            make_authority(folder, given.server)
+            make_authority(folder, arguments.server)
             print(
                 f"{folder}/ca.crt      goes to every hospital, to check the server\n"
                 f"{folder}/ca.key      signs new server certificates: best kept offline\n"
@@ -130,22 +132,25 @@ def _do(given: argparse.Namespace) -> None:
                 f"{folder}/server.key  stay on the server; keep the key secret"
             )
         case "key":
-            make_key(folder, given.hospital)
+            make_key(folder, arguments.hospital)
+            path = folder / arguments.hospital
             print(
-                f"{folder}/{given.hospital}.pub  goes to the server's operator, who registers it\n"
-                f"{folder}/{given.hospital}.key  stays here; keep it secret"
+                f"{path}.pub  goes to the server's operator, who registers it\n"
+                f"{path}.key  stays here; keep it secret"
             )
         case "approve":
-            code = approve(folder, given.checkout)
+            code = approve(folder, arguments.checkout)
             print(f"{code} is approved: compare this hash with the other hospitals'.")
         case "superlink":
-            start_superlink(folder, given.fleet_address, given.control_port)
+            start_superlink(folder, arguments.fleet_address, arguments.control_port)
         case "register":
-            register(folder, given.public_key, given.name)
+            register(folder, arguments.public_key, arguments.name)
         case "supernode":
-            start_supernode(Hospital(**{k: v for k, v in vars(given).items() if k != "command"}))
+            start_supernode(
+                Hospital(**{k: v for k, v in vars(arguments).items() if k != "command"})
+            )
         case "run":
-            run(folder, given.run_config)
+            run(folder, arguments.run_config)
         case "status":
             sys.exit(not status(folder))
 

@@ -39,9 +39,9 @@ class OperatorOnly(ControlAuthnPlugin):
 
     def validate_tokens_in_metadata(self, metadata: Tokens) -> tuple[bool, AccountInfo | None]:
         """Whether a command has the token; with it, also Flower's only account."""
-        given = dict(metadata).get(ACCESS_TOKEN_KEY, "")
-        text = given if isinstance(given, bytes) else given.encode()
-        if not hmac.compare_digest(text, self.token.encode()):
+        token = dict(metadata).get(ACCESS_TOKEN_KEY, "")
+        content = token if isinstance(token, bytes) else token.encode()
+        if not hmac.compare_digest(content, self.token.encode()):
             return False, None
         return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
 
@@ -58,14 +58,10 @@ class OperatorOnly(ControlAuthnPlugin):
         return None, None
 
 
-def given(option: str) -> str:
-    """The value of an option of the command line."""
-    return sys.argv[sys.argv.index(option) + 1]
-
-
 def main() -> None:
     """Run Flower's program with the token, which is derived from the SuperExec's secret."""
-    secret = Path(given("--superexec-auth-secret-file")).read_bytes()
+    option = sys.argv.index("--superexec-auth-secret-file")
+    secret = Path(sys.argv[option + 1]).read_bytes()
     OperatorOnly.token = hmac.digest(secret, b"fedhandoff commands 1", "sha256").hex()
     address, store = os.environ["FEDHANDOFF_COMMANDS"], get_credential_store()
     store.set(AUTHN_TYPE_STORE_KEY % address, AuthnType.OIDC.encode())

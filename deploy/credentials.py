@@ -5,6 +5,7 @@ The server checks a hospital by its registered public key. The files have the us
 certificates in PEM, and keys in the format of `ssh-keygen -t ecdsa -b 384`.
 """
 
+import inspect
 import ipaddress
 import os
 import re
@@ -154,16 +155,9 @@ def _authority(folder: Path) -> Issuer:
 def _issue(
     path: Path, common: str, issuer: Issuer | None, *extensions: tuple[x509.ExtensionType, bool]
 ) -> Issuer:
-    """Make a key, `<path>.key`, and its certificate, `<path>.crt`.
+    """Make a key, `<path>.key`, and its certificate, `<path>.crt`; returns their name and the key.
 
-    Args:
-        path: The path of both files, without the suffixes.
-        common: The name in the certificate.
-        issuer: The signer of the certificate; None = the new key itself.
-        extensions: The extensions of the certificate; the flag marks a critical one.
-
-    Returns:
-        The name and the key.
+    Without an issuer the key signs itself. The flag beside an extension marks a critical one.
     """
     key, now = ec.generate_private_key(ec.SECP384R1()), datetime.now(UTC)
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common[:64])])
@@ -189,10 +183,7 @@ def _issue(
 
 
 def _usage(**allowed: bool) -> x509.KeyUsage:
-    uses = (
-        *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment"),
-        *("key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
-    )
+    uses = inspect.signature(x509.KeyUsage).parameters  # all of them are required
     return x509.KeyUsage(**{**dict.fromkeys(uses, False), **allowed})
 
 

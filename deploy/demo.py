@@ -22,7 +22,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from deploy.errors import DeployError
-from deploy.transport import for_commands
+from deploy.transport import for_commands, free_port
 
 HOSPITALS = ("graz", "linz", "wien")
 IMAGES = 599  # per hospital: enough test images of each class for figures to leave
@@ -64,11 +64,10 @@ def main(arguments: Sequence[str] = ()) -> None:
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
     """Run a server with its files in `folder`/server; yields its address for hospitals."""
-    fleet, control = _free_ports(2)
-    address = f"127.0.0.1:{fleet}"
+    address, control = f"127.0.0.1:{free_port()}", free_port()
     _deploy("authority", folder / "server", "--server", "127.0.0.1")
     arguments = ["--fleet-address", address, "--control-port", str(control)]
-    with started(folder, "superlink", folder / "server", *arguments) as process:
+    with background(folder, "superlink", folder / "server", *arguments) as process:
         _wait_for(for_commands(address, control), process)
         yield address
 
@@ -105,9 +104,9 @@ def hospitals(
                 (hospital / "policy.toml").write_text("[runs]\nsealed-only = false\n")
             (hospital / "ca.crt").write_bytes((folder / "server" / "ca.crt").read_bytes())
             paths = ("--data-dir", folder / "images" / name, "--store-dir", hospital / "store")
-            given = ("--server", address, "--name", name, "--members", members, *paths, *more)
-            given += tuple(own.get(name, ()))
-            running.enter_context(started(folder, "supernode", hospital, *given, log=name))
+            options = ("--server", address, "--name", name, "--members", members, *paths, *more)
+            options += tuple(own.get(name, ()))
+            running.enter_context(background(folder, "supernode", hospital, *options, log=name))
         yield
 
 
@@ -133,8 +132,7 @@ def write_images(folder: Path) -> None:
 def _identity(hospital: str, store: Path) -> str:
     """A hospital's line for the file of members."""
     command = [sys.executable, "-m", "client_app", "identity", "--site", hospital]
-    command += ["--store-dir", str(store)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return subprocess.check_output([*command, "--store-dir", store], text=True)
 
 
 def _deploy(*arguments: str | Path) -> None:
@@ -142,7 +140,7 @@ def _deploy(*arguments: str | Path) -> None:
 
 
 @contextmanager
-def started(
+def background(
     folder: Path, *arguments: str | Path, log: str = "superlink"
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command until the end of the block, with its output in `folder`/<log>.log."""
@@ -153,12 +151,6 @@ def started(
     finally:
         process.terminate()
         process.wait()
-
-
-def _free_ports(number: int) -> list[int]:
-    with ExitStack() as open_ones:
-        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
-        return [open_ones.enter_context(each).getsockname()[1] for each in listeners]
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:

@@ -18,17 +18,22 @@ from client_app.authority.start import check_own, find_policy
 from deploy.approved import approved_code
 from deploy.credentials import check_key, check_name, end_of
 from deploy.errors import DeployError
-from deploy.running import only_one
-from deploy.supervisor import Program, flower, forget_apps, keep_running, write_secret
-from deploy.transport import ALPN, split_address
+from deploy.running import lock
+from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
+from deploy.transport import ALPN, free_port, split_address
 from deploy.voice import SuperNodeVoice
 from strategies.protocol.files import STORES, make_private
 
 HERE = Path(__file__).parent
 PROGRAMS = HERE / "programs"  # replace Flower's own programs
 REPLACED = (
-    *("flower-supernode", "flwr-clientapp", "flwr-agentapp", "flwr-connector", "flwr-model"),
-    *("flwr-serverapp", "flwr-simulation"),
+    "flower-supernode",
+    "flwr-clientapp",
+    "flwr-agentapp",
+    "flwr-connector",
+    "flwr-model",
+    "flwr-serverapp",
+    "flwr-simulation",
 )
 # Environment variables of the hospital's processes. A command line would be visible to other users
 # of the machine, and Flower passes its node-config to every process that takes a message.
@@ -46,7 +51,7 @@ class Hospital:
         server: host:port of the SuperLink.
         name: The hospital's name.
         data_dir: The hospital's folder of images, or its manifest.
-        store_dir: The hospital's store; None = the app's default.
+        store_dir: The hospital's store.
         members: The file with the keys of all hospitals, "first-use", or "none".
         policy: The file of its policy; None = `policy.toml` in the folder, if there is one.
         node_config: Further keys of the node-config, in Flower's notation.
@@ -58,7 +63,7 @@ class Hospital:
     server: str
     name: str
     data_dir: Path
-    store_dir: Path | None = None
+    store_dir: Path = STORES
     members: str = "none"
     policy: Path | None = None
     node_config: str = ""
@@ -71,13 +76,12 @@ def start_supernode(hospital: Hospital) -> None:
 
     Raises:
         DeployError: A file is missing; the folder or the store cannot be written to; a SuperNode
-            already runs from the folder; no code is approved, or approved code was changed; the
-            server's certificate is not valid, or not from the consortium's authority; or the
-            SuperNode does not stay up.
+            already runs from the folder; no code is approved, or approved code was changed; or the
+            server's certificate is not valid, or not from the consortium's authority.
     """
     check_name(hospital.name)
     folder = hospital.folder.absolute()
-    store = (hospital.store_dir or STORES).absolute()
+    store = hospital.store_dir.absolute()
     authority, key = folder / "ca.crt", folder / f"{hospital.name}.key"
     for path, source in (
         (authority, "get it from the server's operator"),
@@ -99,10 +103,10 @@ def start_supernode(hospital: Hospital) -> None:
                 "download from Flower's Hub (docs/hub.md)."
             )
     code = "any" if hospital.any_code else str(approved_code(folder))
-    config = node_config(hospital)
     try:
-        for said in check_own(config):
-            print(said, flush=True)
+        config = node_config(hospital)
+        for sentence in check_own(config):
+            print(sentence, flush=True)
     except (OwnError, OSError) as error:
         raise DeployError(error.explain() if isinstance(error, OwnError) else str(error)) from error
     check_server(hospital.server, authority)
@@ -112,19 +116,23 @@ def start_supernode(hospital: Hospital) -> None:
     )
     facts = {"name": hospital.name, "server": hospital.server, "store": str(store)}
     with (
-        only_one(folder, f"{hospital.name}'s SuperNode", **facts) as running,
+        lock(folder, f"{hospital.name}'s SuperNode", **facts),
         # Not in the user's own TMPDIR: the path of a socket has at most about a hundred characters.
         TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
     ):
         forget_apps(folder / "flwr")
-        secret = write_secret(Path(private))
-        port = hospital.runtime_port or _free_port()
-        program = command(hospital.server, authority, key, secret, port)
-        work, environment = folder / "work", flower(folder / "flwr")
+        command = [
+            *("flower-supernode", "--superlink", hospital.server),
+            *("--root-certificates", str(authority), "--auth-supernode-private-key", str(key)),
+            *("--superexec-auth-secret-file", str(write_secret(Path(private)))),
+            *("--isolation", "process", "--host", "127.0.0.1"),
+            *("--port", str(hospital.runtime_port or free_port())),
+        ]
+        environment = flower_environment(folder / "flwr")
         environment |= {"TMPDIR": private, CODE: code, NODE_CONFIG: json.dumps(config)}
         environment["PATH"] = f"{PROGRAMS}{os.pathsep}{environment['PATH']}"
-        voice = SuperNodeVoice(hospital.name, hospital.server, running.note)
-        keep_running(Program(program, work, environment, hint, voice=voice, watched=True))
+        voice = SuperNodeVoice(hospital.name, hospital.server)
+        keep_running(Program(command, folder / "work", environment, voice, hint, watched=True))
 
 
 def check_writable(hospital: str, store: Path) -> None:
@@ -145,24 +153,15 @@ def check_writable(hospital: str, store: Path) -> None:
         ) from error
 
 
-def command(server: str, authority: Path, key: Path, secret: Path, port: int) -> list[str]:
-    """The command line of the SuperNode; its ClientApps connect on `port`."""
-    return [
-        *("flower-supernode", "--superlink", server, "--root-certificates", str(authority)),
-        *("--auth-supernode-private-key", str(key), "--isolation", "process"),
-        *("--superexec-auth-secret-file", str(secret)),
-        *("--host", "127.0.0.1", "--port", str(port)),
-    ]
-
-
 def node_config(hospital: Hospital) -> dict[str, Any]:
     """The hospital's node-config.
 
     Raises:
         DeployError: A file in it does not exist, or a key or value cannot be read.
+        OwnError: A file in the hospital's folder is named almost like a policy.
     """
     # Always with the store: no variable of a later process may choose another ledger or account.
-    paths = {"data-dir": hospital.data_dir, "store-dir": hospital.store_dir or STORES}
+    paths = {"data-dir": hospital.data_dir, "store-dir": hospital.store_dir}
     if hospital.members not in ("first-use", "none"):
         paths["members"] = Path(hospital.members).expanduser()
         if not paths["members"].is_file():
@@ -171,10 +170,7 @@ def node_config(hospital: Hospital) -> dict[str, Any]:
                 "each hospital that `python -m client_app identity` prints there; or first-use, or "
                 "none (docs/privacy/sealing.md)."
             )
-    try:
-        policy = hospital.policy or find_policy(hospital.folder)
-    except OwnError as error:
-        raise DeployError(error.explain()) from error
+    policy = hospital.policy or find_policy(hospital.folder)
     if policy and not policy.is_file():
         raise DeployError(
             f"The policy {policy} is no file: `python -m client_app policy` writes one. Move away "
@@ -198,10 +194,10 @@ def _parsed(text: str) -> dict[str, Any]:
     try:
         if pair.sub("", text).strip():
             raise ValueError("each is written key=value")
-        given = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
-        if not all(isinstance(value, str | int | float) for value in given.values()):
+        config = tomllib.loads("\n".join(f'"{key}" = {value}' for key, value in pair.findall(text)))
+        if not all(isinstance(value, str | int | float) for value in config.values()):
             raise ValueError("a value is a text in quotes, a number, true or false")
-        return given
+        return config
     except ValueError as error:
         raise DeployError(
             f"--node-config is {text!r}, which cannot be read ({error}): give keys and values such "
@@ -250,9 +246,3 @@ def check_server(server: str, authority: Path) -> None:
             "--server, the network and the firewall if this lasts.",
             flush=True,
         )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port

@@ -4,15 +4,14 @@ import json
 import os
 import subprocess
 import time
-from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from deploy.credentials import check_name, end_of
 from deploy.errors import DeployError
-from deploy.running import only_one
-from deploy.supervisor import PATIENCE, Program, flower, forget_apps, keep_running, write_secret
+from deploy.running import lock
+from deploy.supervisor import Program, flower_environment, forget_apps, keep_running, write_secret
 from deploy.transport import for_commands, listen, split_address
 from deploy.voice import SuperLinkVoice, Voice
 from strategies.protocol.files import replacing
@@ -24,6 +23,7 @@ NAME = "fedhandoff"  # the SuperLink's name in Flower's config.toml
 QUIET = "WARNING"  # Flower's log level beside the run's own lines
 COMMANDS = "FEDHANDOFF_COMMANDS"  # environment variable: the SuperLink's address for commands
 HOSPITALS = "hospitals.json"  # in the server's folder: names of registered hospitals, by node
+PATIENCE = 120.0  # seconds for a SuperLink that has ended to be restarted
 
 
 class NoSuperLinkError(DeployError):
@@ -44,8 +44,7 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
 
     Raises:
         DeployError: The address is not host:port, a certificate is missing or not valid, the folder
-            cannot be written to, a SuperLink already runs from it, or the SuperLink does not stay
-            up.
+            cannot be written to, or a SuperLink already runs from it.
     """
     split_address(fleet_address, "--fleet-address")
     folder = folder.absolute()
@@ -56,29 +55,25 @@ def start_superlink(folder: Path, fleet_address: str, control_port: int) -> None
             )
     for file in ("ca.crt", "server.crt"):
         end_of(folder / file)
-    facts = {"fleet": fleet_address, "control": for_commands(fleet_address, control_port)}
-    with only_one(folder, "The server's SuperLink", **facts):
-        _keep_superlink_running(folder, fleet_address, control_port)
-
-
-def _keep_superlink_running(folder: Path, fleet_address: str, control_port: int) -> None:
     address = for_commands(fleet_address, control_port)
-    (folder / "config.toml").write_text(
-        f"[superlink.{NAME}]\n"
-        f'address = "{address}"\n'
-        f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n"
-    )
-    forget_apps(folder)
-    hint = f"Does another program listen on {fleet_address} or {address}?"
-    work, environment = folder / "work", flower(folder)
-    environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", COMMANDS: address}
-    with TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private:
+    with (
+        lock(folder, "The server's SuperLink", fleet=fleet_address, control=address),
+        TemporaryDirectory(prefix="fedhandoff-", dir="/tmp") as private,
+    ):
+        (folder / "config.toml").write_text(
+            f"[superlink.{NAME}]\n"
+            f'address = "{address}"\n'
+            f"root-certificates = {json.dumps(str(folder / 'ca.crt'))}\n"
+        )
+        forget_apps(folder)
         secret = write_secret(Path(private))
         superlink, superexec = commands(folder, fleet_address, control_port, secret)
-        voice = SuperLinkVoice(lambda: names_of(folder))
+        hint = f"Does another program listen on {fleet_address} or {address}?"
+        work, environment = folder / "work", flower_environment(folder)
+        environment |= {"PATH": f"{PROGRAMS}{os.pathsep}{environment['PATH']}", COMMANDS: address}
         keep_running(
-            Program(superlink, work, environment, hint, voice=voice),
-            Program(superexec, work, flower(folder, QUIET), voice=Voice()),
+            Program(superlink, work, environment, SuperLinkVoice(lambda: names_of(folder)), hint),
+            Program(superexec, work, flower_environment(folder, QUIET), Voice()),
         )
 
 
@@ -148,7 +143,7 @@ def names_of(folder: Path) -> dict[str, str]:
 
 
 def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
-    """A server's hospitals, each with name, state (in Flower's words) and start of that state.
+    """A server's hospitals, each with name, state and the state's start, both as Flower has them.
 
     Raises:
         DeployError: No SuperLink answers.
@@ -158,19 +153,11 @@ def hospitals_of(folder: Path) -> list[tuple[str, str, str]]:
         (
             names.get(node["node-id"], f"node {node['node-id']}"),
             node["status"],
-            _local(node["online-at"] if node["status"] == "online" else node["offline-at"]),
+            node["online-at"] if node["status"] == "online" else node["offline-at"],
         )
         for node in nodes
         if node["status"] != "unregistered"
     ]
-
-
-def _local(when: str) -> str:
-    """Convert a time of Flower's, such as 2026-11-22 14:49:19Z, to local time."""
-    try:
-        return f"{datetime.fromisoformat(when).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:  # the hospital was never connected
-        return when
 
 
 def last_run_of(folder: Path) -> dict[str, str] | None:
@@ -235,7 +222,7 @@ def _end_of(folder: Path, number: str) -> dict[str, str]:
     seen = time.monotonic()
     while True:
         # The command ends with the run, or with the SuperLink.
-        environment = flower(folder.absolute(), QUIET)
+        environment = flower_environment(folder.absolute(), QUIET)
         subprocess.run(["flwr", "log", number, NAME], env=environment, check=False)
         try:
             state: dict[str, str] = _flwr(folder, "ls", NAME, "--run-id", number)["runs"][0]
@@ -261,9 +248,12 @@ def _flwr(folder: Path, *arguments: str) -> dict[str, Any]:
             f"{folder / 'config.toml'} does not exist: start this folder's SuperLink first, with "
             "`python -m deploy superlink`."
         )
-    command, environment = ["flwr", *arguments, "--format", "json"], flower(folder.absolute())
     done = subprocess.run(
-        command, env=environment, capture_output=True, encoding="utf-8", check=False
+        ["flwr", *arguments, "--format", "json"],
+        env=flower_environment(folder.absolute()),
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout)

@@ -1,6 +1,7 @@
 """Keeps programs running: restarts a program that ends, and ends all programs together.
 
-It checks that a program runs, not that it works. `deploy.watch` checks more of a SuperNode.
+A service of systemd restarts this supervisor. It could not restart the SuperLink alone, whose runs
+go on meanwhile, nor a SuperNode that runs without working (`deploy.watch`).
 """
 
 import os
@@ -14,15 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from deploy.errors import DeployError
 from deploy.voice import Voice, say
 from deploy.watch import Watch
 from strategies.protocol.local import past_proxy
 
-STEADY = 30.0  # seconds of running after which a program counts as up
-PATIENCE = 120.0  # seconds after which a program that does not count as up is given up
-FIRST_PAUSE = 1.0  # seconds before the first restart; each next pause is twice as long
-LONGEST_PAUSE = 10.0  # seconds
+PAUSE = 5.0  # seconds before a restart
 GRACE = 20.0  # seconds for a program to end after SIGTERM
 
 
@@ -39,7 +36,7 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
-def flower(home: Path, level: str = "INFO") -> dict[str, str]:
+def flower_environment(home: Path, level: str = "INFO") -> dict[str, str]:
     """The environment of a Flower program of this installation.
 
     Args:
@@ -63,20 +60,16 @@ def flower(home: Path, level: str = "INFO") -> dict[str, str]:
 
 
 class Program:
-    """A program that is restarted when its process ends.
-
-    Attributes:
-        name: Its name in the log.
-    """
+    """A program that is restarted when its process ends."""
 
     def __init__(
         self,
         command: Sequence[str],
         folder: Path,
         environment: Mapping[str, str],
+        voice: Voice,
         hint: str = "",
         *,
-        voice: Voice | None = None,
         watched: bool = False,
     ) -> None:
         """Prepare a program without starting it.
@@ -85,52 +78,33 @@ class Program:
             command: The command line; its first word is the program's name.
             folder: The working directory; made if it does not exist.
             environment: The environment of the process.
-            hint: A hint for people if the program does not stay up.
-            voice: Passes the program's output on; None = the program prints by itself.
+            voice: Passes the program's output on.
+            hint: A hint for people if the program ends.
             watched: Whether the program is a SuperNode, which is also restarted when it is wedged.
         """
-        self.name = command[0]
         self._command, self._folder, self._environment = command, folder, environment
-        self._hint, self._voice, self._watched = hint, voice, watched
+        self._voice, self._hint, self._watched = voice, hint, watched
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: Watch | None = None
-        self._started = 0.0
-        self._failing_since = time.monotonic()
         self._next_start = 0.0
-        self._pause = FIRST_PAUSE
 
     def look_after(self) -> None:
-        """Start the program if it is not running and its pause is over; end it if it is wedged.
-
-        Raises:
-            DeployError: The program has not counted as up for `PATIENCE` seconds.
-        """
-        now = time.monotonic()
+        """Start the program if it is not running and its pause is over; end it if it is wedged."""
+        name = self._command[0]
         if self._process is None:
-            if now >= self._next_start:
+            if time.monotonic() >= self._next_start:
                 self._start()
         elif (status := self._process.poll()) is not None:
             self._end_group()
-            if now - self._started >= STEADY:
-                self._failing_since, self._pause = now, FIRST_PAUSE
-            if now - self._failing_since >= PATIENCE:
-                raise DeployError(
-                    f"{self.name} has kept ending for {PATIENCE:.0f} seconds and is given up. "
-                    f"{self._hint}"
-                )
-            say(
-                f"{self.name} ended after {now - self._started:.0f} s (status {status}); it is "
-                f"restarted in {self._pause:.0f} s. {self._hint}"
-            )
-            self._next_start, self._pause = now + self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            say(f"{name} ended (status {status}); it is restarted in {PAUSE:.0f} s. {self._hint}")
+            self._next_start = time.monotonic() + PAUSE
         elif self._watched and self._watch and self._watch.wedged():
             say(
-                f"{self.name} waits for an answer that no process works on, would send the answer "
-                "to an ignored message, or has received an incomplete message; it is restarted."
+                f"{name} waits for an answer that no process works on, would send the answer to an "
+                "ignored message, or has received an incomplete message; it is restarted."
             )
             self.end()
             self.wait()
-            self._failing_since = time.monotonic()  # until now it counted as up
 
     def end(self) -> None:
         """Send the program SIGTERM."""
@@ -152,29 +126,24 @@ class Program:
             env=self._environment,
             start_new_session=True,  # a process group of its own, which Ctrl-C does not reach
             umask=0o077,  # other users of the machine must not read images and models
-            stdout=subprocess.PIPE if self._voice else None,
-            stderr=subprocess.STDOUT if self._voice else None,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
-        self._watch = Watch(self._process, self._voice) if self._voice else None
-        self._started = time.monotonic()
+        self._watch = Watch(self._process, self._voice)
 
     def _end_group(self) -> None:
         """Kill all processes of the program: they would live on and hold a GPU."""
-        assert self._process is not None
+        assert self._process
+        assert self._watch
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
-        if self._watch:
-            self._watch.close()
+        self._watch.close()
 
 
 def keep_running(*programs: Program) -> None:
-    """Keep programs running until SIGTERM or SIGINT, then end them, the last one first.
-
-    Raises:
-        DeployError: A program does not stay up; the others are also ended.
-    """
+    """Keep programs running until SIGTERM or SIGINT, then end them, the last one first."""
     stopping = False
 
     def stop(number: int, frame: object) -> None:

@@ -6,6 +6,7 @@ with HTTP, for hospitals, commands and the server's own runs.
 
 import ipaddress
 import re
+import socket
 from importlib.metadata import version
 
 from deploy.errors import DeployError
@@ -61,3 +62,10 @@ def for_commands(fleet_address: str, control_port: int) -> str:
         return f"127.0.0.1:{control_port}"
     host, _, port = fleet_address.rpartition(":")
     return f"{'127.0.0.1' if host in _EVERYWHERE else host}:{port}"
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which no program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port

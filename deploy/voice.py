@@ -37,14 +37,9 @@ PARDON = 20  # further failed attempts that are ignored after a refusal
 
 
 class Voice:
-    """Prints the output of a program, line by line.
+    """Prints the output of a program, line by line."""
 
-    Args:
-        note: A function that gets every printed line.
-    """
-
-    def __init__(self, note: Callable[[str], None] = lambda text: None) -> None:
-        self.note = note
+    def __init__(self) -> None:
         self._raw = os.environ.get("FLWR_LOG_LEVEL", "").upper() == "DEBUG"
 
     def hear(self, line: bytes) -> None:
@@ -58,12 +53,12 @@ class Voice:
         text = COLOURS.sub("", line.decode(errors="replace")).replace("\t", "    ").rstrip()
         # Control characters could move the reader's cursor.
         plain = _INFO.sub("", "".join(filter(str.isprintable, text)))
-        said = self.translate(_LEVEL.sub("", plain))
+        without_level = _LEVEL.sub("", plain)
+        said = self.translate(without_level)
         if said is None:
-            said = "" if _CHATTER.match(_LEVEL.sub("", plain)) else plain
+            said = "" if _CHATTER.match(without_level) else plain
         if said.strip():
             say(_LEVEL.sub(lambda found: f"{found[1].lower()}: ", said))
-            self.note(said)
 
     def translate(self, text: str) -> str | None:
         """The text instead of a line; empty = no text, None = the line is unknown."""
@@ -76,13 +71,10 @@ class SuperNodeVoice(Voice):
     Args:
         hospital: The hospital's name.
         server: The address of the server.
-        note: A function that gets every printed line.
     """
 
-    def __init__(
-        self, hospital: str, server: str, note: Callable[[str], None] = lambda text: None
-    ) -> None:
-        super().__init__(note)
+    def __init__(self, hospital: str, server: str) -> None:
+        super().__init__()
         self.hospital, self.server = hospital, server
         self._verb, self._since, self._missed = "", 0.0, 0
 

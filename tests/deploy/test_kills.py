@@ -17,15 +17,13 @@ from pathlib import Path
 import pytest
 
 from deploy.demo import HOSPITALS, hospitals, server, write_images
-from deploy.supervisor import STEADY
 from strategies.engine import checkpoint
 from strategies.engine.checkpoint import CheckpointError
 from strategies.protocol.parcel import check_parcel, load
 
 KINDS = ("flwr-serverapp", "flower-superlink", "flower-supernode", "flwr-clientapp")
-SUPERVISED = ("flower-superlink", "flower-supernode")
 KILLS = int(os.environ.get("FEDHANDOFF_KILLS", 3))  # with each method
-PAUSE = 20.0  # seconds, at most, from one kill to the next
+PAUSE = 10.0  # seconds, at most, from one kill to the next
 ROUNDS = 4
 METHODS = {
     "in rounds": f"strategy='cwt' evaluate.every={ROUNDS}",
@@ -55,7 +53,6 @@ class Killer:
     def __init__(self, folder, seed):
         self.folder, self.rng = folder, random.Random(seed)
         self.began = time.monotonic()
-        self.first_seen = {}  # by process
         self.kills = 0
         self.kinds = []  # those to come; every kind comes equally often
         self.moment = self.began
@@ -67,23 +64,18 @@ class Killer:
         The run is at this place.
         """
         now = time.monotonic()
-        alive = processes(self.folder)
-        self.first_seen = {process: self.first_seen.get(process, now) for process in alive}
         if self.kills == KILLS or now < self.moment or not begun:
             return ""
         if not self.kinds:
             self.kinds = self.rng.sample(KINDS, len(KINDS))
         kind = self.kinds[0]
-        # A supervisor gives up, as it should, what never stays up.
-        age = STEADY if kind in SUPERVISED else 0.0
-        known = [each for each in self.first_seen if now - self.first_seen[each] >= age]
-        victims = sorted(processes(self.folder, kind).keys() & known)
+        alive = processes(self.folder, kind)
         if kind == "flwr-serverapp" and place == self.place:
             return ""  # else a slow machine would never get to the end of a hop
-        if not victims:
+        if not alive:
             self.moment = now + self.rng.uniform(0, 4)  # anywhere in the life of the next one
             return ""
-        victim = self.rng.choice(victims)
+        victim = self.rng.choice(sorted(alive))
         with suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
             self.kills += 1
@@ -192,23 +184,22 @@ def check(result, visits, method):
     return summary
 
 
-@pytest.fixture(scope="module")
-def consortium(tmp_path_factory):
+@pytest.fixture
+def consortium(tmp_path):
     """The folder of a server and its hospitals, which wait for runs."""
-    folder = tmp_path_factory.mktemp("consortium")
-    write_images(folder / "images")
-    with server(folder) as address, hospitals(folder, address):
-        yield folder
-    assert not processes(folder)
+    write_images(tmp_path / "images")
+    with server(tmp_path) as address, hospitals(tmp_path, address):
+        yield tmp_path
+    assert not processes(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "seed"), [("in rounds", 9), ("in queues", 2)])
-def test_kills_at_random_moments_lose_no_model(method, seed, consortium, tmp_path):
+def test_kills_at_random_moments_lose_no_model(method, seed, consortium):
     """Together the two begin with every kind of process."""
     killer = Killer(consortium, seed)
     while killer.kills < KILLS:
-        operator = Operator(consortium, tmp_path / f"runs-after-{killer.kills}-kills", method)
+        operator = Operator(consortium, consortium / f"runs-after-{killer.kills}-kills", method)
         visits = operator.run(killer)
         summary = check(operator.result, visits, method)
         print(

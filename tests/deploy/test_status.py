@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from deploy import credentials, hospital, running, server, status
+from deploy import credentials, hospital, server, status
 from deploy.credentials import end_of, make_authority, make_key
 from deploy.errors import DeployError
 from deploy.hospital import Hospital, check_writable, start_supernode
-from deploy.running import only_one, runs_from
+from deploy.running import is_running, lock, read_facts
 from deploy.voice import MISSED, SuperLinkVoice, SuperNodeVoice
 from tests.deploy.test_deploy import ROOT
 
@@ -28,8 +28,7 @@ def heard(voice, capsys, *lines):
 
 
 def test_a_supernode_says_when_it_is_connected_what_it_does_and_what_it_waits_for(capsys):
-    noted: list[str] = []
-    voice = SuperNodeVoice("graz", "fl.example.org:9092", noted.append)
+    voice = SuperNodeVoice("graz", "fl.example.org:9092")
     lines = heard(
         voice,
         capsys,
@@ -45,7 +44,6 @@ def test_a_supernode_says_when_it_is_connected_what_it_does_and_what_it_waits_fo
         "graz trains: 50 of 100 images, 9.0/s, 6 s left",
         "train: answered after 0 s; waits for the next message",
     ]
-    assert noted == lines
 
 
 def test_a_server_that_is_away_is_named_once_until_it_answers_again(capsys):
@@ -106,34 +104,31 @@ def graz(tmp_path, monkeypatch):
 
 
 def test_a_supernode_is_started_once(graz):
-    with only_one(graz.folder, "graz's SuperNode"):
-        assert runs_from(graz.folder)
+    with lock(graz.folder, "graz's SuperNode"):
+        assert is_running(graz.folder)
         with pytest.raises(
-            DeployError, match=rf"graz's SuperNode already runs .* process {os.getpid()},"
+            DeployError, match=rf"graz's SuperNode already runs .* process {os.getpid()}:"
         ):
             start_supernode(graz)
-    assert not runs_from(graz.folder)
+    assert not is_running(graz.folder)
     start_supernode(graz)
 
 
 def test_a_lock_ends_with_its_process_however_that_ends(graz):
     code = (
-        "import os, sys; from pathlib import Path; from deploy.running import only_one\n"
-        f"with only_one(Path({str(graz.folder)!r}), 'it', name='graz') as running:\n"
-        "    running.note('waits'); print(flush=True); sys.stdin.read()"
+        "import os, sys; from pathlib import Path; from deploy.running import lock\n"
+        f"with lock(Path({str(graz.folder)!r}), 'it', name='graz'):\n"
+        "    print(flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         assert process.stdout
         process.stdout.readline()
-        assert runs_from(graz.folder)
-        assert graz.folder in running.folders()
-        facts = running.facts_of(graz.folder)
-        assert (facts["pid"], facts["name"], facts["said"]) == (process.pid, "graz", "waits")
+        assert is_running(graz.folder)
+        assert read_facts(graz.folder) == {"name": "graz", "pid": str(process.pid)}
         process.kill()
-    assert not runs_from(graz.folder)
-    assert graz.folder not in running.folders()
+    assert not is_running(graz.folder)
 
 
 def test_a_store_that_cannot_be_written_to_is_named_with_hospital_and_path(graz):
@@ -187,16 +182,15 @@ def test_what_is_no_certificate_is_named(graz):
 
 def test_the_status_of_a_hospital_that_runs_and_of_one_that_does_not(graz, capsys):
     facts = {"name": "graz", "server": "localhost:9", "store": str(graz.folder / "store")}
-    with only_one(graz.folder, "it", **facts) as process:
-        process.note("graz is connected to localhost:9 and waits for a run.")
-        assert status.status([graz.folder])
+    with lock(graz.folder, "it", **facts):
+        assert status.status(graz.folder)
     lines = dict(line.strip().split("  ", 1) for line in capsys.readouterr().out.splitlines()[1:])
-    assert lines["SuperNode"].strip().startswith("runs since 20")
-    assert lines["said last"].endswith("waits for a run.")
+    assert lines["process"].strip() == f"runs, process {os.getpid()}"
+    assert lines["server"].strip() == "localhost:9"
     assert lines["ca.crt"].strip().startswith("valid until 20")
     assert lines["disk"].endswith(f"GB left for {graz.folder}/store")
-    assert not status.status([graz.folder])
-    assert "does not run; it was last started 20" in capsys.readouterr().out
+    assert not status.status(graz.folder)
+    assert "process      does not run\n" in capsys.readouterr().out
 
 
 def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkeypatch, capsys):
@@ -210,22 +204,18 @@ def test_the_status_of_a_server_has_its_hospitals_by_name(graz, tmp_path, monkey
         "ls": {"runs": [{"run-id": "5", "status": "finished:completed"}]},
     }
     monkeypatch.setattr(server, "_flwr", lambda folder, command, *_: answers[command])
-    with only_one(folder, "it", fleet="0.0.0.0:9092", control="127.0.0.1:8000"):
-        assert status.status([folder])
+    with lock(folder, "it", fleet="0.0.0.0:9092", control="127.0.0.1:8000"):
+        assert status.status(folder)
     out = capsys.readouterr().out
-    since = f"{datetime(2026, 11, 22, 14, 49, 19, tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
-    assert f"hospital     graz: connected since {since}\n" in out
+    assert "hospital     graz: connected since 2026-11-22 14:49:19Z\n" in out
     assert "hospital     node 18: registered since N/A\n" in out
     assert "last run     5: finished:completed\n" in out
     assert "listens      0.0.0.0:9092 for hospitals, 127.0.0.1:8000 for you\n" in out
 
 
-def test_what_is_no_folder_is_named(tmp_path, monkeypatch):
+def test_what_is_no_folder_is_named(tmp_path):
     with pytest.raises(DeployError, match=r"nowhere is no folder"):
-        status.status([tmp_path / "nowhere"])
-    monkeypatch.setattr(status, "folders", list)
-    with pytest.raises(DeployError, match="No server and no hospital of this user runs"):
-        status.status([])
+        status.status(tmp_path / "nowhere")
 
 
 def test_keys_are_out_of_git_s_reach_where_their_folder_is_new(tmp_path):

@@ -206,7 +206,7 @@ def test_a_hospital_whose_supernode_was_wedged_takes_part_again(tmp_path, monkey
     with (
         demo.server(tmp_path) as address,
         demo.hospitals(tmp_path, address, names=["graz"]),
-        demo.started(tmp_path, *run, log="run") as process,
+        demo.background(tmp_path, *run, log="run") as process,
     ):
         wait_until(lambda: b"train: at work" in log.read_bytes(), seconds=180)
         wait_until(lambda: b"waits for an answer" in log.read_bytes(), end_clientapps, 60)
