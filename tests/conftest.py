@@ -1,4 +1,5 @@
 import os
+from collections import Counter
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -31,26 +32,42 @@ WAITING = (
     "tests/deploy/test_watch.py",
     "tests/test_simulation.py",
 )
-# Federations that share nothing: one test at a time, by whoever is free.
-APART = ("tests/test_federation.py", "tests/test_resume.py", "tests/test_sealed_federation.py")
+# Tests that share nothing with others of their file: one at a time, by whoever is free.
+APART = (
+    "tests/deploy/test_kills.py",
+    "tests/deploy/test_relay.py::test_the_same_search_finds_all_models",
+    "tests/test_federation.py",
+    "tests/test_resume.py",
+    "tests/test_sealed_federation.py",
+    "tests/test_simulation.py::test_hospitals_on_two_nodes",
+)
 LEFT_OUT = pytest.StashKey[int]()
 
 
+def scope_of(nodeid):
+    """The tests that one process does together, so that what they share is made once: a file's."""
+    return nodeid if nodeid.startswith(APART) else nodeid.partition("::")[0]
+
+
 class Scheduling(LoadScopeScheduling):
-    """Gives a file of tests to one process, so that what its tests share is made once."""
+    """Gives each scope to the next free process."""
 
     def _split_scope(self, nodeid):
-        file = nodeid.partition("::")[0]
-        return nodeid if file in APART else file
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config, log):
+    config.option.loadscopereorder = False  # it would put off the files that wait
     return Scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)  # after they have been shuffled
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
+    """Sort tests: the files that wait, then large scopes, then small ones, which end together."""
+    sizes = Counter(scope_of(item.nodeid) for item in items)
+    items.sort(
+        key=lambda item: (not item.nodeid.startswith(WAITING), -sizes[scope_of(item.nodeid)])
+    )
 
 
 def pytest_itemcollected(item):
