@@ -173,7 +173,7 @@ def measure(alone: Path, own: Path, run: Path) -> dict[str, float]:
         mine, ours = (read_probabilities(each)[name][1][name] for each in (alone, own))
         models = Models(mine, ours, by[last[0]] if last else scores.mean(0), scores)
         labels = data.test.labels.numpy()
-        for rule, figure in judged(models, labels, data.test_patients, settings_of(run).seed):
+        for rule, figure in judged(models, labels, data.test.patients, settings_of(run).seed):
             figures[rule].append(figure)
     return {rule: fmean(each) for rule, each in figures.items()}
 

@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from benchmarks.markdown import print_head, print_row, where
 from benchmarks.simulation import run, run_warm, superlink
 from client_app.datasets import LocalData, open_data
+from client_app.datasets.pool import LocalSamples
 from learning.models import Architecture
-from learning.samples import Samples
 from strategies.engine.events import LOG, read_events
 from strategies.protocol.run_config import read_config
 from strategies.protocol.settings import Settings
@@ -101,8 +101,8 @@ def opened(settings: Settings, hospitals: Iterable[int]) -> tuple[list[LocalData
     return in_memory, Architecture(settings.model, *shape, classes, settings.mlp.widths)
 
 
-def _copy(samples: Samples) -> Samples:
-    return samples[torch.arange(len(samples))]
+def _copy(samples: LocalSamples) -> LocalSamples:
+    return replace(samples, pixels=samples.images, rows=None)
 
 
 def gradients(model: nn.Module, own: LocalData, settings: Settings) -> Iterator[None]:

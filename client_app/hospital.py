@@ -291,4 +291,4 @@ def _data_on(
     secret: bytes,
 ) -> LocalData:
     data = open_data(settings, index, hospitals, classes, store, machine, chosen, secret)
-    return replace(data, train=data.train.to(device), test=data.test.to(device))
+    return data.to(device)

@@ -4,7 +4,8 @@ Shapes: `n` samples, `C` channels, `H, W` pixels. Embeddings may take the place 
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -43,11 +44,13 @@ class Samples:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
 
-    def to(self, device: torch.device) -> "Samples":
+    def to(self, device: torch.device) -> Self:
         """The samples on another device."""
         if device == self.pixels.device:
             return self
-        return Samples(self.images.to(device), self.labels.to(device))
+        return replace(
+            self, pixels=self.images.to(device), labels=self.labels.to(device), rows=None
+        )
 
 
 def concatenate(parts: Iterable[Samples]) -> Samples:

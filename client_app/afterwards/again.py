@@ -44,8 +44,9 @@ def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hosp
     data = open_data(settings, 0, 1, tuple(own.classes), past.folder.parent, None, chosen, secret)
     _check_same(past, data)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    data = replace(data, train=data.train.to(device), test=data.test.to(device))
-    return Hospital(past.site, settings, data, device, own.network.name, Store(past.folder))
+    return Hospital(
+        past.site, settings, data.to(device), device, own.network.name, Store(past.folder)
+    )
 
 
 def _check_same(past: PastRun, data: LocalData) -> None:

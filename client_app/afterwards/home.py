@@ -256,24 +256,21 @@ def counted(
     Args:
         data: The images.
         smallest: Smallest number of patients of a class that is counted, as in all figures.
-        number: Function from the strata of images [n] (`LocalData.test_strata`) to their number.
+        number: Function from the strata of images [n] (`LocalData.test.strata`) to their number.
     """
     counts: dict[str, float] = {}
-    for part, samples, strata, groups, patients in (
-        ("train", data.train, data.train_strata, data.train_groups, data.train_patients),
-        ("test", data.test, data.test_strata, data.test_groups, data.test_patients),
-    ):
-        shown = large_class_rows(patients, strata, smallest)
-        if not len(shown):
+    for part, samples in (("train", data.train), ("test", data.test)):
+        rows = large_class_rows(samples.patients, samples.strata, smallest)
+        if not len(rows):
             continue
-        counts[part] = float(len(shown))
-        labels = samples.labels.cpu().numpy()[shown]
+        counts[part] = float(len(rows))
+        labels, strata = samples.labels.cpu().numpy()[rows], samples.strata[rows]
         for k, name in enumerate(data.classes):
-            of_class = strata[shown][labels == k]
+            of_class = strata[labels == k]
             if len(of_class) or smallest == 1:
                 counts[f"{part}/{name}"] = float(number(of_class))
-        if groups is not None:
-            counts[f"{part}-groups"] = float(len(np.unique(groups[shown])))
+        if samples.groups is not None:
+            counts[f"{part}-groups"] = float(len(np.unique(samples.groups[rows])))
     return counts
 
 

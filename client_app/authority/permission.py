@@ -82,6 +82,6 @@ def _patients_ruling(policy: Policy, data: LocalData) -> Ruling:
 
     Only patients of classes that appear in figures count. So no small class decides a refusal.
     """
-    owners = data.train_patients
-    large = large_class_rows(owners, data.train_strata, policy.figures.smallest_group)
+    owners = data.train.patients
+    large = large_class_rows(owners, data.train.strata, policy.figures.smallest_group)
     return policy.images.ruling("min-train-patients", len(np.unique(owners[large])))

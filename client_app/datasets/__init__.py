@@ -18,7 +18,7 @@ from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import Shares, cut
-from client_app.datasets.pool import Indices, LocalData, Pool, too_few, too_many
+from client_app.datasets.pool import Indices, LocalData, LocalSamples, Pool, too_few, too_many
 from client_app.datasets.resize import Form, formed
 from client_app.datasets.split import split
 from client_app.datasets.tasks import Tasks
@@ -99,33 +99,28 @@ def open_data(
             "validation-fraction, or another partition."
         )
 
-    def part(chosen: Indices) -> Samples:
-        rows = chosen if pool.rows is None else pool.rows[chosen]
-        images, own_labels, places = map(torch.from_numpy, (pool.images, labels[chosen], rows))
-        return Samples(images, own_labels, places)
+    def part(chosen: Indices) -> LocalSamples:
+        rows, own_labels = chosen if pool.rows is None else pool.rows[chosen], labels[chosen]
+        facts = [pool.fingerprint, Form.from_settings(settings)]
+        facts += [rows.tolist(), own_labels.tolist()]
+        return LocalSamples(
+            torch.from_numpy(pool.images),
+            torch.from_numpy(own_labels),
+            torch.from_numpy(rows),
+            fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
+            groups=None if pool.groups is None else pool.groups[chosen],
+            contents=pool.contents and [pool.contents[index] for index in chosen],
+            manifest_tasks=None if pool.tasks is None else pool.tasks[chosen],
+        )
 
-    def fingerprint(samples: Samples) -> str:
-        assert samples.rows is not None
-        facts = [pool.fingerprint, Form.from_settings(settings), samples.rows.tolist()]
-        return hashlib.sha256(repr([*facts, samples.labels.tolist()]).encode()).hexdigest()
-
-    def contents(chosen: Indices) -> list[str] | None:
-        return None if pool.contents is None else [pool.contents[index] for index in chosen]
-
-    trained, tested = part(train), part(test)
+    classes = classes or pool.classes
     return LocalData(
-        trained,
-        tested,
-        classes or pool.classes,
+        part(train),
+        part(test),
+        classes,
         quarantined=pool.quarantined + strange,
         fingerprint=pool.fingerprint,
-        test_fingerprint=fingerprint(tested),
-        train_fingerprint=fingerprint(trained),
-        train_groups=None if pool.groups is None else pool.groups[train],
-        test_groups=None if pool.groups is None else pool.groups[test],
-        train_contents=contents(train),
-        test_contents=contents(test),
-        tasks=_tasks(pool, train, test, settings, classes or pool.classes),
+        tasks=Tasks(settings, classes) if settings.tasks > 1 else None,
         kind=pool.kind,
     )
 
@@ -150,16 +145,6 @@ def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
             f"{like.train.shape}: set image-size."
         )
     return samples
-
-
-def _tasks(
-    pool: Pool, train: Indices, test: Indices, settings: Settings, classes: tuple[str, ...]
-) -> Tasks | None:
-    """The cut of a hospital's training and test images in tasks; None if there is one task."""
-    if settings.tasks == 1:
-        return None
-    given = [None if pool.tasks is None else pool.tasks[part] for part in (train, test)]
-    return Tasks(settings, classes, *given)
 
 
 def _check_spelling(pool: Pool, names: Sequence[str], who: str) -> None:

@@ -9,8 +9,7 @@ hospital reveal only whether they are equal.
 import hashlib
 import hmac
 
-from client_app.datasets.pool import LocalData
-from learning.samples import Samples
+from client_app.datasets.pool import LocalData, LocalSamples
 
 DIGITS = 16  # of a hash
 
@@ -22,24 +21,17 @@ def hashes(data: LocalData, secret: bytes) -> dict[str, str]:
         data: The images.
         secret: Secret of the hospital; empty in a simulation.
     """
-    parts = {
-        "train": (data.train, data.train_contents),
-        "test": (data.test, data.test_contents),
-    }
-    return {
-        name: _hash(samples, contents, data.classes, secret)
-        for name, (samples, contents) in parts.items()
-    }
+    parts = {"train": data.train, "test": data.test}
+    return {name: _hash(samples, data.classes, secret) for name, samples in parts.items()}
 
 
-def _hash(
-    samples: Samples, contents: list[str] | None, classes: tuple[str, ...], secret: bytes
-) -> str:
+def _hash(samples: LocalSamples, classes: tuple[str, ...], secret: bytes) -> str:
     """The hash of image files, or of pixels if there are no files; the order does not count."""
+    contents = samples.contents
     if contents is None:
         images = samples.images.cpu().numpy()
         contents = [hashlib.sha256(image.tobytes()).hexdigest() for image in images]
-    shown = [classes[label] for label in samples.labels.tolist()]
-    lines = sorted(f"{content} {name}" for content, name in zip(contents, shown, strict=True))
+    names = [classes[label] for label in samples.labels.tolist()]
+    lines = sorted(f"{content} {name}" for content, name in zip(contents, names, strict=True))
     digest = hmac.digest(secret, "\n".join(lines).encode(), "sha256").hex()[:DIGITS]
     return f"keyed-{digest}" if secret else digest

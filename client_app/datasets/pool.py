@@ -1,4 +1,4 @@
-"""A data set before the cut over hospitals (`Pool`), and one hospital's share (`LocalData`).
+"""A data set before the cut over hospitals (`Pool`), and one hospital's images (`LocalData`).
 
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
@@ -7,7 +7,6 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -79,8 +78,55 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
+class LocalSamples(Samples):
+    """The training or the test images of one hospital.
+
+    Attributes:
+        fingerprint: Hash of the selection, the form and the labels.
+        groups: int64 [n], group of each image (`Pool.groups`); None if every image is on its own.
+        contents: Hashes of the images' files, [n]; None if there are no files.
+        manifest_tasks: int64 [n], task of each image by the manifest (`Pool.tasks`).
+        tasks: int64 [n], task in which each image arrived, from 1; None if there are no tasks.
+    """
+
+    fingerprint: str = ""
+    groups: Indices | None = None
+    contents: list[str] | None = None
+    manifest_tasks: Indices | None = None
+    tasks: Indices | None = None
+
+    @property
+    def patients(self) -> Indices:
+        """Patient of each image, [n]; without groups, each image is one patient."""
+        return np.arange(len(self)) if self.groups is None else self.groups
+
+    @property
+    def strata(self) -> Indices:
+        """Number for the class and the task of each image, [n]."""
+        labels: Indices = self.labels.cpu().numpy()
+        return labels if self.tasks is None else labels + (labels.max(initial=0) + 1) * self.tasks
+
+    def arriving(self, cut: Tasks, tasks: Sequence[int]) -> "LocalSamples":
+        """The images that arrive in some tasks; see `Tasks.arriving`."""
+        shown, places, arrived = cut.arriving(self, self.manifest_tasks, tasks)
+        # An image in several tasks counts as several images of one patient.
+        known = self.groups is not None or len(np.unique(places)) < len(places)
+        facts = [self.fingerprint, cut.settings.task_cut, cut.settings.seed]
+        facts += [places.tolist(), arrived.tolist()]
+        return LocalSamples(
+            shown.pixels,
+            shown.labels,
+            shown.rows,
+            fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
+            groups=self.patients[places] if known else None,
+            contents=self.contents and [self.contents[place] for place in places],
+            tasks=arrived,
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class LocalData:
-    """The training and test images of one hospital.
+    """The images of one hospital.
 
     Attributes:
         train: Training images.
@@ -88,61 +134,23 @@ class LocalData:
         classes: Names of the classes; labels are indices into them.
         quarantined: Number of further images that cannot be used.
         fingerprint: Fingerprint of the pool.
-        test_fingerprint: Hash of the selection, the form and the labels of the test images.
-        train_fingerprint: The same hash of the training images.
-        train_groups: int64 [n], group of each training image (`Pool.groups`); None if every image
-            is on its own.
-        test_groups: int64 [n], group of each test image; None if every image is on its own.
-        train_contents: Hashes of the training images' files, [n]; None if there are no files.
-        test_contents: Hashes of the test images' files, [n]; None if there are no files.
-        train_tasks: int64 [n], task in which each training image arrived, from 1; None if there are
-            no tasks.
-        test_tasks: int64 [n], task in which each test image arrived; None if there are no tasks.
         output_tasks: int64 [K], task of each output's class; None if tasks share outputs.
         tasks: The cut in tasks that is not yet made; None if there is none.
         kind: Kind of the pool.
     """
 
-    train: Samples
-    test: Samples
+    train: LocalSamples
+    test: LocalSamples
     classes: tuple[str, ...]
     quarantined: int = 0
     fingerprint: str = ""
-    test_fingerprint: str = ""
-    train_fingerprint: str = ""
-    train_groups: Indices | None = None
-    test_groups: Indices | None = None
-    train_contents: list[str] | None = None
-    test_contents: list[str] | None = None
-    train_tasks: Indices | None = None
-    test_tasks: Indices | None = None
     output_tasks: Indices | None = None
     tasks: Tasks | None = None
     kind: str = ""
 
-    @property
-    def train_patients(self) -> Indices:
-        """Patient of each training image, [n]; without groups, each image is one patient."""
-        return np.arange(len(self.train)) if self.train_groups is None else self.train_groups
-
-    @property
-    def test_patients(self) -> Indices:
-        """Patient of each test image, [n]; without groups, each image is one patient."""
-        return np.arange(len(self.test)) if self.test_groups is None else self.test_groups
-
-    @property
-    def train_strata(self) -> Indices:
-        """Number for the class and the task of each training image, [n]."""
-        return self._strata(self.train, self.train_tasks)
-
-    @property
-    def test_strata(self) -> Indices:
-        """Number for the class and the task of each test image, [n]."""
-        return self._strata(self.test, self.test_tasks)
-
-    def _strata(self, samples: Samples, tasks: Indices | None) -> Indices:
-        labels: Indices = samples.labels.cpu().numpy()
-        return labels if tasks is None else labels + len(self.classes) * tasks
+    def to(self, device: torch.device) -> "LocalData":
+        """The images on another device."""
+        return replace(self, train=self.train.to(device), test=self.test.to(device))
 
     @property
     def classes_present(self) -> list[str]:
@@ -161,17 +169,16 @@ class LocalData:
             DataError: An image has none of the run's tasks.
             SettingsError: The classes cannot be cut in tasks like that.
         """
-        if self.tasks is None:
+        if (cut := self.tasks) is None:
             return self
-        so_far = (arrived or range(1, task + 1)) if task else self.tasks.once
-        now = [task] if task else so_far
-        sides = self._side("train", now) | self._side("test", so_far)
+        so_far = (arrived or range(1, task + 1)) if task else cut.once
         return replace(
             self,
-            classes=self.tasks.outputs,
+            train=self.train.arriving(cut, [task] if task else so_far),
+            test=self.test.arriving(cut, so_far),
+            classes=cut.outputs,
+            output_tasks=cut.output_tasks,
             tasks=None,
-            output_tasks=self.tasks.output_tasks,
-            **sides,
         )
 
     def copied(self, tasks: int) -> int:
@@ -184,33 +191,9 @@ class LocalData:
         train, test = (1 << (len(side) - 1).bit_length() for side in (self.train, self.test))
         return (train + max(tasks, 1) * test) * math.prod(self.train.shape)
 
-    def train_so_far(self, task: int) -> Samples:
+    def train_so_far(self, task: int) -> LocalSamples:
         """The training images of all tasks up to `task`."""
-        if self.tasks is None:
-            return self.train
-        samples: Samples = self._side("train", range(1, task + 1))["train"]
-        return samples
-
-    def _side(self, name: str, tasks: Sequence[int]) -> dict[str, Any]:
-        """The attributes of the training or test images, restricted to some tasks."""
-        assert self.tasks is not None
-        samples, groups, contents, fingerprint = (
-            getattr(self, name + what) for what in ("", "_groups", "_contents", "_fingerprint")
-        )
-        given = getattr(self.tasks, name)
-        shown, places, arrived = self.tasks.arriving(samples, given, tasks)
-        patients = getattr(self, f"{name}_patients")[places]
-        # An image in several tasks counts as several images of one patient.
-        known = groups is not None or len(np.unique(places)) < len(places)
-        settings = self.tasks.settings
-        facts = [fingerprint, settings.task_cut, settings.seed, places.tolist(), arrived.tolist()]
-        return {
-            name: shown,
-            f"{name}_tasks": arrived,
-            f"{name}_groups": patients if known else None,
-            f"{name}_contents": contents and [contents[place] for place in places],
-            f"{name}_fingerprint": hashlib.sha256(repr(facts).encode()).hexdigest(),
-        }
+        return self.train.arriving(self.tasks, range(1, task + 1)) if self.tasks else self.train
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

@@ -34,15 +34,10 @@ class Tasks:
     Attributes:
         settings: Settings of the run.
         classes: Classes of the federation; labels are indices into them.
-        train: Task of each training image by the manifest, [n], 0 = unknown; None if unknown for
-            all images.
-        test: Task of each test image by the manifest, in the same way.
     """
 
     settings: Settings
     classes: tuple[str, ...]
-    train: NDArray[np.int64] | None = None
-    test: NDArray[np.int64] | None = None
 
     @property
     def permutes(self) -> bool:
@@ -82,13 +77,13 @@ class Tasks:
         return np.repeat(np.arange(1, self.settings.tasks + 1), self._size)
 
     def arriving(
-        self, samples: Samples, given: NDArray[np.int64] | None, tasks: Sequence[int]
+        self, samples: Samples, manifest: NDArray[np.int64] | None, tasks: Sequence[int]
     ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
         """Return the images that arrive in some tasks, one task after the other.
 
         Args:
             samples: All images [n]; labels are indices into `classes`.
-            given: Task of each image by the manifest: `train` or `test`.
+            manifest: Task of each image by the manifest, [n], 0 = unknown; None = unknown for all.
             tasks: The tasks, from 1.
 
         Returns:
@@ -103,7 +98,7 @@ class Tasks:
         if self.permutes:
             places = [np.arange(len(labels)) for _ in tasks]
         else:
-            when = self._when(labels.cpu().numpy(), given)
+            when = self._when(labels.cpu().numpy(), manifest)
             places = [np.flatnonzero(when == task) for task in tasks]
         together = np.concatenate(places)
         chosen = torch.from_numpy(together).to(labels.device)
@@ -128,18 +123,18 @@ class Tasks:
         return classes_of_a_task(len(self.classes), self.settings)
 
     def _when(
-        self, labels: NDArray[np.int64], given: NDArray[np.int64] | None
+        self, labels: NDArray[np.int64], manifest: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """The task of each image, [n]; above T for classes in no task."""
         if self._cuts_classes:
             return 1 + labels // self._size
         last = self.settings.tasks
-        if given is None or not ((given >= 1) & (given <= last)).all():
+        if manifest is None or not ((manifest >= 1) & (manifest <= last)).all():
             raise DataError(
                 "The setting 'task-cut' is 'given': the column 'task' of the hospital's manifest "
                 f"must have a number from 1 to {last} for every image."
             )
-        return given
+        return manifest
 
     def _permuted(self, images: Tensor, task: int) -> Tensor:
         """All images [n, C, H, W], with the pixels in a task's order."""

@@ -118,7 +118,7 @@ class Details:
         self._noised = disclosure if isinstance(disclosure, Noised) else None
         data = disclosure.data
         self.seen: Samples = data.train[torch.from_numpy(disclosure.asked)]
-        patients = data.train_patients[disclosure.asked]
+        patients = data.train.patients[disclosure.asked]
         self._most_seen = int(np.unique(patients, return_counts=True)[1].max())
         self._labels = disclosure.labels.cpu().numpy()
         self._patients = np.unique(disclosure.patients, return_inverse=True)[1]
@@ -188,7 +188,7 @@ class Details:
     def images(self) -> str:
         """The fingerprints of the test and training images."""
         data = self.disclosure.data
-        return f"{data.test_fingerprint} {data.train_fingerprint}"
+        return f"{data.test.fingerprint} {data.train.fingerprint}"
 
     def figures(self, said: Said, figures: dict[str, float]) -> dict[str, float]:
         """The figures of a model with its details; only the figures if no details may leave.
@@ -330,7 +330,7 @@ class Details:
     @property
     def _patients_told(self) -> dict[str, float]:
         """The numbers of patients of the test images; empty if unknown."""
-        if self.disclosure.data.test_groups is None:
+        if self.disclosure.data.test.groups is None:
             return {}
         of_class = {
             f"patients-of-class-{k}": float(len(np.unique(self._patients[self._labels == k])))

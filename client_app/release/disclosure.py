@@ -94,14 +94,14 @@ class Disclosure(ABC):
 
     def __init__(self, request: Inquiry) -> None:
         self.request, self.data = request, request.hospital.data
-        strata, patients = self.data.test_strata, self.data.test_patients
+        strata, patients = self.data.test.strata, self.data.test.patients
         chosen = large_class_rows(patients, strata, self.smallest)
         self.chosen = torch.from_numpy(chosen)
         self.labels = self.data.test.labels[self.chosen]
         self.patients, self.strata = patients[chosen], strata[chosen]
-        self.tasks = None if self.data.test_tasks is None else self.data.test_tasks[chosen]
-        self.owners = self.data.train_patients
-        self.learnt = large_class_rows(self.owners, self.data.train_strata, self.smallest)
+        self.tasks = None if self.data.test.tasks is None else self.data.test.tasks[chosen]
+        self.owners = self.data.train.patients
+        self.learnt = large_class_rows(self.owners, self.data.train.strata, self.smallest)
 
     def fingerprint(self, network: nn.Module, label: Manifest) -> str:
         """A hash of a model with the layers that stay here; empty if nothing uses it.
@@ -114,7 +114,7 @@ class Disclosure(ABC):
             label: Label of its parcel.
         """
         data = self.data
-        asked = f"{data.test_fingerprint} {data.train_fingerprint} {label.architecture}"
+        asked = f"{data.test.fingerprint} {data.train.fingerprint} {label.architecture}"
         asked += f" {self.request.order.so_far}"  # these tasks decide the possible answers
         digest = hashlib.sha256(asked.encode())
         for name, tensor in network.state_dict().items():
@@ -130,7 +130,7 @@ class Disclosure(ABC):
     def counts(self) -> dict[str, float]:
         """The numbers of training images, test images and unusable images."""
         return {
-            "num-train": self.number(self.data.train_strata[self.learnt]),
+            "num-train": self.number(self.data.train.strata[self.learnt]),
             "num-test": self.number(self.strata),
             "num-quarantined": self.rounded(self.data.quarantined),
         }
@@ -313,7 +313,7 @@ class Noised(Disclosure):
         if self.request.order.images != "own":
             return images
         # At least one group, since a model of weight 0 cannot be averaged.
-        return max(self.number(self.data.train_strata[self.learnt]), float(self.smallest))
+        return max(self.number(self.data.train.strata[self.learnt]), float(self.smallest))
 
     def test_figures(
         self, model: str, scores: Tensor, *, per_class: bool = False
@@ -362,7 +362,7 @@ class Noised(Disclosure):
         Raises:
             DeadlineError: The deadline has passed.
         """
-        asked, strata = self.asked, self.data.train_strata
+        asked, strata = self.asked, self.data.train.strata
         large = large_class_rows(self.owners[asked], strata[asked], self.smallest)
         if not len(rows := asked[large]):
             return {}
@@ -393,7 +393,7 @@ class Noised(Disclosure):
 
         settings = self.request.hospital.settings
         train = len(np.unique(self.owners))
-        unseen = len(np.unique(self.data.test_patients))
+        unseen = len(np.unique(self.data.test.patients))
         about = {
             **dict.fromkeys(("release-passed", "release-refused", "gan-"), math.inf),
             "release-median": train / 2,

@@ -145,10 +145,11 @@ def test_references_and_others_are_of_other_patients_and_of_learnt_classes(tmp_p
     data = job.hospital.data
     owners = torch.arange(len(data.test)) // 5
     job = replace(job, learnt=job.learnt[job.learnt.labels < 4])
-    test = Samples(data.test.images.clone(), data.test.labels)
+    images = data.test.images.clone()
+    test = replace(data.test, pixels=images, rows=None, groups=owners.numpy())
     test.pixels[:3] = job.train.images[:3]
     copied = {each.numpy().tobytes() for each in job.train.images[:3]}
-    data = replace(data, test=test, test_groups=owners.numpy())
+    data = replace(data, test=test)
     job = replace(job, hospital=replace(job.hospital, data=data))
     of_image = {image.numpy().tobytes(): k for k, image in enumerate(test.images)}
     halves = [{each.numpy().tobytes() for each in half.images} for half in held_out(job)]

@@ -21,7 +21,6 @@ from gan import schedule
 from gan.presets import PRESETS, PresetError
 from gan.projection import measure_privacy
 from learning.errors import DeadlineError
-from learning.samples import Samples
 from strategies.protocol import console
 from strategies.protocol.may_leave import METRICS, UndeclaredError
 from strategies.protocol.settings import SettingsError
@@ -103,7 +102,7 @@ def test_another_image_of_a_rare_class_asks_for_another_audit(hospital):
     train = place.data.train
     make_buffer(place, 20, soon())
     rare = (torch.bincount(train.labels) < 6).nonzero()[0]
-    more = Samples(train.images, train.labels.clone())
+    more = replace(train, pixels=train.images.clone(), rows=None)
     more.pixels[(train.labels == rare).nonzero()[0]] = 0
     make_buffer(replace(place, data=replace(place.data, train=more)), 20, soon())
     assert len(list(place.store.folder.rglob("*.npz"))) == 2
@@ -267,7 +266,8 @@ def test_a_deadline_is_kept_and_the_gan_goes_on_afterwards(hospital):
 def test_images_come_in_the_size_of_the_hospital_s(hospital, tmp_path):
     held = hospital().data
     wide, tested = (
-        Samples(part.images.repeat(1, 1, 2, 3), part.labels) for part in (held.train, held.test)
+        replace(part, pixels=part.images.repeat(1, 1, 2, 3), rows=None)
+        for part in (held.train, held.test)
     )
     place = replace(hospital(), data=replace(held, train=wide, test=tested))
     assert make_buffer(place, 20, soon()).samples.images.shape == (20, 1, 16, 24)

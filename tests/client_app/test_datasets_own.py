@@ -495,7 +495,7 @@ def test_a_manifest_may_say_when_images_arrive(site, tmp_path):
     assert second.train.pixels.data_ptr() == data.train.pixels.data_ptr()
     at_once = open_data(replace(chosen, tasks=1), 0, 1, store=tmp_path / "store")
     assert values(at_once.train) == values(data.train)
-    assert at_once.test_strata.tolist() == [0] * len(at_once.test)
+    assert at_once.test.strata.tolist() == [0] * len(at_once.test)
     for column, text in (("", ""), (",task", ",1"), (",task", ","), (",task", ",3")):
         bad = site(
             f"image,label{column}\n0.png,a{text}\n"

@@ -1,5 +1,6 @@
 """What a hospital says of models after the last round, apart from who asks."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,11 @@ import torch
 
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
+from client_app.datasets.pool import LocalSamples
 from client_app.release.details import Details, Said
 from client_app.release.disclosure import Noised, open_disclosure
 from client_app.release.noise import TOLD, Noise
 from client_app.store import Store
-from learning.samples import Samples
 from pages.figures import assessment
 from strategies.protocol.may_leave import METRICS, metric_of
 from strategies.protocol.order import Order
@@ -28,11 +29,9 @@ def details(tmp_path, labels, groups=None, policy=None, classes=2) -> Details:
     if policy is not None:
         (tmp_path / "policy.toml").write_text(policy, "utf-8")
     shown = torch.tensor(labels)
-    samples = Samples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), shown)
-    data = LocalData(
-        *(samples, samples, tuple(map(str, range(classes)))),
-        test_groups=None if groups is None else np.array(groups),
-    )
+    samples = LocalSamples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), shown)
+    test = replace(samples, groups=None if groups is None else np.array(groups))
+    data = LocalData(samples, test, tuple(map(str, range(classes))))
     hospital = SimpleNamespace(
         data=data,
         policy=None if policy is None else Policy.read(tmp_path / "policy.toml"),

@@ -11,14 +11,13 @@ import torch
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets import LocalData
-from client_app.datasets.pool import large_class_rows
+from client_app.datasets.pool import LocalSamples, large_class_rows
 from client_app.release.disclosure import WORST, Exact, Noised, open_disclosure
 from client_app.release.noise import COARSEST, Noise, effects, step_of
 from client_app.store import Store
 from learning.evaluation import count_right, score
 from learning.learners.prototypes import rotating
 from learning.models import Architecture
-from learning.samples import Samples
 from strategies.protocol.order import Order
 from tests.fakes import settings
 
@@ -27,12 +26,12 @@ def of(tmp_path, labels, groups=None, policy="", classes=3, **config) -> Noised:
     """The disclosure of a hospital with such test images; an empty policy has the defaults."""
     (tmp_path / "policy.toml").write_text(policy, "utf-8")
     labels = torch.tensor(labels)
-    samples = Samples(torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8), labels)
-    data = LocalData(
-        *(samples, samples, tuple(map(str, range(classes)))),
-        train_groups=None if groups is None else np.array(groups),
-        test_groups=None if groups is None else np.array(groups),
+    samples = LocalSamples(
+        torch.zeros(len(labels), 1, 2, 2, dtype=torch.uint8),
+        labels,
+        groups=None if groups is None else np.array(groups),
     )
+    data = LocalData(samples, samples, tuple(map(str, range(classes))))
     hospital = SimpleNamespace(
         data=data,
         policy=Policy.read(tmp_path / "policy.toml"),

@@ -7,20 +7,21 @@ import torch
 
 from client_app.datasets import LocalData
 from client_app.datasets.facts import hashes
-from learning.samples import Samples
+from client_app.datasets.pool import LocalSamples
 from strategies.protocol.may_leave import CARD
 
 
 @pytest.fixture
 def data():
     pixels = torch.arange(6 * 4, dtype=torch.uint8).reshape(6, 1, 2, 2)
-    train = Samples(pixels, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 1, 2, 3]))
-    test = Samples(pixels, torch.tensor([0, 1]), torch.tensor([4, 5]))
+    train = LocalSamples(pixels, torch.tensor([0, 1, 0, 1]), torch.tensor([0, 1, 2, 3]))
+    test = LocalSamples(pixels, torch.tensor([0, 1]), torch.tensor([4, 5]))
     return LocalData(train, test, ("a", "b"))
 
 
 def test_the_same_images_have_the_same_hash_in_any_order(data):
-    turned = Samples(data.train.pixels, data.train.labels.flip(0), data.train.rows.flip(0))
+    train = data.train
+    turned = LocalSamples(train.pixels, train.labels.flip(0), train.rows.flip(0))
     assert hashes(replace(data, train=turned), b"") == hashes(data, b"")
 
 
@@ -40,9 +41,10 @@ def test_other_images_or_classes_have_another(what, data):
 
 def test_files_count_and_not_their_form(data):
     """Files of the same content, which were brought to another size."""
-    files = {"train_contents": list("wxyz"), "test_contents": list("uv")}
-    larger = Samples(torch.zeros(6, 1, 9, 9, dtype=torch.uint8), data.train.labels)
-    assert hashes(replace(data, **files, train=larger), b"") == hashes(replace(data, **files), b"")
+    files = replace(data.train, contents=list("wxyz"))
+    larger = replace(files, pixels=torch.zeros(6, 1, 9, 9, dtype=torch.uint8), rows=None)
+    assert hashes(replace(data, train=larger), b"") == hashes(replace(data, train=files), b"")
+    assert hashes(replace(data, train=files), b"") != hashes(data, b"")
 
 
 def test_with_a_secret_nobody_can_try_images(data):

@@ -13,6 +13,7 @@ from client_app import hospital as hospital_module
 from client_app.app import app
 from client_app.authority.policy import Policy, PolicyError
 from client_app.datasets import LocalData, open_data
+from client_app.datasets.pool import LocalSamples
 from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from client_app.hospital import open_hospital
@@ -21,7 +22,6 @@ from client_app.release.disclosure import Disclosure, Noised, open_disclosure
 from client_app.release.noise import effects_of_tasks, step_of
 from client_app.store import Store
 from learning.evaluation import score
-from learning.samples import Samples
 from strategies.protocol.classes import outputs
 from strategies.protocol.code import code_hash
 from strategies.protocol.may_leave import Failure
@@ -39,19 +39,21 @@ def local(labels, classes=SIX, given=None, groups=None, test=None, **changes) ->
     """Images [n, 2, 1, 3] of these classes, all of whose pixels differ; two tasks, by classes."""
     test = labels if test is None else test
 
-    def samples(labels, start):
-        pixels = torch.arange(start, start + 6 * len(labels)).to(torch.uint8)
-        return Samples(pixels.view(-1, 2, 1, 3), torch.tensor(labels))
-
     given = None if given is None else np.array(given)
+
+    def samples(labels, start, **facts):
+        pixels = torch.arange(start, start + 6 * len(labels)).to(torch.uint8)
+        images, labels = pixels.view(-1, 2, 1, 3), torch.tensor(labels)
+        return LocalSamples(images, labels, manifest_tasks=given, **facts)
+
     chosen = settings(**{"tasks": 2, **changes})
+    files = [f"file {k}" for k in range(len(labels))]
+    groups = None if groups is None else np.array(groups)
     return LocalData(
-        *(samples(labels, 0), samples(test, 100), classes),
-        train_fingerprint="train",
-        test_fingerprint="test",
-        test_groups=None if groups is None else np.array(groups),
-        train_contents=[f"file {k}" for k in range(len(labels))],
-        tasks=Tasks(chosen, classes, given, given) if chosen.tasks > 1 else None,
+        samples(labels, 0, fingerprint="train", contents=files),
+        samples(test, 100, fingerprint="test", groups=groups),
+        classes,
+        tasks=Tasks(chosen, classes) if chosen.tasks > 1 else None,
     )
 
 
@@ -61,12 +63,12 @@ def test_by_classes_every_class_keeps_its_output():
     assert second.classes == SIX
     assert second.train.labels.tolist() == [2, 3]
     assert second.train.images.equal(data.train.images[2:4])
-    assert second.train_contents == ["file 2", "file 3"]
+    assert second.train.contents == ["file 2", "file 3"]
     assert second.test.labels.tolist() == [0, 2, 3]
     assert second.test.images.equal(data.test.images[[2, 1, 3]])
-    assert second.train_tasks is not None
-    assert second.test_tasks is not None
-    assert (second.train_tasks.tolist(), second.test_tasks.tolist()) == ([2, 2], [1, 2, 2])
+    assert second.train.tasks is not None
+    assert second.test.tasks is not None
+    assert (second.train.tasks.tolist(), second.test.tasks.tolist()) == ([2, 2], [1, 2, 2])
     assert data.images_at(1).train.labels.tolist() == [0, 1]
     assert data.train_so_far(2).labels.tolist() == [0, 1, 2, 3]
 
@@ -96,7 +98,7 @@ def test_permuted_pixels_are_the_same_pixels_in_an_order_of_the_task():
     fifth = data.images_at(5)
     assert fifth.train.labels.tolist() == [0, 1, 0]
     assert len(fifth.test) == 15
-    assert fifth.test_patients.tolist() == [7, 8, 8] * 5
+    assert fifth.test.patients.tolist() == [7, 8, 8] * 5
     orders = set()
     for task, images in zip(range(1, 6), fifth.test.images.split(3), strict=True):
         first = images[0, 0, 0] - data.test.images[0, 0, 0, 0]
@@ -111,9 +113,9 @@ def test_permuted_pixels_are_the_same_pixels_in_an_order_of_the_task():
 
 def test_copies_of_an_image_are_of_one_patient_where_no_patients_are_named():
     data = local([0, 1, 0], task_cut="permuted")
-    assert data.images_at(1).test_groups is None
-    assert data.images_at(2).test_patients.tolist() == [0, 1, 2] * 2
-    assert local([0, 1, 2]).images_at(2).test_groups is None
+    assert data.images_at(1).test.groups is None
+    assert data.images_at(2).test.patients.tolist() == [0, 1, 2] * 2
+    assert local([0, 1, 2]).images_at(2).test.groups is None
 
 
 def test_the_data_say_in_which_task_an_image_arrives():
@@ -133,7 +135,7 @@ def test_without_tasks_all_images_are_there():
     data = local([0, 1], tasks=1)
     assert data.images_at(0) is data
     assert data.train_so_far(0) is data.train
-    assert data.test_strata.tolist() == [0, 1]
+    assert data.test.strata.tolist() == [0, 1]
 
 
 def test_at_task_0_every_image_is_there_once():
@@ -164,10 +166,10 @@ def test_fingerprints_tell_tasks_and_cuts_apart():
         )
         for task in (1, 2)
     ]
-    assert len({data.test_fingerprint for data in cases}) == len(cases)
-    assert len({data.train_fingerprint for data in cases}) == len(cases)
+    assert len({data.test.fingerprint for data in cases}) == len(cases)
+    assert len({data.train.fingerprint for data in cases}) == len(cases)
     again = local([0, 1, 2, 3, 4, 5], train__epochs=7).images_at(1)
-    assert again.test_fingerprint == cases[0].test_fingerprint
+    assert again.test.fingerprint == cases[0].test.fingerprint
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def held_out(job: Job) -> tuple[Samples, Samples]:
     fresh = torch.tensor([image.cpu().numpy().tobytes() not in known for image in test.images])
     rows = (torch.isin(test.labels.cpu(), job.learnt.labels.unique().cpu()) & fresh).nonzero()
     rng = np.random.default_rng(0)
-    owners, patients = np.unique(data.test_patients[rows[:, 0].numpy()], return_inverse=True)
+    owners, patients = np.unique(data.test.patients[rows[:, 0].numpy()], return_inverse=True)
     halves = rng.permutation(len(owners))[patients] % 2
     of_half = [rows[:, 0][torch.from_numpy(halves == k)] for k in (0, 1)]
     chosen = [each[rng.permutation(len(each))[:MOST_REFERENCES]] for each in of_half]

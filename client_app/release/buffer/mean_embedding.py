@@ -59,7 +59,7 @@ class MeanEmbeddingSampler:
 def _release(job: Job) -> Moments:
     hospital, gan = job.hospital, job.hospital.settings.gan
     data = hospital.data
-    units = len(np.unique(data.train_patients))
+    units = len(np.unique(data.train.patients))
     allowed = "below one over the number of patients (or images) that a hospital trains on"
     require(gan.delta * units < 1, "gan.delta", gan.delta, allowed)
     noise = noise_for(gan.epsilon, gan.delta)
@@ -74,5 +74,5 @@ def _release(job: Job) -> Moments:
         len(data.classes),
         noise,
         normal,
-        patients=data.train_patients,
+        patients=data.train.patients,
     )

@@ -55,7 +55,7 @@ def copy_audit(job: Job) -> Auditor:
         ReleaseError: There is no test image to compare with.
     """
     data = job.hospital.data
-    _, patients = np.unique(data.train_patients, return_inverse=True)
+    _, patients = np.unique(data.train.patients, return_inverse=True)
     try:
         return Auditor(
             job.train.images,

@@ -59,7 +59,7 @@ def contents(request: Request, release: Release) -> dict[str, Any]:
         "learnt-from": {
             "training-images": len(hospital.data.train),
             "test-images": len(hospital.data.test),
-            "patients-known": hospital.data.train_groups is not None,
+            "patients-known": hospital.data.train.groups is not None,
         },
         "generator": {k: v for k, v in release.figures.items() if k.startswith(GENERATOR)},
         "checked": {k: v for k, v in release.figures.items() if not k.startswith(GENERATOR)},
