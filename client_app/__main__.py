@@ -160,15 +160,15 @@ def preflight(arguments: argparse.Namespace) -> int:
     terminal = sys.stderr.isatty()  # elsewhere lines are logged
     try:
         progress = show if terminal else None
-        examined = examine(arguments.site, settings, store, progress, policy)
+        card, survey = examine(arguments.site, settings, store, progress, policy)
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
     if terminal:
         print(" " * 60, end="\r", file=sys.stderr)
-    print(text(examined.card))
+    print(text(card))
     folder = store / arguments.site / "preflight"
-    card = {"verdict": examined.card.verdict, **asdict(examined.card)}
-    written = {"card.json": json.dumps(card, indent=1), "card.html": page(examined)}
+    content = json.dumps({"verdict": card.verdict, **asdict(card)}, indent=1)
+    written = {"card.json": content, "card.html": page(card, survey)}
     for file, content in written.items():
         with own_draft(folder / file) as draft:
             draft.write_text(content, encoding="utf-8")
@@ -176,7 +176,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     print(folder / "card.html")
     if policy:
         print(explain(list(Policy.read(policy).judge(settings))))
-    return int(examined.card.verdict == "red")
+    return int(card.verdict == "red")
 
 
 def _name(text: str) -> str:

@@ -129,7 +129,7 @@ class Hospital:
         whole = self.whole or self.data
         if self.policy and whole.tasks:
             check_all_named(whole.classes_present, whole.tasks.class_names)
-            copied = whole.copied(len(arrived) or task) / 1e9
+            copied = whole.bytes_copied(len(arrived) or task) / 1e9
             self.policy.machine.uphold("max-memory-gb", copied)
         return replace(self, data=whole.images_at(task, arrived), whole=whole, task=task)
 

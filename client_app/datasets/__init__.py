@@ -17,9 +17,9 @@ from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
-from client_app.datasets.partition import Shares, cut
+from client_app.datasets.partition import cut
 from client_app.datasets.pool import Indices, LocalData, LocalSamples, Pool, too_few, too_many
-from client_app.datasets.resize import Form, formed
+from client_app.datasets.resize import Form
 from client_app.datasets.split import split
 from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
@@ -128,16 +128,12 @@ def open_data(
 def open_public(file: str, settings: Settings, like: LocalData) -> Samples:
     """Return all images of a public archive, in the form of the run.
 
-    Args:
-        file: Path of the archive, as after `npz:`.
-        settings: Settings of the run, with the form of images.
-        like: The hospital's images.
-
     Raises:
-        DataError: The archive cannot be read, or its images differ in shape from the hospital's.
+        DataError: The archive cannot be read, or its images differ in shape from the hospital's
+            (`like`).
     """
     pool = load_npz(file)
-    images = formed(torch.from_numpy(pool.images), Form.from_settings(settings))
+    images = Form.from_settings(settings).apply(torch.from_numpy(pool.images))
     samples = Samples(images, torch.from_numpy(pool.labels))
     if samples.shape != like.train.shape:
         raise DataError(
@@ -199,7 +195,7 @@ def _share(
 @lru_cache(maxsize=1)  # in a simulation one process serves many hospitals
 def _pool_and_shares(
     settings: Settings, hospitals: int, store: Path, machine: MachineRules | None
-) -> tuple[Pool, Shares]:
+) -> tuple[Pool, list[Indices]]:
     pool = _load(settings, store, machine)
     return pool, cut(pool, settings, hospitals)
 
@@ -212,5 +208,5 @@ def _load(settings: Settings, store: Path, machine: MachineRules | None) -> Pool
             "':' comes an absolute path or, for hf:, a name on the Hugging Face hub)."
         )
     pool = DATASETS[name + colon](rest, settings, store, machine)
-    images = formed(torch.from_numpy(pool.images), Form.from_settings(settings)).numpy()
+    images = Form.from_settings(settings).apply(torch.from_numpy(pool.images)).numpy()
     return replace(pool, images=images, kind=pool.kind or name)

@@ -30,24 +30,24 @@ class Columns:
     """The columns of a manifest, by their names in the manifest.
 
     Attributes:
-        read: Role -> name of the column that is read in this role.
-        others: Columns that are not read.
+        roles: Role -> name of the column that is read in this role.
+        unread: Columns that are not read.
         patients: Columns that are not read and seem to name patients, while no column of groups is
             read.
-        across: Columns that are not read and seem to name patients, with a patient in several of
+        ambiguous: Columns that are not read and seem to name patients, with a patient in several of
             the groups that are read.
-        sides: Columns that are not read and seem to hold the split, while no column of the split
+        splits: Columns that are not read and seem to hold the split, while no column of the split
             is read.
-        meant: Name of a column that is not read -> name of a missing column that is spelt nearly
+        misspelt: Name of a column that is not read -> name of a missing column that is spelt nearly
             like it.
     """
 
-    read: dict[str, str] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)
+    roles: dict[str, str] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
     patients: list[str] = field(default_factory=list)
-    across: list[str] = field(default_factory=list)
-    sides: list[str] = field(default_factory=list)
-    meant: dict[str, str] = field(default_factory=dict)
+    ambiguous: list[str] = field(default_factory=list)
+    splits: list[str] = field(default_factory=list)
+    misspelt: dict[str, str] = field(default_factory=dict)
 
 
 def find_columns(
@@ -55,10 +55,7 @@ def find_columns(
 ) -> tuple[dict[str, int], Columns]:
     """Return the position of each known column, and a description of all columns.
 
-    Args:
-        names: First row of the manifest. Case, blanks, dashes and underscores do not count.
-        rows: All other rows.
-        needed: Names of the required columns.
+    Case, blanks, dashes and underscores in `names`, the first row of the manifest, do not count.
 
     Raises:
         DataError: A column is missing, or named twice. The message does not quote the first row:
@@ -94,17 +91,17 @@ def find_columns(
         patients=[
             names[place] for place in like_patients if not groups and _repeats(column(place))
         ],
-        across=[
+        ambiguous=[
             names[place]
             for place in like_patients
             if groups and _spreads(column(place), column(header["group"]))
         ],
-        sides=[
+        splits=[
             names[place]
             for place in others
             if "split" not in header and _are_sides(plain[place], column(place))
         ],
-        meant={
+        misspelt={
             names[place]: name
             for place in others
             for name in OPTIONAL
@@ -138,11 +135,11 @@ def _repeats(values: Sequence[str]) -> bool:
 
 def _spreads(values: Sequence[str], groups: Sequence[str]) -> bool:
     """Whether images of one value are in several groups."""
-    of = defaultdict(set)
+    groups_of = defaultdict(set)
     for number, (value, group) in enumerate(zip(values, groups, strict=True)):
         if value:
-            of[value].add(group or number)
-    return any(len(each) > 1 for each in of.values())
+            groups_of[value].add(group or number)
+    return any(len(each) > 1 for each in groups_of.values())
 
 
 def _are_sides(plain: str, values: Sequence[str]) -> bool:

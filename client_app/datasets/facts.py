@@ -15,12 +15,7 @@ DIGITS = 16  # of a hash
 
 
 def hashes(data: LocalData, secret: bytes) -> dict[str, str]:
-    """The hashes of the training and of the test images.
-
-    Args:
-        data: The images.
-        secret: Secret of the hospital; empty in a simulation.
-    """
+    """The hashes of the training and of the test images; the secret is empty in a simulation."""
     parts = {"train": data.train, "test": data.test}
     return {name: _hash(samples, data.classes, secret) for name, samples in parts.items()}
 

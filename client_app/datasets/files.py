@@ -29,12 +29,9 @@ from client_app.datasets.unread import RAW, format_within
 
 # Pillow knows more formats, but it hands some, such as EPS, to other programs.
 FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
-SUFFIXES = frozenset(  # in lower case; to compare with the end of a name, since one has two dots
-    [
-        *(".avif", ".bmp", ".gif", ".jpg", ".jpeg", ".jpe", ".jfif", ".jp2", ".j2k", ".png"),
-        *(".ppm", ".pgm", ".pbm", ".pnm", ".tif", ".tiff", ".webp"),
-        *(".dcm", ".dicom", ".nii", ".nii.gz"),
-    ]
+SUFFIX = re.compile(  # at the end of a name in lower case
+    r"\.(avif|bmp|gif|jpg|jpeg|jpe|jfif|jp2|j2k|png|ppm|pgm|pbm|pnm|tif|tiff|webp|dcm|dicom"
+    r"|nii|nii\.gz)\Z"
 )
 # A chest X-ray has about 15 million pixels, a photograph of a large camera 50 million. Decoding
 # takes up to 25 bytes a pixel, or 50 bytes if the pixel has more than 8 bits.
@@ -94,7 +91,7 @@ def read_header(file: Path, slice_: int | None = None) -> Header:
     Raises:
         UnusableImage: The image cannot be used. Some reasons appear only in decoding.
     """
-    with _refusing(), _regular(file) as stream:
+    with _unusable_on_error(), _open_regular(file) as stream:
         return _open(stream, slice_, 0)[0]
 
 
@@ -104,16 +101,16 @@ def read_file(file: Path) -> bytes:
     Raises:
         UnusableImage: The file cannot be read, is no regular file, or is too large.
     """
-    with _refusing(), _regular(file) as stream:
+    with _unusable_on_error(), _open_regular(file) as stream:
         return stream.read(MAX_BYTES)
 
 
 def is_image(file: Path) -> bool:
     """Whether a file may hold an image: by its suffix, or by the first bytes of DICOM."""
-    if file.name.lower().endswith(tuple(SUFFIXES)):
+    if SUFFIX.search(file.name.lower()):
         return True
     try:
-        with _regular(file) as stream:
+        with _open_regular(file) as stream:
             return _is_dicom(stream.read(132))
     except UnusableImage:
         return False
@@ -126,7 +123,7 @@ def _is_dicom(start: bytes) -> bool:
 
 
 @contextmanager
-def _regular(file: Path) -> Iterator[IO[bytes]]:
+def _open_regular(file: Path) -> Iterator[IO[bytes]]:
     """Open a regular file. A pipe would wait for a writer, and a device has no end."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     with open(descriptor, "rb") as stream:
@@ -154,12 +151,12 @@ def read_pixels(content: bytes, slice_: int | None = None, size: int = 0) -> NDA
     Raises:
         UnusableImage: The image cannot be used.
     """
-    with _refusing():
+    with _unusable_on_error():
         return _open(io.BytesIO(content), slice_, size)[1]()
 
 
 @contextmanager
-def _refusing() -> Iterator[None]:
+def _unusable_on_error() -> Iterator[None]:
     """Turn every error into an `UnusableImage`."""
     try:
         yield
@@ -230,7 +227,7 @@ def _picture(stream: IO[bytes], size: int) -> _Opened:
         PIL.ImageOps.exif_transpose(shown, in_place=True)
         if deep:
             values = np.asarray(shown)
-            pixels = _stretched(values if other is None else values.view(other))[None]
+            pixels = _stretch(values if other is None else values.view(other))[None]
             return 255 - pixels if tags.get(262) == 0 else pixels  # 0: WhiteIsZero
         if shown.mode == "LAB":  # Pillow converts LAB only by colour profiles
             lab, rgb = PIL.ImageCms.createProfile("LAB"), PIL.ImageCms.createProfile("sRGB")
@@ -379,11 +376,11 @@ def _dicom_grey(dataset: Any, stored: NDArray[Any]) -> NDArray[np.uint8]:
         )
     windowed = apply_voi_lut(values, dataset)  # uses the table, or else the first window
     if windowed is values:
-        shown = _stretched(values, ~padding)
+        shown = _stretch(values, ~padding)
     elif top:
-        shown = _scaled(windowed, 0, top)
+        shown = _scale(windowed, 0, top)
     else:  # values below and above the window show the values of its ends
-        shown = _scaled(windowed, *apply_voi_lut(np.array([-np.inf, np.inf]), dataset))
+        shown = _scale(windowed, *apply_voi_lut(np.array([-np.inf, np.inf]), dataset))
     if dataset.PhotometricInterpretation == "MONOCHROME1":  # the smallest value is white
         shown = 255 - shown
     shown[padding] = 0
@@ -469,7 +466,7 @@ def _nifti(stream: IO[bytes], start: bytes, slice_: int | None) -> _Opened:
         # The radiological view: anterior is up, and the patient's right is at the left. If the
         # third axis is another one, superior is up, and the patient's right or anterior is at the
         # left.
-        return _channels_first(_stretched(plane[::-1, ::-1].T))
+        return _channels_first(_stretch(plane[::-1, ::-1].T))
 
     return Header("NIFTI", width, height, 1, 8 * dtype.itemsize), decode
 
@@ -496,13 +493,13 @@ def _channels_first(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.moveaxis(np.atleast_3d(image), 2, 0))
 
 
-def _stretched(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
+def _stretch(values: NDArray[Any], used: NDArray[np.bool_] | None = None) -> NDArray[np.uint8]:
     """Scale numbers linearly to 0..255, from the smallest to the largest finite one in `used`."""
     chosen = values[np.isfinite(values) if used is None else np.isfinite(values) & used]
-    return _scaled(values, chosen.min(), chosen.max()) if chosen.size else _scaled(values, 0, 0)
+    return _scale(values, chosen.min(), chosen.max()) if chosen.size else _scale(values, 0, 0)
 
 
-def _scaled(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+def _scale(values: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
     """Scale numbers linearly to 0..255, from `low` to `high`; all 0 if these are equal."""
     if low == high:
         return np.zeros(values.shape, np.uint8)

@@ -1,5 +1,6 @@
 """Problems of a hospital's data that names, columns and groups show."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -14,13 +15,10 @@ from strategies.protocol.names import join_names
 # More than MANY_CLASSES classes are probably patients, if most have fewer than FEW_IMAGES images.
 MANY_CLASSES, FEW_IMAGES = 20, 5
 # Usual entries for "no class", and usual names of folders that are no class.
-NO_CLASS = frozenset(
-    [
-        *("nan", "nat", "none", "null", "nil", "na", "n/a", "n.a.", "#n/a", "#na", "<na>", "nd"),
-        *("?", "-", "--", "---", ".", "unknown", "undefined", "unspecified", "missing", "tbd"),
-        *("unlabelled", "unlabeled", "not labelled", "not labeled", "unbekannt", "#value!"),
-        *("train", "training", "test", "testing", "val", "valid", "validation", "images", "img"),
-    ]
+NO_CLASS = re.compile(
+    r"nan|nat|none|null|nil|na|n/a|n\.a\.|#n/a|#na|<na>|nd|\?|-{1,3}|\.|unknown|undefined|unspecified"
+    r"|missing|tbd|(un|not )labell?ed|unbekannt|#value!"
+    r"|train(ing)?|test(ing)?|val(id|idation)?|images|img"
 )
 
 
@@ -43,11 +41,9 @@ class Finding:
 
 
 def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Finding]:
-    """Yield the problems of the names of a hospital's classes.
+    """Yield the problems of the names of classes, from the number of images of each class.
 
-    Args:
-        images: Number of images of each class.
-        known: Classes of the federation; empty if the setting `classes` does not name them.
+    `known` has the classes of the federation; it is empty if the setting `classes` names none.
     """
     if len(images) > MANY_CLASSES and median(images.values()) < FEW_IMAGES:
         yield Finding(
@@ -75,7 +71,7 @@ def check_classes(images: Counter[str], known: Collection[str]) -> Iterator[Find
             "Give each class one spelling, as in the setting 'classes' if it names the class. If "
             "they are different classes, the run must name all its classes in this setting.",
         )
-    doubtful = [each for each in images if each.strip().casefold() in NO_CLASS]
+    doubtful = [each for each in images if NO_CLASS.fullmatch(each.strip().casefold())]
     if none := [each for each in doubtful if each not in known]:
         yield Finding(
             "names-of-no-class",
@@ -96,42 +92,39 @@ def check_columns(columns: Columns) -> Iterator[Finding]:
             "Call it 'patient'; or add a column 'group', with one name for images that belong "
             "together.",
         )
-    if columns.sides:
+    if columns.splits:
         yield Finding(
             "split-not-read",
-            f"A column that is not read seems to hold the split: {_quoted(columns.sides)}.",
+            f"A column that is not read seems to hold the split: {_quoted(columns.splits)}.",
             "To use it, call it 'split', with 'train' or 'test' in each row. Otherwise patients "
             "or the groups of the manifest determine the split.",
             "amber",
         )
-    if columns.across:
+    if columns.ambiguous:
         yield Finding(
             "patients-in-several-groups",
-            f"Images with the same value in {_quoted(columns.across)} are in several groups of "
-            f"{quote(columns.read['group'])}. Only the latter column is read.",
+            f"Images with the same value in {_quoted(columns.ambiguous)} are in several groups of "
+            f"{quote(columns.roles['group'])}. Only the latter column is read.",
             "If this is right, remove the former column.",
             "amber",
         )
-    for column, name in columns.meant.items():
+    for column, name in columns.misspelt.items():
         text = f"The column {quote(column)} is not read; is it '{name}'?"
         yield Finding("columns-not-read", text, "Rename or remove it.", "amber")
-    if columns.read:
+    if columns.roles:
         read = [
             quote(column) + (f" (as '{role}')" if column.strip() != role else "")
-            for role, column in columns.read.items()
+            for role, column in columns.roles.items()
         ]
-        others = f" Not read: {_quoted(columns.others)}." if columns.others else ""
+        others = f" Not read: {_quoted(columns.unread)}." if columns.unread else ""
         text = f"Columns of the manifest that are read: {join_names(read)}.{others}"
         yield Finding("columns", text, "docs/data.md lists all columns.", "note")
 
 
 def check_groups(kinds: Counter[str], images: int, groups: Counter[int]) -> Iterator[Finding]:
-    """Yield the problems of the groups of images.
+    """Yield the problems of groups, from the number of images of each group.
 
-    Args:
-        kinds: Number of images with a "patient" (DICOM), a "group" or a "volume".
-        images: Number of images.
-        groups: Number of images of each group.
+    `kinds` has the number of images with a "patient" (DICOM), a "group" or a "volume".
     """
     most = max(groups.values(), default=0)
     why = {

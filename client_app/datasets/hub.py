@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from client_app.datasets.files import UnusableImage, read_file, read_pixels
 from client_app.datasets.pool import Pool, numbered_classes
-from client_app.datasets.resize import Form, formed, stacked
+from client_app.datasets.resize import Form, stack
 from client_app.errors import DataError
 
 SITE = ("site", "center")  # columns of sites; Flower's copy of FLamby's data has "center"
@@ -95,8 +95,8 @@ def _images(source: str, files: Iterable[dict[str, Any]], form: Form) -> NDArray
             raise DataError(
                 f"Image {len(images)} of '{source}', counted from 0, {reason}."
             ) from error
-        images.append(formed(image[None], form)[0].numpy())
-    return stacked(source, images)
+        images.append(form.apply(image[None])[0].numpy())
+    return stack(source, images)
 
 
 def _sites(source: str, column: str, names: list[Any]) -> NDArray[np.int64]:

@@ -33,15 +33,9 @@ from torch import Tensor
 
 from client_app.authority.limits import check_disk, decoding_threads
 from client_app.authority.policy import MachineRules
-from client_app.datasets.files import (
-    Header,
-    UnusableImage,
-    read_file,
-    read_header,
-    read_pixels,
-)
+from client_app.datasets.files import Header, UnusableImage, read_file, read_header, read_pixels
 from client_app.datasets.listing import Entry
-from client_app.datasets.resize import Form, formed, one_size
+from client_app.datasets.resize import Form, one_size
 from strategies.protocol.console import Pace
 
 SCHEMA = """
@@ -63,7 +57,7 @@ CREATE TABLE IF NOT EXISTS pixels (
 # Images between two commits: few enough to decode again, enough to keep all cores busy.
 CHUNK = 256
 
-Progress = Callable[[str, int, int], None]
+ImportProgress = Callable[[str, int, int], None]
 ItemT = TypeVar("ItemT")
 _Key = tuple[str, int]  # path or content, and slice
 
@@ -102,7 +96,7 @@ def open_library(
     folder: Path,
     entries: Sequence[Entry],
     form: Form,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
     retry: bool = False,
     machine: MachineRules | None = None,
 ) -> Opened:
@@ -130,26 +124,22 @@ def open_library(
         if retry:
             index.execute("DELETE FROM files WHERE reason != ''")
             index.execute("DELETE FROM pixels WHERE reason != ''")
-        library = _Library(folder, index, machine, progress or _logged())
+        library = _Library(folder, index, machine, progress or _log_progress())
         files = library.look_at(entries)
         opened = library.decode(entries, files, form)
         library.forget_all_but(files)
         return opened
 
 
-def prepared(content: bytes, slice_: int | None, form: Form, shape: tuple[int, int, int]) -> Tensor:
+def prepare(content: bytes, slice_: int | None, form: Form, shape: tuple[int, int, int]) -> Tensor:
     """Return the image in the content of a file as input for networks: uint8 [C, H, W].
 
-    Args:
-        content: The bytes of the file.
-        slice_: Number of a slice of a volume; None if the file is no volume.
-        form: The form of the image.
-        shape: Required (C, H, W) in this form; a grey image gets C equal channels.
+    A grey image gets C equal channels.
 
     Raises:
         UnusableImage: The image cannot be decoded, or has another shape.
     """
-    image = formed(torch.from_numpy(read_pixels(content, slice_, form.size))[None], form)[0]
+    image = form.apply(torch.from_numpy(read_pixels(content, slice_, form.size))[None])[0]
     if image.shape[0] not in (1, shape[0]) or image.shape[1:] != shape[1:]:
         found, wanted = (" x ".join(map(str, each)) for each in (image.shape, shape))
         raise UnusableImage(f"is {found} where {wanted} is needed (channels x height x width)")
@@ -164,7 +154,7 @@ class _Library:
         folder: Path,
         index: sqlite3.Connection,
         machine: MachineRules | None,
-        progress: Progress,
+        progress: ImportProgress,
     ) -> None:
         self.folder, self.index, self.machine = folder, index, machine
         self.progress = progress
@@ -175,7 +165,7 @@ class _Library:
             "SELECT path, slice, size, modified, header, reason, content FROM files"
         )
         known = {
-            (path, slice_): _File(size, modified, _header(header), reason, content)
+            (path, slice_): _File(size, modified, _from_json(header), reason, content)
             for path, slice_, size, modified, header, reason, content in rows
         }
         files, changed = {}, []
@@ -222,7 +212,7 @@ class _Library:
         at_once = decoding_threads(self.machine, largest)
         for chunk, threads in self._chunks("importing", missing, at_once):
             new = {}
-            with _opened(place) as pixels:
+            with _open(place) as pixels:
                 for entry, decoded in zip(chunk, threads.map(work, chunk), strict=True):
                     content, image, reason = decoded
                     file = files[_key(entry)]
@@ -265,7 +255,7 @@ class _Library:
         for name, row in self.index.execute(f"SELECT form, row FROM pixels {orphans}").fetchall():
             if row >= 0:
                 size = math.prod(map(int, name.partition("-")[0].split("x")))
-                with _opened(self.folder / f"{name}.pixels") as pixels:
+                with _open(self.folder / f"{name}.pixels") as pixels:
                     os.pwrite(pixels, bytes(size), row * size)
         self.index.execute(f"DELETE FROM pixels {orphans}")
         self.index.commit()
@@ -275,24 +265,19 @@ class _Library:
         self.index.executemany(
             "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?, ?, ?)",
             [
-                (
-                    *key,
-                    *(file.size, file.modified),
-                    json.dumps(file.header and astuple(file.header)),
-                    *(file.reason, file.content),
-                )
+                (*key, file.size, file.modified, _to_json(file.header), file.reason, file.content)
                 for key, file in files.items()
             ],
         )
         self.index.commit()
 
     def _chunks(
-        self, what: str, items: Sequence[ItemT], at_once: int
+        self, step: str, items: Sequence[ItemT], at_once: int
     ) -> Iterator[tuple[Sequence[ItemT], Executor]]:
         """Yield chunks of the items, with threads to work on them."""
         with ThreadPoolExecutor(at_once) as threads:
             for start in range(0, len(items), CHUNK):
-                self.progress(what, start, len(items))
+                self.progress(step, start, len(items))
                 yield items[start : start + CHUNK], threads
 
 
@@ -305,7 +290,11 @@ def _content(entry: Entry, files: Mapping[_Key, _File]) -> _Key:
     return files[_key(entry)].content, _key(entry)[1]
 
 
-def _header(text: str) -> Header | None:
+def _to_json(header: Header | None) -> str:
+    return json.dumps(header and astuple(header))
+
+
+def _from_json(text: str) -> Header | None:
     return Header(*fields) if (fields := json.loads(text)) else None
 
 
@@ -347,24 +336,24 @@ def _decode(
     if (digest, _key(entry)[1]) in known:
         return digest, None, ""
     try:
-        image = prepared(content, entry.slice, form, shape)
+        image = prepare(content, entry.slice, form, shape)
     except UnusableImage as error:
         return digest, None, str(error)
     return digest, image.contiguous().numpy().tobytes(), ""
 
 
-def _logged() -> Progress:
+def _log_progress() -> ImportProgress:
     """Return a function that logs the progress of an import from time to time."""
     paces: dict[str, Pace] = {}
 
-    def progress(what: str, done: int, total: int) -> None:
-        paces.setdefault(what, Pace(f"{what} images"))(done, total)
+    def progress(step: str, done: int, total: int) -> None:
+        paces.setdefault(step, Pace(f"{step} images"))(done, total)
 
     return progress
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[int]:
+def _open(file: Path) -> Iterator[int]:
     """Open a file for writing at any position; flush it to disk at the end of the block."""
     place = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

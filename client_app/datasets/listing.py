@@ -32,12 +32,12 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from client_app.datasets.columns import Columns, find_columns
-from client_app.datasets.files import SUFFIXES, is_image
+from client_app.datasets.files import SUFFIX, is_image
 from client_app.datasets.unread import FORMATS, SYSTEM, format_of, is_system
 from client_app.errors import DataError
 from strategies.protocol.files import read_table
 
-_Listed = Callable[[Path], dict[str, list[str]]]
+_NamesIn = Callable[[Path], dict[str, list[str]]]
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,6 @@ class Entry:
 
     Attributes:
         where: Path below the folder, or the manifest's row with its image; for the hospital alone.
-        file: The image file.
-        label: The class.
         group: Name of the image's group; empty = the image is on its own.
         split: "train", "test", or empty if the hospital chooses.
         site: The hospital of the image; empty = unknown.
@@ -119,7 +117,7 @@ def list_folder(path: str) -> Listing:
     listing = Listing(source)
     for file in images_below(listing, _refuse):
         place = file.relative_to(source)
-        where = spelt(place)
+        where = to_utf8(place)
         label, *between = place.parts[:-1] or ("",)
         if not label:
             listing.unusable.append(Unusable(where, "is in no class's folder"))
@@ -142,9 +140,7 @@ def list_folder(path: str) -> Listing:
 def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterator[Path]:
     """Yield the image files in a listing's folder and below; note all others in the listing.
 
-    Args:
-        listing: The listing, which gets the other files and the links.
-        onerror: Called for a folder that cannot be read.
+    `onerror` is called for a folder that cannot be read.
     """
     # Without `onerror`, os.walk skips a folder that it cannot read.
     for folder, folders, names in os.walk(listing.source, onerror=onerror):
@@ -155,7 +151,7 @@ def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterat
                 listing.ignored[SYSTEM] += 1
             elif name in below:
                 if file.is_symlink():
-                    where = spelt(file.relative_to(listing.source))
+                    where = to_utf8(file.relative_to(listing.source))
                     listing.unusable.append(Unusable(where, "is a link to a folder"))
             elif is_image(file):
                 yield file
@@ -165,7 +161,7 @@ def images_below(listing: Listing, onerror: Callable[[OSError], None]) -> Iterat
         folders[:] = sorted(below)
 
 
-def spelt(path: Path) -> str:
+def to_utf8(path: str | Path) -> str:
     """A path as valid UTF-8; other characters become question marks."""
     return str(path).encode(errors="replace").decode()
 
@@ -177,11 +173,7 @@ def _leads_out(file: Path, source: Path) -> bool:
 
 
 def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> Listing:
-    """List the images that a manifest names.
-
-    Args:
-        path: The manifest, or its folder.
-        needed: Required columns; without "label", images have no labels.
+    """List the images that a manifest names; `path` is the manifest or its folder.
 
     Raises:
         DataError: There is no manifest, or it cannot be read.
@@ -194,18 +186,20 @@ def list_manifest(path: str, needed: Sequence[str] = ("image", "label")) -> List
             "The hospital's manifest is not there: 'data-dir' or 'dataset' must name it, or a "
             "folder with a manifest.csv."
         )
-    header, rows, columns = _table(source, needed)
+    (_, names), *rows = _rows(source)
+    header, columns = find_columns(names, [fields for _, fields in rows], needed)
     listing, folder = Listing(source, columns=columns), source.parent.resolve()
     real = cache(os.path.realpath)  # without this cache, ten thousand rows take a second
-    listed = cache(_list)
+    find = partial(_file, folder, real=real, names_in=cache(_names_in))
     seen: set[tuple[Path, int | None]] = set()
     for number, fields in rows:
         image = "".join(fields[header["image"] : header["image"] + 1]).strip()
         where = f"row {number} ({image})" if image else f"row {number}"
         try:
-            entry = _entry(
-                where, partial(_file, folder, real=real, listed=listed), header, fields, needed
-            )
+            if len(fields) != len(names):
+                raise _RowError(f"has {len(fields)} columns, the header has {len(names)}")
+            field = {name: fields[index].strip() for name, index in header.items()}
+            entry = _entry(where, field, needed, find)
             if (entry.file, entry.slice) in seen:
                 raise _RowError("names an image that an earlier row names too")
         except _RowError as error:
@@ -232,13 +226,8 @@ def _refuse(error: OSError) -> None:
     ) from error
 
 
-def _table(
-    manifest: Path, needed: Sequence[str]
-) -> tuple[dict[str, int], list[tuple[int, list[str]]], Columns]:
-    """The header, the rows that are not empty with their numbers from 1, and the columns.
-
-    The header maps each known name to its column, and "" to the number of columns.
-    """
+def _rows(manifest: Path) -> list[tuple[int, list[str]]]:
+    """The rows that are not empty, with their numbers from 1; the first is the header."""
     try:
         rows = read_table(manifest)
     except OSError as error:
@@ -248,21 +237,12 @@ def _table(
         raise DataError(f"The hospital's manifest cannot be read: {error}") from error
     if len(rows) < 2:
         raise DataError("The hospital's manifest lists no image.")
-    names = rows.pop(0)[1]
-    header, columns = find_columns(names, [row for _, row in rows], needed)
-    return header | {"": len(names)}, rows, columns
+    return rows
 
 
 def _entry(
-    where: str,
-    find: Callable[[str], Path],
-    header: dict[str, int],
-    row: list[str],
-    needed: Sequence[str],
+    where: str, field: dict[str, str], needed: Sequence[str], find: Callable[[str], Path]
 ) -> Entry:
-    if len(row) != header[""]:
-        raise _RowError(f"has {len(row)} columns, the header has {header['']}")
-    field = {name: row[index].strip() for name, index in header.items() if name}
     for name in needed:
         if not field[name]:
             raise _RowError(f"has nothing in the column '{name}'")
@@ -286,13 +266,13 @@ def _entry(
     )
 
 
-def _file(folder: Path, image: str, real: Callable[[Path], str], listed: _Listed) -> Path:
+def _file(folder: Path, image: str, real: Callable[[Path], str], names_in: _NamesIn) -> Path:
     """The image file of a row, with all symbolic links resolved."""
     starts = (folder, folder / "images")
-    files = filter(None, (_existing(start / image, real) for start in starts))
+    files = filter(None, (_find(start / image, real) for start in starts))
     if not (found := list(islice(files, 1))):
-        meant = (file for start in starts for file in _meant(start, image, listed))
-        found = [file for each in meant if (file := _existing(each, real))]
+        variants = (file for start in starts for file in _variants(start, image, names_in))
+        found = [file for each in variants if (file := _find(each, real))]
     if len(found) > 1:
         raise _RowError("names several images that are there: write the name in full")
     if not found:
@@ -306,7 +286,7 @@ def _file(folder: Path, image: str, real: Callable[[Path], str], listed: _Listed
     return found[0]
 
 
-def _existing(file: Path, real: Callable[[Path], str]) -> Path | None:
+def _find(file: Path, real: Callable[[Path], str]) -> Path | None:
     try:
         file = Path(real(file.parent), file.name)
         if file.is_symlink():
@@ -316,7 +296,7 @@ def _existing(file: Path, real: Callable[[Path], str]) -> Path | None:
         raise _RowError("names an image that cannot be looked up") from error
 
 
-def _meant(start: Path, image: str, listed: _Listed) -> list[Path]:
+def _variants(start: Path, image: str, names_in: _NamesIn) -> list[Path]:
     """The files that a name from another machine may mean.
 
     Such a name may have backslashes, another case or Unicode form, percent signs, or no suffix.
@@ -325,24 +305,24 @@ def _meant(start: Path, image: str, listed: _Listed) -> list[Path]:
     *folders, last = parts or [""]
     places = [start]
     for part in folders:
-        places = [place / name for place in places for name in listed(place).get(_plain(part), ())]
+        places = [
+            place / name for place in places for name in names_in(place).get(_plain(part), ())
+        ]
     for key in (_plain(last), _plain(last) + "."):
-        if found := [place / name for place in places for name in listed(place).get(key, ())]:
+        if found := [place / name for place in places for name in names_in(place).get(key, ())]:
             return found
     return []
 
 
-def _list(folder: Path) -> dict[str, list[str]]:
+def _names_in(folder: Path) -> dict[str, list[str]]:
     """Plain form -> names in a folder. An image also has a plain form that ends at its dot."""
     names: dict[str, list[str]] = {}
     with suppress(OSError):  # no such folder
         for name in os.listdir(folder):
             plain = _plain(name)
-            short = [
-                plain.removesuffix(suffix[1:]) for suffix in SUFFIXES if plain.endswith(suffix)
-            ]
-            for key in (plain, *short):
-                names.setdefault(key, []).append(name)
+            names.setdefault(plain, []).append(name)
+            if suffix := SUFFIX.search(plain):
+                names.setdefault(plain[: suffix.start() + 1], []).append(name)
     return names
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from client_app.authority.policy import MachineRules
 from client_app.datasets.files import NO_PICTURE
 from client_app.datasets.findings import Finding, check_classes, check_columns, check_groups
-from client_app.datasets.library import Opened, Progress, open_library
+from client_app.datasets.library import ImportProgress, Opened, open_library
 from client_app.datasets.listing import Entry, Listing, Unusable, list_folder, list_manifest
 from client_app.datasets.pool import Pool, too_many
 from client_app.datasets.resize import Form
@@ -102,12 +102,7 @@ class Survey:
         return [top(index) for index in range(len(root))]
 
     def findings(self, max_quarantined: float, known: Sequence[str] = ()) -> Iterator[Finding]:
-        """Yield the problems that show without the pixels.
-
-        Args:
-            max_quarantined: Share of images that may be unusable.
-            known: Classes of the federation; empty if the settings do not name them.
-        """
+        """Yield the problems that show without the pixels; see `check_classes`."""
         unusable, total = len(self.unusable), len(self.unusable) + len(self.entries)
         if too_many(unusable, total, max_quarantined):
             yield Finding(
@@ -206,20 +201,13 @@ def survey(
     path: str,
     form: Form,
     store: Path,
-    progress: Progress | None = None,
+    progress: ImportProgress | None = None,
     retry: bool = False,
     machine: MachineRules | None = None,
 ) -> Survey:
-    """List and open a hospital's images; see `open_library`.
+    """List and open a hospital's images, with a library in `store`; see `open_library`.
 
-    Args:
-        kind: "folder" or "manifest".
-        path: Absolute path of the folder, of the manifest, or of the manifest's folder.
-        form: The form of the opened images.
-        store: The folder of all libraries.
-        progress: Called while images are imported.
-        retry: Whether to try unusable images again.
-        machine: Limits on memory and disk; None = no limit.
+    `path` is the absolute path of the folder, of the manifest, or of the manifest's folder.
 
     Raises:
         DataError: The folder or manifest cannot be read, or lists no image. Or the images differ in

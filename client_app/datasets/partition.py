@@ -7,17 +7,14 @@ import warnings
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from client_app.datasets.pool import Pool
+from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, rng_for
 
-Shares = list[NDArray[np.int64]]  # for each hospital, the indices [n] of its images in the pool
 
-
-def cut(pool: Pool, settings: Settings, hospitals: int) -> Shares:
-    """Cut `pool` over `hospitals` by the setting `partition`.
+def cut(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
+    """Return the indices [n] of each hospital's images in the pool, by the setting `partition`.
 
     Raises:
         DataError: The pool cannot be cut like that.
@@ -29,13 +26,13 @@ def cut(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     return PARTITIONS[settings.partition](pool, settings, hospitals)
 
 
-def _iid(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+def _iid(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
     """Deal all images out at random, in equal shares."""
     order = rng_for(settings.seed, "partition").permutation(len(pool.labels))
     return np.array_split(order, hospitals)
 
 
-def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
     """Cut every class in shares drawn from a Dirichlet distribution (arXiv:1905.12022)."""
     from datasets import Dataset  # these two imports take seconds
     from flwr_datasets.partitioner import DirichletPartitioner
@@ -64,13 +61,13 @@ def _dirichlet(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     return [np.array(share) for share in shares]
 
 
-def _classes(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+def _classes(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
     """Give hospital i the k classes from i·k on, cyclically; hospitals share a class evenly."""
     k, count = settings.partition_classes, len(pool.classes)
     if k > count:
         raise DataError(f"'partition-classes' is {k}; the data set has {count} classes.")
     rng = rng_for(settings.seed, "partition")
-    shares: list[list[NDArray[np.int64]]] = [[] for _ in range(hospitals)]
+    shares: list[list[Indices]] = [[] for _ in range(hospitals)]
     for label, name in enumerate(pool.classes):
         holders = [share for i, share in enumerate(shares) if (label - i * k) % count < k]
         if not holders:
@@ -84,7 +81,7 @@ def _classes(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     return [np.concatenate(share) for share in shares]
 
 
-def _site(pool: Pool, settings: Settings, hospitals: int) -> Shares:
+def _site(pool: Pool, settings: Settings, hospitals: int) -> list[Indices]:
     """Give every hospital the images of one site."""
     if pool.sites is None:
         raise DataError(
@@ -100,7 +97,7 @@ def _site(pool: Pool, settings: Settings, hospitals: int) -> Shares:
     return [np.flatnonzero(pool.sites == site) for site in sites]
 
 
-PARTITIONS: dict[str, Callable[[Pool, Settings, int], Shares]] = {
+PARTITIONS: dict[str, Callable[[Pool, Settings, int], list[Indices]]] = {
     "iid": _iid,
     "dirichlet": _dirichlet,
     "classes": _classes,

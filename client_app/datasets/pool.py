@@ -106,9 +106,9 @@ class LocalSamples(Samples):
         labels: Indices = self.labels.cpu().numpy()
         return labels if self.tasks is None else labels + (labels.max(initial=0) + 1) * self.tasks
 
-    def arriving(self, cut: Tasks, tasks: Sequence[int]) -> "LocalSamples":
-        """The images that arrive in some tasks; see `Tasks.arriving`."""
-        shown, places, arrived = cut.arriving(self, self.manifest_tasks, tasks)
+    def arrivals(self, cut: Tasks, tasks: Sequence[int]) -> "LocalSamples":
+        """The images that arrive in some tasks; see `Tasks.arrivals`."""
+        shown, places, arrived = cut.arrivals(self, self.manifest_tasks, tasks)
         # An image in several tasks counts as several images of one patient.
         known = self.groups is not None or len(np.unique(places)) < len(places)
         facts = [self.fingerprint, cut.settings.task_cut, cut.settings.seed]
@@ -129,8 +129,6 @@ class LocalData:
     """The images of one hospital.
 
     Attributes:
-        train: Training images.
-        test: Test images.
         classes: Names of the classes; labels are indices into them.
         quarantined: Number of further images that cannot be used.
         fingerprint: Fingerprint of the pool.
@@ -171,17 +169,17 @@ class LocalData:
         """
         if (cut := self.tasks) is None:
             return self
-        so_far = (arrived or range(1, task + 1)) if task else cut.once
+        so_far = (arrived or range(1, task + 1)) if task else cut.single_pass
         return replace(
             self,
-            train=self.train.arriving(cut, [task] if task else so_far),
-            test=self.test.arriving(cut, so_far),
+            train=self.train.arrivals(cut, [task] if task else so_far),
+            test=self.test.arrivals(cut, so_far),
             classes=cut.outputs,
             output_tasks=cut.output_tasks,
             tasks=None,
         )
 
-    def copied(self, tasks: int) -> int:
+    def bytes_copied(self, tasks: int) -> int:
         """The bytes that `images_at` copies for a number of tasks with permuted pixels.
 
         The numbers of images are rounded up to powers of two, since a refusal may reveal them.
@@ -193,7 +191,7 @@ class LocalData:
 
     def train_so_far(self, task: int) -> LocalSamples:
         """The training images of all tasks up to `task`."""
-        return self.train.arriving(self.tasks, range(1, task + 1)) if self.tasks else self.train
+        return self.train.arrivals(self.tasks, range(1, task + 1)) if self.tasks else self.train
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

@@ -34,48 +34,47 @@ class Form:
         """The form in the settings."""
         return cls(settings.image_size, settings.image_fit, settings.image_channels)
 
-
-def formed(images: Tensor, form: Form) -> Tensor:
-    """Bring uint8 [n, C, H, W] to a form; images that have it stay as they are."""
-    if form.size and images.shape[-2:] != (form.size, form.size):
-        images = _FITS[form.fit](images, form.size)
-    if images.shape[1] < form.channels:
-        images = images.repeat(1, form.channels, 1, 1)
-    return images
-
-
-def _squashed(images: Tensor, size: int) -> Tensor:
-    return resized(images, (size, size))
+    def apply(self, images: Tensor) -> Tensor:
+        """Bring uint8 [n, C, H, W] to this form; images that have it stay as they are."""
+        if self.size and images.shape[-2:] != (self.size, self.size):
+            images = _FITS[self.fit](images, self.size)
+        if images.shape[1] < self.channels:
+            images = images.repeat(1, self.channels, 1, 1)
+        return images
 
 
-def _cropped(images: Tensor, size: int) -> Tensor:
-    images = _scaled(images, size / min(images.shape[-2:]), least=size)
+def _squash(images: Tensor, size: int) -> Tensor:
+    return resize(images, (size, size))
+
+
+def _crop(images: Tensor, size: int) -> Tensor:
+    images = _scale(images, size / min(images.shape[-2:]), least=size)
     top, left = ((side - size) // 2 for side in images.shape[-2:])
     return images[..., top : top + size, left : left + size]
 
 
-def _padded(images: Tensor, size: int) -> Tensor:
+def _pad(images: Tensor, size: int) -> Tensor:
     scale = size / max(images.shape[-2:])
-    images = _scaled(images, scale, least=1) if scale < 1 else images
+    images = _scale(images, scale, least=1) if scale < 1 else images
     rows, columns = (size - side for side in images.shape[-2:])
     left, top = columns // 2, rows // 2
     return pad(images, (left, columns - left, top, rows - top))
 
 
-def _scaled(images: Tensor, scale: float, least: int) -> Tensor:
+def _scale(images: Tensor, scale: float, least: int) -> Tensor:
     height, width = (max(least, round(scale * side)) for side in images.shape[-2:])
-    return resized(images, (height, width))
+    return resize(images, (height, width))
 
 
-def resized(images: Tensor, size: tuple[int, int]) -> Tensor:
+def resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Bring uint8 [n, C, *, *] to a height and width."""
     return interpolate(images, size=size, mode="bilinear", antialias=True)
 
 
-_FITS = {"squash": _squashed, "pad": _padded, "crop": _cropped}
+_FITS = {"squash": _squash, "pad": _pad, "crop": _crop}
 
 
-def stacked(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def stack(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
     """Stack all images of `source`, each [C, H, W]: [N, C, H, W].
 
     Raises:
@@ -89,9 +88,7 @@ def stacked(source: str, images: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 def one_size(whose: str, sizes: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
     """The (height, width) that all images have; (0, 0) if there are none.
 
-    Args:
-        whose: The owner of the images, for the error: "of 'npz:...'".
-        sizes: (height, width) of each image.
+    The error names the owner of the images (`whose`): "of 'npz:...'".
 
     Raises:
         DataError: The sizes differ.

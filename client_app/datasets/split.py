@@ -19,7 +19,8 @@ from client_app.datasets.pool import Indices, Pool
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, require, rng_for
 
-TESTED = 0.2  # a real hospital's share of test patients; of the others, share for validation
+# A real hospital's share of test patients; of the others, its share for validation.
+TEST_SHARE = 0.2
 FOLDS = 5  # of a real hospital
 Shuffle = Callable[[Indices], Indices]  # brings images, by number, into a random order
 
@@ -59,21 +60,20 @@ def split(
         labels, own = pool.labels, np.sort(own)  # the server numbers classes, and cuts the pool
         places = _places(pool, secret)
 
-    def shuffled(images: Indices, purpose: str) -> Shuffle:
-        if secret:
-            return lambda some: some[np.argsort(places[images[some]])]
-        return rng_for(settings.seed, purpose, hospital=str(hospital)).permutation
+    def draw(
+        images: Indices, fraction: float, purpose: str, balanced: bool = False, per_class: int = 0
+    ) -> NDArray[np.bool_]:
+        rng = rng_for(settings.seed, purpose, hospital=str(hospital))
 
-    def chosen(images: Indices, fraction: float, purpose: str) -> NDArray[np.bool_]:
-        shuffle = shuffled(images, purpose)
+        def shuffle(some: Indices) -> Indices:
+            return some[np.argsort(places[images[some]])] if secret else rng.permutation(some)
+
         groups = None if pool.groups is None else pool.groups[images]
-        if purpose != "split":
-            return choose_test(labels[images], fraction, shuffle, groups)
-        balanced = settings.test_balanced
         return choose_test(labels[images], fraction, shuffle, groups, balanced, per_class)
 
     if settings.test_fraction > 0 and not pool.always_held_out:
-        held_out = chosen(own, settings.test_fraction, "split")
+        fraction, balanced = settings.test_fraction, settings.test_balanced
+        held_out = draw(own, fraction, "split", balanced, per_class)
     elif pool.held_out is not None:
         held_out = pool.held_out[own]
     else:
@@ -83,7 +83,7 @@ def split(
         )
     if settings.validation_fraction > 0:
         own = own[~held_out]
-        held_out = chosen(own, settings.validation_fraction, "validation")
+        held_out = draw(own, settings.validation_fraction, "validation")
     elif settings.num_folds > 0:
         own = own[~held_out]
         groups = own if pool.groups is None else pool.groups[own]
@@ -95,9 +95,8 @@ def split(
 def fixed_settings(settings: Settings) -> Settings:
     """Return the settings of a real hospital's split, which no run can change.
 
-    Args:
-        settings: Settings of the run. They choose only between the hospital's test images and some
-            of the others (`validation-fraction`, or one of the hospital's folds).
+    The run chooses only between the hospital's test images and some of the others
+    (`validation-fraction`, or one of the hospital's folds).
 
     Raises:
         SettingsError: The run wants other folds than those of the hospital.
@@ -106,10 +105,10 @@ def fixed_settings(settings: Settings) -> Settings:
     require(settings.num_folds in (0, FOLDS), "num-folds", settings.num_folds, allowed)
     return replace(
         settings,
-        test_fraction=TESTED,
+        test_fraction=TEST_SHARE,
         test_balanced=False,
         test_per_class="",
-        validation_fraction=TESTED if settings.validation_fraction else 0.0,
+        validation_fraction=TEST_SHARE if settings.validation_fraction else 0.0,
     )
 
 

@@ -29,12 +29,7 @@ from strategies.protocol.settings import BY_CLASSES, Settings, rng_for
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """The cut of images in tasks.
-
-    Attributes:
-        settings: Settings of the run.
-        classes: Classes of the federation; labels are indices into them.
-    """
+    """The cut of images in tasks; their labels are indices into the federation's `classes`."""
 
     settings: Settings
     classes: tuple[str, ...]
@@ -45,7 +40,7 @@ class Tasks:
         return self.settings.task_cut == "permuted"
 
     @property
-    def once(self) -> range:
+    def single_pass(self) -> range:
         """The tasks in which every image that takes part arrives exactly once."""
         return range(1, 2 if self.permutes else self.settings.tasks + 1)
 
@@ -76,7 +71,7 @@ class Tasks:
             return None
         return np.repeat(np.arange(1, self.settings.tasks + 1), self._size)
 
-    def arriving(
+    def arrivals(
         self, samples: Samples, manifest: NDArray[np.int64] | None, tasks: Sequence[int]
     ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
         """Return the images that arrive in some tasks, one task after the other.

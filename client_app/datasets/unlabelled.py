@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from client_app.datasets.files import UnusableImage, read_file
-from client_app.datasets.library import prepared
+from client_app.datasets.library import prepare
 from client_app.datasets.listing import (
     Entry,
     Listing,
     Unusable,
     images_below,
     list_manifest,
-    spelt,
+    to_utf8,
 )
 from client_app.datasets.resize import Form
 from client_app.errors import DataError
@@ -29,13 +29,7 @@ CHUNK, BYTES = 256, 2**27  # images in memory at a time, and their bytes
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Some images of a listing.
-
-    Attributes:
-        entries: The entries that can be used, [n].
-        images: uint8 [n, C, H, W].
-        unusable: The other images, with the reasons.
-    """
+    """The usable images of some entries, uint8 [n, C, H, W], and the unusable ones."""
 
     entries: list[Entry]
     images: Tensor
@@ -59,29 +53,22 @@ def list_images(path: Path) -> Listing:
     if not path.is_dir():
         raise DataError(f"There is no file or folder '{path}' with images.")
     listing = Listing(path)
-    for file in images_below(listing, partial(_note, listing)):
-        listing.entries.append(Entry(spelt(file.relative_to(path)), file, label=""))
+
+    def note(error: OSError) -> None:
+        reason = f"cannot be read ({type(error).__name__})"
+        listing.unusable.append(Unusable(str(error.filename), reason))
+
+    for file in images_below(listing, note):
+        listing.entries.append(Entry(to_utf8(file.relative_to(path)), file, label=""))
     if not listing.entries and not listing.unusable:
         raise DataError(f"The folder '{path}' holds no image file.")
     return listing
 
 
-def _note(listing: Listing, error: OSError) -> None:
-    listing.unusable.append(
-        Unusable(str(error.filename), f"cannot be read ({type(error).__name__})")
-    )
-
-
 def read_images(
     entries: Sequence[Entry], form: Form, shape: tuple[int, int, int]
 ) -> Iterator[Chunk]:
-    """Decode and prepare images in chunks.
-
-    Args:
-        entries: The images.
-        form: The form of the prepared images.
-        shape: Required (C, H, W) in this form.
-    """
+    """Decode images in chunks; each must have the shape (C, H, W) in the form."""
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         at_a_time = max(1, min(CHUNK, BYTES // math.prod(shape)))
         for start in range(0, len(entries), at_a_time):
@@ -99,6 +86,6 @@ def read_images(
 def _read(entry: Entry, form: Form, shape: tuple[int, int, int]) -> Tensor | str:
     """A prepared image, or the reason of a failure."""
     try:
-        return prepared(read_file(entry.file), entry.slice, form, shape)
+        return prepare(read_file(entry.file), entry.slice, form, shape)
     except UnusableImage as error:
         return str(error)

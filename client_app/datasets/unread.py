@@ -19,9 +19,7 @@ class Format:
     """A format that is not read.
 
     Attributes:
-        name: Name of the format.
         suffixes: Suffixes of file names, separated by blanks.
-        cure: The cure.
         start: Regular expression for the first bytes; empty if a TIFF begins in the same way.
         level: Level of the finding if a folder holds such files.
     """
@@ -39,7 +37,9 @@ class Format:
 AS_IMAGE = "save images as JPEG, PNG or TIFF"
 AS_NIFTI = "save volumes as one NIfTI file each (.nii)"
 RAW = Format(
-    *("camera raw", "arw cr2 cr3 dng nef orf pef raf rw2", AS_IMAGE),
+    "camera raw",
+    "arw cr2 cr3 dng nef orf pef raf rw2",
+    AS_IMAGE,
     rb".{4}ftypcrx|FUJIFILMCCD|IIR[OS]|MMOR|IIU\0",
 )
 FORMATS = (
@@ -56,13 +56,17 @@ FORMATS = (
     Format("ANALYZE or NIfTI in two files", "hdr", AS_NIFTI, rb"\x5c\x01\0\0|\0\0\x01\x5c"),
     Format("array", "npy npz mat h5 hdf5", AS_IMAGE, rb"\x93NUMPY|MATLAB|\x89HDF"),
     Format(
-        *("this kind of TIFF", "", "save images as TIFF of 8 or 16 bits, or as PNG"),
+        "this kind of TIFF",
+        "",
+        "save images as TIFF of 8 or 16 bits, or as PNG",
         rb"II[*+]\0|MM\0[*+]",
     ),
     Format("PDF", "pdf", AS_IMAGE, b"%PDF", "note"),
     Format("drawing", "svg eps", AS_IMAGE, rb"\s*(<\?xml.*)?<svg|%!PS", "note"),
     Format(
-        *("video", "mp4 m4v mov avi mkv mpg mpeg wmv webm", "save frames of videos as PNG"),
+        "video",
+        "mp4 m4v mov avi mkv mpg mpeg wmv webm",
+        "save frames of videos as PNG",
         rb".{4}ftyp(?!avi)|RIFF.{4}AVI |\x1aE\xdf\xa3|\0\0\x01[\xb3\xba]|0&\xb2u",
     ),
     Format(

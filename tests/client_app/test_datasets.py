@@ -17,7 +17,7 @@ from client_app.authority.policy import PolicyError
 from client_app.datasets import DATASETS, Pool, open_data
 from client_app.datasets.digits import load_digits
 from client_app.datasets.partition import PARTITIONS, cut
-from client_app.datasets.resize import Form, formed
+from client_app.datasets.resize import Form
 from client_app.datasets.split import choose_test, split
 from client_app.errors import DataError
 from strategies.protocol.settings import Settings, SettingsError, defaults
@@ -479,9 +479,9 @@ def test_images_are_resized_as_torchvision_does(npz):
     square = torch.tensor([[0, 100], [50, 250]], dtype=torch.uint8)[None, None]
     images = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (3, 3, 9, 7), np.uint8))
 
-    assert formed(square, Form(1)).item() == 100
-    assert torch.equal(formed(images, Form(5)), resize(images, [5, 5], antialias=True))
-    assert torch.equal(formed(images, Form()), images)
+    assert Form(1).apply(square).item() == 100
+    assert torch.equal(Form(5).apply(images), resize(images, [5, 5], antialias=True))
+    assert torch.equal(Form().apply(images), images)
     assert open_data(replace(SETTINGS, dataset=npz, image_size=5), 0, 2).test.images.shape[1:] == (
         (1, 5, 5)
     )
@@ -490,13 +490,13 @@ def test_images_are_resized_as_torchvision_does(npz):
 def test_padded_images_are_in_the_middle_and_as_large_as_they_were():
     """Two by three pixels in five by five: 1 row above and 2 below, 1 column on either side."""
     images = torch.full((2, 3, 2, 3), 9, dtype=torch.uint8)
-    padded = formed(images, Form(5, "pad"))
+    padded = Form(5, "pad").apply(images)
 
     assert (padded.shape, padded.dtype) == ((2, 3, 5, 5), torch.uint8)
     assert torch.equal(padded[:, :, 1:3, 1:4], images)
     assert padded.sum() == images.sum()  # black around
-    assert torch.equal(formed(padded, Form(5, "pad")), padded)
-    assert torch.equal(formed(images, Form(0, "pad")), images)
+    assert torch.equal(Form(5, "pad").apply(padded), padded)
+    assert torch.equal(Form(0, "pad").apply(images), images)
 
 
 @pytest.mark.parametrize(
@@ -505,7 +505,7 @@ def test_padded_images_are_in_the_middle_and_as_large_as_they_were():
 def test_images_are_padded_to_the_size_and_shrunk_in_proportion(height, width, shape):
     """64 columns become 32, so 40 rows become 20; 2 columns at 32/99 are 0.6, rounded to 1."""
     images = torch.randint(1, 256, (1, 1, height, width), dtype=torch.uint8)
-    padded = formed(images, Form(32, "pad"))
+    padded = Form(32, "pad").apply(images)
     rows, columns = padded[0, 0].nonzero().T
 
     assert padded.shape == (1, 1, 32, 32)
@@ -518,7 +518,7 @@ def test_images_are_padded_to_the_size_and_shrunk_in_proportion(height, width, s
 def test_of_cropped_images_the_middle_of_the_longer_side_is_left(height, width):
     """Of 40 x 64, brought to 32 x 51, the columns 9 to 40 stay."""
     images = torch.randint(0, 256, (1, 1, height, width), dtype=torch.uint8)
-    cropped = formed(images, Form(32, "crop"))
+    cropped = Form(32, "crop").apply(images)
     scale = 32 / min(height, width)
     whole = resize(images, [round(scale * height), round(scale * width)], antialias=True)
     top, left = ((side - 32) // 2 for side in whole.shape[2:])
@@ -529,8 +529,8 @@ def test_grey_images_get_three_channels_and_colour_stays():
     grey = torch.tensor([[1, 2], [3, 4]], dtype=torch.uint8)[None, None]
     colour = torch.arange(12, dtype=torch.uint8).reshape(1, 3, 2, 2)
 
-    assert torch.equal(formed(grey, Form(channels=3)), torch.cat([grey] * 3, dim=1))
-    assert torch.equal(formed(colour, Form(channels=3)), colour)
+    assert torch.equal(Form(channels=3).apply(grey), torch.cat([grey] * 3, dim=1))
+    assert torch.equal(Form(channels=3).apply(colour), colour)
 
 
 @pytest.mark.parametrize("name", DATASETS)

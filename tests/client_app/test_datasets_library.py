@@ -26,7 +26,7 @@ from client_app.datasets import library
 from client_app.datasets.files import Header, UnusableImage, read_header, read_pixels
 from client_app.datasets.library import Opened, open_library
 from client_app.datasets.listing import Entry
-from client_app.datasets.resize import Form, formed
+from client_app.datasets.resize import Form
 from client_app.errors import DataError
 from strategies.protocol import console
 
@@ -83,7 +83,7 @@ class Folder:
             except UnusableImage:
                 assert (row, bool(reason)) == (-1, True)
             else:
-                image = formed(image, form).expand(1, channels, -1, -1)[0]
+                image = form.apply(image).expand(1, channels, -1, -1)[0]
                 assert (row >= 0, reason) == (True, "")
                 assert np.array_equal(opened.pixels[row], image.numpy())
                 assert content == hashlib.sha256(stored).hexdigest()

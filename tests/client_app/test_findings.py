@@ -62,7 +62,7 @@ def test_names_that_nothing_is_said_of_may_leave(names):
 )
 def test_a_column_is_read_however_its_words_are_joined(name):
     header, columns = find_columns(["Image", "LABEL", name], [["0", "a", "x"]], ("image", "label"))
-    assert (header["group"], columns.read["group"], columns.others) == (2, name, [])
+    assert (header["group"], columns.roles["group"], columns.unread) == (2, name, [])
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,6 @@ def test_a_folder_without_images_is_named(tmp_path):
     (tmp_path / "data" / "broken").mkdir()
     (tmp_path / "data" / "broken" / "0.png").touch()
     chosen = settings(dataset=f"folder:{tmp_path / 'data'}", max_quarantined=0.1)
-    card = examine("graz", chosen, tmp_path / "store", lambda *_: None).card
+    card = examine("graz", chosen, tmp_path / "store", lambda *_: None)[0]
     assert card.verdict == "amber"
     assert "Classes without an image that can be used: 'broken', 'keratosis'." in text(card)

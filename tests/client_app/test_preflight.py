@@ -44,12 +44,12 @@ def card_of(folder, tmp_path, **changes):
     return examine("Graz", settings(**changes), tmp_path / "store", lambda *_: None)
 
 
-def problems(examined, level):
-    return {f.problem for f in examined.card.findings if f.level == level}
+def problems(card, level):
+    return {f.problem for f in card.findings if f.level == level}
 
 
 def test_images_that_nothing_is_wrong_with(folder, tmp_path):
-    card = card_of(folder, tmp_path).card
+    card = card_of(folder, tmp_path)[0]
     assert (card.verdict, card.findings) == ("green", [])
     assert (card.images, card.groups) == (40, 5)
     assert card.sizes == {"16 x 16": 40}
@@ -61,10 +61,10 @@ def test_images_that_nothing_is_wrong_with(folder, tmp_path):
 
 def test_patients_are_counted_where_they_are_named(folder, tmp_path):
     """All five patients have images of both classes, and each is on one side of the split."""
-    examined = card_of(folder, tmp_path)
-    assert examined.card.patients == {key: {"train": 4, "test": 1} for key in "ab"}
-    assert "40, of 5 patients" in page(examined)
-    assert "4, of 1 patient<" in page(examined)
+    card, survey = card_of(folder, tmp_path)
+    assert card.patients == {key: {"train": 4, "test": 1} for key in "ab"}
+    assert "40, of 5 patients" in page(card, survey)
+    assert "4, of 1 patient<" in page(card, survey)
 
 
 def first(folder, label="a"):
@@ -102,29 +102,29 @@ def damage(path, kind):
 )
 def test_a_damaged_image_is_found(kind, problem, listed, folder, tmp_path):
     damage(first(folder), kind)
-    examined = card_of(folder, tmp_path)
-    assert examined.card.verdict == "amber"
-    assert problems(examined, "amber") == {problem}
-    (found,) = getattr(examined.card, listed)
+    card, survey = card_of(folder, tmp_path)
+    assert card.verdict == "amber"
+    assert problems(card, "amber") == {problem}
+    (found,) = getattr(card, listed)
     assert "a/patient-0/0.png" in str(found)
-    assert "0.png" in page(examined)
-    assert ("0.png" in text(examined.card)) == (listed == "unusable")
+    assert "0.png" in page(card, survey)
+    assert ("0.png" in text(card)) == (listed == "unusable")
 
 
 def test_more_damage_than_is_allowed_is_red(folder, tmp_path):
     for path in sorted((folder / "a").rglob("*.png"))[:3]:
         damage(path, "text")
-    examined = card_of(folder, tmp_path)
-    assert examined.card.verdict == "red"
-    assert problems(examined, "red") == {"unusable-images"}
-    assert card_of(folder, tmp_path, max_quarantined=0.1).card.verdict == "amber"
+    card, _ = card_of(folder, tmp_path)
+    assert card.verdict == "red"
+    assert problems(card, "red") == {"unusable-images"}
+    assert card_of(folder, tmp_path, max_quarantined=0.1)[0].verdict == "amber"
 
 
 def test_files_that_are_no_images_are_counted_by_kind(folder, tmp_path):
     (folder / "a" / "@eaDir").mkdir()
     for name in ("Thumbs.db", "notes.txt", "1.HEIC", "2.heic", "scan.pdf"):
         (folder / "a" / name).touch()
-    card = card_of(folder, tmp_path).card
+    card = card_of(folder, tmp_path)[0]
 
     assert (card.verdict, card.images, card.unusable) == ("amber", 40, [])
     assert [(finding.level, finding.text) for finding in card.findings] == [
@@ -147,11 +147,11 @@ def test_reports_beside_images_are_no_damaged_images(rows, folder, tmp_path):
     report.file_meta = pydicom.dataset.FileMetaDataset()
     report.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
     pydicom.dcmwrite(folder / "a" / "SR1", report, enforce_file_format=True)
-    card = card_of(folder, tmp_path).card
+    card = card_of(folder, tmp_path)[0]
     assert (len(card.unusable), card.ignored) == ((1, {}) if rows else (0, {REPORTS: 1}))
 
     (folder / "manifest.csv").write_text("image,label\na/SR1,a\n")
-    card = card_of(folder, tmp_path, dataset=f"manifest:{folder}").card
+    card, _ = card_of(folder, tmp_path, dataset=f"manifest:{folder}")
     assert (len(card.unusable), card.ignored, card.verdict) == (1, {}, "red")
 
 
@@ -162,32 +162,32 @@ def test_what_was_repaired_or_can_be_read_now_is_tried_again(folder, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(library, "read_pixels", unreadable)
         assert problems(card_of(folder, tmp_path), "red") == {"unusable-images"}
-    assert card_of(folder, tmp_path).card.verdict == "green"
+    assert card_of(folder, tmp_path)[0].verdict == "green"
 
 
 def test_copies_and_near_copies_across_the_split_are_found(folder, tmp_path):
     copy_to_another_patient(folder)
-    exact = card_of(folder, tmp_path).card
+    exact = card_of(folder, tmp_path)[0]
     assert {len(names) for names in exact.copies} == {5}
     assert exact.near_copies == []  # since copies are one group
 
     copy_to_another_patient(folder, lambda pixels: np.minimum(pixels + 2, 255).astype(np.uint8))
-    near = card_of(folder, tmp_path)
+    near, survey = card_of(folder, tmp_path)
     assert "near-copies" in problems(near, "amber")
-    for pair in near.card.near_copies:
+    for pair in near.near_copies:
         stems = {
             name.rpartition("/")[2].removesuffix(".png").removesuffix("-again") for name in pair
         }
         assert len(stems) == 1
-    assert "Pairs on both sides" in page(near)
+    assert "Pairs on both sides" in page(near, survey)
 
 
 def test_a_copy_with_another_label_contradicts(folder, tmp_path):
     place = folder / "b" / "patient-0" / "copy.png"
     place.write_bytes(first(folder).read_bytes())
-    examined = card_of(folder, tmp_path)
-    assert problems(examined, "amber") == {"contradictions"}
-    assert examined.card.contradictions == [["a/patient-0/0.png", "b/patient-0/copy.png"]]
+    card, _ = card_of(folder, tmp_path)
+    assert problems(card, "amber") == {"contradictions"}
+    assert card.contradictions == [["a/patient-0/0.png", "b/patient-0/copy.png"]]
 
 
 @pytest.mark.slow
@@ -208,11 +208,11 @@ def test_classes_that_are_rare_or_uneven(sizes, expected, tmp_path):
         for k in range(size):
             pixels = rng.integers(0, 256, (4, 4), dtype=np.uint8)
             PIL.Image.fromarray(pixels).save(tmp_path / "data" / name / f"{k}.png")
-    examined = card_of(tmp_path / "data", tmp_path)
-    assert problems(examined, "amber") == expected
-    assert problems(examined, "note") == {"no-groups"}
-    assert examined.card.patients == {}
-    assert "their patients are unknown" in html.unescape(page(examined))
+    card, survey = card_of(tmp_path / "data", tmp_path)
+    assert problems(card, "amber") == expected
+    assert problems(card, "note") == {"no-groups"}
+    assert card.patients == {}
+    assert "their patients are unknown" in html.unescape(page(card, survey))
 
 
 @pytest.mark.parametrize(
@@ -225,9 +225,9 @@ def test_classes_that_are_rare_or_uneven(sizes, expected, tmp_path):
 )
 def test_settings_that_do_not_go_with_the_images_are_red(change, problem, folder, tmp_path):
     PIL.Image.new("L", (9, 9)).save(folder / "a" / "small.png")
-    examined = card_of(folder, tmp_path, **change)
-    assert problems(examined, "red") == {problem}
-    assert "cannot take part" in page(examined)
+    card, survey = card_of(folder, tmp_path, **change)
+    assert problems(card, "red") == {problem}
+    assert "cannot take part" in page(card, survey)
 
 
 @pytest.mark.parametrize(
@@ -237,8 +237,8 @@ def test_settings_that_do_not_go_with_the_images_are_red(change, problem, folder
 def test_classes_that_the_federation_does_not_know(
     classes, max_quarantined, level, folder, tmp_path
 ):
-    examined = card_of(folder, tmp_path, classes=classes, max_quarantined=max_quarantined)
-    found = {f.level for f in examined.card.findings if f.problem == "unknown-classes"}
+    card, _ = card_of(folder, tmp_path, classes=classes, max_quarantined=max_quarantined)
+    found = {f.level for f in card.findings if f.problem == "unknown-classes"}
     assert found == ({level} if level else set())
 
 
@@ -255,14 +255,14 @@ def test_images_of_which_nothing_says_when_they_arrive(column, tasks, text, fold
     rows = "".join(f"a/patient-0/{n}.png,a{column}\n" for n in (0, 2, 4))
     (folder / "manifest.csv").write_text("image,label" + ",task" * bool(column) + f"\n{rows}")
     dataset = f"manifest:{folder}"
-    examined = card_of(folder, tmp_path, dataset=dataset, tasks=tasks, task_cut="given")
-    found = [each for each in examined.card.findings if each.problem == "unknown-tasks"]
+    card, _ = card_of(folder, tmp_path, dataset=dataset, tasks=tasks, task_cut="given")
+    found = [each for each in card.findings if each.problem == "unknown-tasks"]
     assert [each.text[: len(text)] for each in found] == [text] * bool(text)
 
 
 def test_names_cannot_break_the_page(folder, tmp_path):
     (folder / "a").rename(folder / "<script>a&b")
-    written = page(card_of(folder, tmp_path))
+    written = page(*card_of(folder, tmp_path))
     assert "<script>" not in written
     assert "&lt;script&gt;a&amp;b" in written
 
@@ -330,14 +330,14 @@ def test_where_nothing_can_be_used_each_file_is_named_with_the_reason(present, f
     if not present:
         image.unlink()
     (folder / "manifest.csv").write_text(f"image,label\nno.png,a\n{image.relative_to(folder)},a\n")
-    examined = card_of(folder, tmp_path, dataset=f"manifest:{folder}")
+    card, survey = card_of(folder, tmp_path, dataset=f"manifest:{folder}")
     reason = (
         "cannot be read or decoded (OSError)" if present else "names an image that is not there"
     )
 
-    assert problems(examined, "red") == {"unusable-images"}
-    assert (examined.card.images, examined.survey) == (0, None)
-    for said in (text(examined.card), page(examined)):
+    assert problems(card, "red") == {"unusable-images"}
+    assert (card.images, survey) == (0, None)
+    for said in (text(card), page(card, survey)):
         assert "2 of 2 images cannot be used" in html.unescape(said)
         assert "row 2 (no.png): names an image that is not there" in said
         assert f"row 3 (a/patient-0/0.png): {reason}" in said
@@ -346,7 +346,7 @@ def test_where_nothing_can_be_used_each_file_is_named_with_the_reason(present, f
 def test_the_terminal_names_the_first_unusable_files(folder, tmp_path):
     for path in sorted(folder.rglob("*.png"))[: NAMED + 2]:
         damage(path, "text")
-    lines = text(card_of(folder, tmp_path).card).splitlines()
+    lines = text(card_of(folder, tmp_path)[0]).splitlines()
 
     assert lines[0] == f"{38 - NAMED} images, {NAMED + 2} that cannot be used"
     listed = lines[lines.index("Cannot be used:") + 1 :]
@@ -364,8 +364,8 @@ def test_a_folder_that_may_not_be_read_is_named(folder, tmp_path, monkeypatch):
         return scandir(path)
 
     monkeypatch.setattr("os.scandir", refusing)
-    examined = card_of(folder, tmp_path)
-    assert problems(examined, "red") == {"no-images"}
-    for said in (text(examined.card), page(examined)):
+    card, survey = card_of(folder, tmp_path)
+    assert problems(card, "red") == {"no-images"}
+    for said in (text(card), page(card, survey)):
         assert f"{folder}/a/patient-2: cannot be read (PermissionError)" in said
         assert "0 images" not in said

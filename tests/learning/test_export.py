@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from client_app.datasets.resize import Form, formed
+from client_app.datasets.resize import Form
 from learning.errors import ModelError
 from learning.evaluation import probabilities
 from learning.export import (
@@ -160,7 +160,7 @@ def test_images_that_are_resized_as_the_card_says_get_the_same_answers(tmp_path)
     session = runtime.InferenceSession(tmp_path / "m.onnx")
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (40, 47, 61), dtype=np.uint8)
-    ours = formed(torch.from_numpy(images)[:, None], Form(16, "squash", 0))
+    ours = Form(16, "squash", 0).apply(torch.from_numpy(images)[:, None])
     expected = probabilities(network, ours, math.inf).numpy()
 
     def apart(how):

@@ -16,7 +16,7 @@ from client_app.authority.ledger import Line, append, path_of
 from client_app.authority.ledger_view import page as ledger_page
 from client_app.datasets.findings import Finding
 from client_app.datasets.listing import Unusable
-from client_app.datasets.preflight.card import Card, Examined
+from client_app.datasets.preflight.card import Card
 from client_app.datasets.preflight.page import page as card_page
 from client_app.release.dossier.page import page as dossier_page
 from pages.pictures import pngs_by_class
@@ -121,7 +121,7 @@ def card(folder):
     findings = [Finding("rare-classes", "Classes of few images: 1.", "Add some.", "amber")]
     unusable = [Unusable("melanoma/" + "W" * 200, "is no image")]
     found = Card("graz", "/data/skin", {}, findings, 55, unusable, {}, counts, 40, counts)
-    return card_page(Examined(found))
+    return card_page(found, None)
 
 
 def own_report(folder):

@@ -19,12 +19,12 @@ from torch.nn import functional
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
 from client_app.datasets.findings import Finding
-from client_app.datasets.library import Progress
+from client_app.datasets.library import ImportProgress
 from client_app.datasets.listing import Unusable
 from client_app.datasets.own import Survey, survey
 from client_app.datasets.pool import Indices, too_few, too_many
 from client_app.datasets.preflight.rehearsal import rehearse
-from client_app.datasets.resize import Form, formed
+from client_app.datasets.resize import Form
 from client_app.datasets.split import split
 from client_app.datasets.unread import FORMATS
 from client_app.errors import DataError
@@ -47,12 +47,10 @@ class Card:
     """The properties and problems of a hospital's images.
 
     Attributes:
-        hospital: Name of the hospital.
         source: The manifest or folder.
         settings: Settings of the images' form and of the split.
         findings: Problems, the worst first.
         images: Number of usable images.
-        unusable: Images that cannot be used, with the reasons.
         ignored: Number of files that are no images, by kind; see `Listing.ignored`.
         classes: Number of training and of test images of each class.
         groups: Number of groups of one image or more: the patients, as far as the folder, the
@@ -96,29 +94,24 @@ class Card:
         return next((level for level in ("red", "amber") if level in levels), "green")
 
 
-@dataclass(frozen=True, eq=False)
-class Examined:
-    """A card, and the images for its page; None if no image can be used."""
-
-    card: Card
-    survey: Survey | None = None
-
-
 def examine(
     hospital: str,
     settings: Settings,
     store: Path,
-    progress: Progress | None,
+    progress: ImportProgress | None,
     policy: Path | None = None,
-) -> Examined:
+) -> tuple[Card, Survey | None]:
     """Check all images of a hospital, including those that could not be used before.
 
     Args:
         hospital: Name of the hospital.
         settings: Settings of the run, with the hospital's own `dataset`.
-        store: Store of the hospital, for decoded images.
+        store: The folder of all stores.
         progress: Called while images are imported; None = log the progress from time to time.
         policy: Policy of the hospital; None = a simulation, or the default policy.
+
+    Returns:
+        The card, and the images for its page; None if no image can be used.
 
     Raises:
         SettingsError: The policy cannot be used.
@@ -139,7 +132,7 @@ def examine(
         )
     except DataError as error:
         finding = Finding("no-images", str(error), "Other checks need images.")
-        return Examined(Card(hospital, path, chosen, [finding], unusable=_unreadable(error)))
+        return Card(hospital, path, chosen, [finding], unusable=_unreadable(error)), None
     findings = [
         *found.findings(settings.max_quarantined, settings.class_names),
         *_unknown_classes(found, settings),
@@ -147,8 +140,7 @@ def examine(
     ]
     if not found.entries:
         ignored = dict(found.ignored)
-        nothing = Card(hospital, path, chosen, findings, 0, found.unusable, ignored)
-        return Examined(nothing)
+        return Card(hospital, path, chosen, findings, 0, found.unusable, ignored), None
     pool = found.pool()
     everything = np.arange(len(pool.labels))
     train = test = everything[:0]
@@ -203,7 +195,7 @@ def examine(
     if card.verdict != "red":
         findings.extend(rehearse(hospital, settings, store, policy))
     findings.sort(key=lambda finding: order.index(finding.level))
-    return Examined(card, found)
+    return card, found
 
 
 def _unreadable(error: DataError) -> list[Unusable]:
@@ -354,7 +346,7 @@ def _sketches(found: Survey) -> tuple[Tensor, Tensor]:
         images = pixels[block]
         flat = images.flatten(1)
         varied.append(flat.amin(dim=1) < flat.amax(dim=1))
-        grey = formed(images, Form(SKETCH)).float().mean(dim=1).flatten(1)
+        grey = Form(SKETCH).apply(images).float().mean(dim=1).flatten(1)
         parts.append(functional.normalize(grey - grey.mean(dim=1, keepdim=True), dim=1))
     return torch.cat(parts), torch.cat(varied)
 

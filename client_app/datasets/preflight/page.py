@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client_app.datasets.own import Survey
-from client_app.datasets.preflight.card import Card, Examined
+from client_app.datasets.preflight.card import Card
 from pages.page import Marked, render
 from pages.pictures import SHOWN, Strip, strip
 from strategies.protocol.names import join_names
@@ -27,15 +27,15 @@ ADVICE = {
 }
 
 
-def page(examined: Examined) -> str:
-    """The card as an HTML page that needs no other file."""
-    card, survey = examined.card, examined.survey
+def page(card: Card, survey: Survey | None) -> str:
+    """The card as an HTML page that needs no other file, with images from the survey."""
     pictures: dict[str, NDArray[np.uint8]] = {}
     if survey is not None:
         places = zip(survey.entries, survey.opened.rows[survey.usable], strict=True)
         pictures = {entry.where: survey.opened.pixels[row] for entry, row in places}
+    near = [*chain(*card.near_copies)]
     lists = (
-        ("Pairs on both sides of the split", _equal(card.near_copies), chain(*card.near_copies)),
+        ("Pairs on both sides of the split", _equal(card.near_copies), near),
         ("Copies with different labels", _equal(card.contradictions), ()),
         ("Copies", _equal(card.copies), ()),
         ("Cannot be used", list(map(str, card.unusable)), ()),
@@ -56,7 +56,7 @@ def page(examined: Examined) -> str:
             {
                 "title": title,
                 "rows": [[line] for line in _first(LISTED, lines)],
-                "strips": _strips(title, [pictures[name] for name in names]),
+                "strips": [strip(title, [pictures[each] for each in names])] if names else [],
             }
             for title, lines, names in lists
             if lines
@@ -116,10 +116,6 @@ def _number(card: Card, name: str, side: str) -> str:
         return images
     patients = card.patients[name][side]
     return f"{images}, of {counted(patients, 'patient')}"
-
-
-def _strips(title: str, images: Sequence[NDArray[np.uint8]]) -> list[Strip]:
-    return [strip(title, images)] if images else []
 
 
 def _equal(names: Iterable[Sequence[str]]) -> list[str]:

@@ -21,14 +21,9 @@ ADVICE = "With these settings the run would refuse the hospital, or the hospital
 
 
 def rehearse(site: str, settings: Settings, store: Path, policy: Path | None) -> Iterator[Finding]:
-    """Yield the problems of enrolment and of the first model.
+    """Yield the problems of enrolment and of the first model; see `card.examine`.
 
-    Args:
-        site: Name of the hospital.
-        settings: Settings of the run, with the hospital's own `dataset`.
-        store: Store of the hospital.
-        policy: Policy of the hospital; None = a simulation, or the default policy, which is
-            checked as well.
+    Without a policy, the default policy is checked as well.
     """
     own: dict[str, bool | float | int | str] = {
         "site": site,

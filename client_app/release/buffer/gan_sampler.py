@@ -10,7 +10,7 @@ import logging
 
 from torch import Tensor
 
-from client_app.datasets.resize import resized
+from client_app.datasets.resize import resize
 from client_app.release.buffer.code_set import code_set
 from client_app.release.buffer.job import Job, sample
 from gan.adversaries import Examples, Privacy
@@ -171,4 +171,4 @@ def _projections(job: Job, square: Samples, trained: Trained) -> dict[str, float
 def _resize(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images uint8 [N, C, *, *] in another size, on the same device."""
     # On the CPU, since torch does not resize bytes with antialiasing on CUDA.
-    return resized(images.cpu(), size).to(images.device)
+    return resize(images.cpu(), size).to(images.device)
