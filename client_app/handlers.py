@@ -9,7 +9,7 @@ import torch
 from flwr.app import Context, Message, RecordDict
 from torch import Tensor
 
-from client_app.afterwards.home import counted, keep_ensemble, keep_mixture, keep_tested
+from client_app.afterwards.home import count_images, keep_ensemble, keep_mixture, keep_tested
 from client_app.authority.identity import secret_of
 from client_app.authority.judge import Judge
 from client_app.authority.policy import PolicyError
@@ -67,8 +67,8 @@ def prepare(message: Message, context: Context) -> Message:
         disclosure = open_disclosure(replace(request, hospital=hospital.at(0)))
         data = disclosure.data
         metrics = disclosure.counts()
-        counted_here = counted(data, disclosure.smallest, disclosure.number)
-        counts = _numbers(counted_here, data.classes)
+        counts = count_images(data, disclosure.smallest, disclosure.number)
+        counts = _numbers(counts, data.classes)
         metrics |= {name: disclosure.rounded(count) for name, count in counts.items()}
         secret = secret_of(hospital.store) if hospital.policy else b""
         card: dict[str, str | list[str] | list[int]] = {
@@ -169,7 +169,7 @@ def test(message: Message, context: Context) -> Message:
 
 
 def _numbers(counts: Mapping[str, float], classes: Sequence[str]) -> dict[str, float]:
-    """The numbers of images and patients, by metric (client_app.afterwards.home.counted)."""
+    """The numbers of images and patients, by metric (client_app.afterwards.home.count_images)."""
     told = {
         f"{part}-images-of-class-{k}": counts[f"{part}/{name}"]
         for part in ("train", "test")

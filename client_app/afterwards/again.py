@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from client_app.afterwards.home import counted
+from client_app.afterwards.home import count_images
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.identity import secret_of
 from client_app.authority.policy import Policy
@@ -50,20 +50,16 @@ def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hosp
 
 
 def _check_same(past: PastRun, data: LocalData) -> None:
-    """Refuse images other than those of the run: test images could be training images of the run.
-
-    Raises:
-        DataError: The images are others, or the split is another.
-    """
+    """Refuse images other than those of the run: models may have trained on the test images."""
     store = Store(past.folder)
-    told = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
-    if any(told.values()):
-        same = told == hashes(data, secret_of(store))
+    reported = {part: past.card.get(f"{part}-images") for part in ("train", "test")}
+    if any(reported.values()):
+        same = reported == hashes(data, secret_of(store))
     else:  # a simulation, where all numbers are exact
         kept = str(run_folder(store, past.run).load("terms").get("images", ""))
         known = [each.images.get(past.site) for each in past.models.values()]
         same = kept.partition(", part ")[0] == data.fingerprint
-        same &= all(counts == counted(data) for counts in known)
+        same &= all(counts == count_images(data) for counts in known)
     if not same:
         raise DataError(
             "These are not the hospital's images of the run, or the split is another. Models may "

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from client_app.afterwards.again import hospital_again
-from client_app.afterwards.home import SUFFIX, load_file, write_mixture
+from client_app.afterwards.home import load_file, place_of, write_mixture
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.limits import check_disk
 from client_app.authority.policy import Policy
@@ -57,11 +57,7 @@ def train_alone(
 
     The strategy `standalone` gives the hospital the same model with these settings.
 
-    Args:
-        past: The run.
-        settings: Settings of the run, with those that the hospital set itself.
-        data_dir: The hospital's images, or its manifest, as in the run.
-        policy: Policy of the run; None in a simulation.
+    The settings are those of the hospital in the run; see also `hospital_again`.
 
     Returns:
         Place of each model at home -> its weight in the mixture.
@@ -81,12 +77,11 @@ def train_alone(
     network = _trained(hospital)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())
     check_disk(policy.machine if policy else None, past.folder.parent, size)
-    own_folder(past.alone.parent)
-    save_model(past.alone, network, _manifest(past, hospital))
+    own_folder(past.alone_file.parent)
+    save_model(past.alone_file, network, _manifest(past, hospital))
     scores = {}
-    for path in (*past.files.values(), past.alone):
-        model = load_file(path)[0].to(hospital.device)
-        place = str(path.relative_to(past.home)).removesuffix(SUFFIX)
+    for path in (*past.files.values(), past.alone_file):
+        model, place = load_file(path)[0].to(hospital.device), place_of(path, past.home)
         scores[place] = probabilities(model, hospital.data.test.images, math.inf)
     return write_mixture(past.home, scores, hospital.data.test.labels)
 

@@ -22,13 +22,7 @@ Parse = Callable[[str | None], dict[str, object]]
 
 
 def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: Parse) -> None:
-    """Add the commands to the command line.
-
-    Args:
-        commands: The subparsers.
-        hospital: Options that all commands of a hospital share: `--site`, `--store-dir`.
-        run_config: Parser of `--run-config`.
-    """
+    """Add the commands to the subparsers; all share the options of `hospital` (`--site`, ...)."""
     add = commands.add_parser(
         "open", parents=[hospital], help="open parcels of a run that the hospital took part in"
     )
@@ -49,7 +43,7 @@ def add_commands(commands: Any, hospital: argparse.ArgumentParser, run_config: P
     )
     add.set_defaults(command=predict)
     add.add_argument(
-        *("--model",),
+        "--model",
         nargs="+",
         default=[],
         help="files, or names of models at home; several are averaged; default: the mixture of the "
@@ -170,7 +164,7 @@ def predict(arguments: argparse.Namespace) -> int:
     predictor = Predictor.load(weights)
     listing = list_images(arguments.data.expanduser())
     if arguments.calibrate:
-        predictor, images = predictor.calibrated(arguments.calibrate.expanduser(), home)
+        predictor, images = predictor.calibrate(arguments.calibrate.expanduser(), home)
         print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
     done, unusable = write_predictions(predictor, listing, arguments.output.expanduser(), show)
     for each in unusable:
@@ -200,7 +194,7 @@ def alone(arguments: argparse.Namespace) -> int:
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
     parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
-    print(f"{past.alone}\nWithout --model, predict now uses {parts}.")
+    print(f"{past.alone_file}\nWithout --model, predict now uses {parts}.")
     return 0
 
 
@@ -260,11 +254,8 @@ def dossier(arguments: argparse.Namespace) -> int:
     checked = check(path.expanduser(), keys)
     print(path)
     print(f"Dossier of {checked.hospital!a}, run {checked.run!a}, SHA-256 {checked.hash}.")
-    signed = {
-        True: f"Signed by the known key of {checked.hospital!a}.",
-        False: f"NOT signed by a known key of {checked.hospital!a}.",
-    }
-    print(signed[checked.signed])
+    signed = "Signed by the known" if checked.signed else "NOT signed by a known"
+    print(f"{signed} key of {checked.hospital!a}.")
     if not checked.page:
         print("dossier.html is missing, or does NOT match dossier.json.")
     if arguments.file:
@@ -286,17 +277,13 @@ def dossier(arguments: argparse.Namespace) -> int:
 
 
 def _dossier_hash(path: Path, run: str) -> str | None:
-    """The hash of a run's last released dossier in the hospital's ledger; None if there is none.
-
-    Raises:
-        BrokenLedger: The chain of the ledger is broken.
-    """
-    told = None
+    """The hash of a run's last released dossier in the hospital's ledger; None if there is none."""
+    last = None
     for line in read(path) if path.exists() else ():
         for record in line.entry.get("left", ()) if line.entry.get("run") == run else ():
             if record["name"] == "card":
-                told = record.get("values", {}).get("dossier", told)
-    return told
+                last = record.get("values", {}).get("dossier", last)
+    return last
 
 
 def _newest_dossier(folder: Path, run: str | None) -> Path:

@@ -47,31 +47,24 @@ LEAST = 0.01  # a mixture leaves out models of a smaller weight
 
 
 def keep_tested(
-    disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
+    disclosure: Disclosure, network: nn.Module, label: Manifest, figures: Mapping[str, float]
 ) -> None:
-    """Keep a model after its last test, unless a later one is at home already.
-
-    Args:
-        disclosure: Disclosure of the order to test the model.
-        network: The model.
-        label: Label of its parcel.
-        told: The figures that leave the hospital.
-    """
+    """Keep a model and its released figures after its last test, unless a later one is at home."""
     request = disclosure.request
     if _keeps_final(request):
         with _undisturbed(request):
             path = _folder(request) / file_name(label.lineage)
-            manifest = _manifest(disclosure, label, told)
+            manifest = _manifest(disclosure, label, figures)
             if age_of(path) <= manifest.age:
                 _save(request.hospital, path, network, manifest)
 
 
 def keep_visit(
-    disclosure: Disclosure, network: nn.Module, label: Manifest, told: Mapping[str, float]
+    disclosure: Disclosure, network: nn.Module, label: Manifest, metrics: Mapping[str, float]
 ) -> None:
     """Keep a model after a visit to the hospital; after a rewind visit it is not kept."""
     request, name = disclosure.request, "accuracy-after-visit"
-    figures = {"accuracy": told[name]} if name in told else {}
+    figures = {"accuracy": metrics[name]} if name in metrics else {}
     if request.hospital.keep == "visits" and not request.is_rewind:
         with _undisturbed(request):
             file = file_name(label.lineage, f"-{label.round}-{label.hop}")
@@ -97,49 +90,44 @@ def keep_mixture(request: Inquiry, scores: Mapping[str, Tensor], own: Tensor | N
     Args:
         request: The request of the last test.
         scores: Lineage -> the model's probabilities [N, K] for the hospital's test images.
-        own: Probabilities [N, K] of the hospital's model before the first hand-off; None if
-            unknown.
+        own: Those of the hospital's model before the first hand-off; None if unknown.
     """
     if not _keeps_final(request):
         return
     with _undisturbed(request):
-        folder = _folder(request)
-        place = Path("own", request.hospital.name)
-        if own is not None and (folder / place).with_name(file_name(place.name)).exists():
-            scores = {**scores, str(place): own}
+        folder, site = _folder(request), request.hospital.name
+        if own is not None and (folder / "own" / file_name(site)).exists():
+            scores = {**scores, f"own/{site}": own}
         kept = {path.stem for path in folder.glob(f"*{SUFFIX}")}
         if kept and kept <= scores.keys():
             write_mixture(folder, scores, request.hospital.data.test.labels)
 
 
 def write_mixture(folder: Path, scores: Mapping[str, Tensor], labels: Tensor) -> dict[str, float]:
-    """Fit the weights of the mixture to the hospital's test images, and write them.
+    """Fit the weights of the mixture to the hospital's test images; write and return them.
 
     Args:
         folder: Folder of the run, below `models`.
         scores: Place of a model in the folder -> its probabilities [N, K] for the images.
         labels: Labels of the images, int64 [N].
 
-    Returns:
-        Place -> weight; the sum is 1.
-
     Raises:
         OSError: The file cannot be written.
     """
-    said = torch.stack([each.cpu() for each in scores.values()])
-    weights = dict(zip(scores, mixture_weights(said, labels.cpu()).tolist(), strict=True))
+    stacked = torch.stack([each.cpu() for each in scores.values()])  # [M, N, K] of M models
+    weights = dict(zip(scores, mixture_weights(stacked, labels.cpu()).tolist(), strict=True))
     with replacing(folder / MIXTURE) as draft:
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(weights))
     return weights
 
 
-def keep_ensemble(request: Inquiry, told: Mapping[str, float]) -> None:
+def keep_ensemble(request: Inquiry, figures: Mapping[str, float]) -> None:
     """Write the test figures of the models' mean."""
     if _keeps_final(request):
         with _undisturbed(request), replacing(_folder(request) / "ensemble.json") as draft:
             draft.touch(mode=0o600)
-            draft.write_text(json.dumps({request.hospital.name: told}), encoding="utf-8")
+            draft.write_text(json.dumps({request.hospital.name: figures}), encoding="utf-8")
 
 
 def _keeps_final(request: Inquiry) -> bool:
@@ -164,6 +152,11 @@ def file_name(lineage: str, ending: str = "") -> str:
     return f"{lineage}{ending}{SUFFIX}"
 
 
+def place_of(file: Path, folder: Path) -> str:
+    """The place of a model's file in a folder, without the suffix."""
+    return str(file.relative_to(folder).with_suffix(""))
+
+
 def find_model(store: Path, name: str) -> Path:
     """Find a model's file by its path, or by its place at home.
 
@@ -178,29 +171,23 @@ def find_model(store: Path, name: str) -> Path:
     if name.endswith(SUFFIX):
         return Path(name).expanduser()
     home = store / "models"
+    there = {path: place_of(path, home) for path in home.rglob(f"*{SUFFIX}")}
     found = [
         path
-        for path in home.rglob(f"*{SUFFIX}")
-        if str(path.relative_to(home)) == name + SUFFIX
-        or (path.parent.parent == home and path.stem == name)
+        for path, place in there.items()
+        if place == name or (path.parent.parent == home and path.stem == name)
     ]
     if not found:
-        there = sorted(
-            str(path.relative_to(home).with_suffix("")) for path in home.rglob(f"*{SUFFIX}")
-        )
         hint = "" if there else f" {SIMULATED}"
         raise SettingsError(
             f"There is no model '{name}' in {home}: name a file that ends in {SUFFIX}, or one of "
-            f"the models there ({', '.join(there) or 'none'}).{hint}"
+            f"the models there ({', '.join(sorted(there.values())) or 'none'}).{hint}"
         )
     return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def read_mixture(folder: Path) -> dict[Path, float]:
-    """Read the mixture of a run's models: file -> weight, if the weight is at least `LEAST`.
-
-    Args:
-        folder: Folder of the run, below `models`.
+    """Read the mixture in a run's folder: file -> weight, if the weight is at least `LEAST`.
 
     Raises:
         SettingsError: There is no mixture, or its file is damaged.
@@ -219,10 +206,7 @@ def read_mixture(folder: Path) -> dict[Path, float]:
 
 
 def newest_run(store: Path) -> Path:
-    """The folder of the newest run with models at home.
-
-    Args:
-        store: The hospital's own folder.
+    """The folder of the newest run with models at home, in the hospital's own folder.
 
     Raises:
         SettingsError: No run has models at home.
@@ -248,7 +232,7 @@ def load_file(file: Path) -> tuple[nn.Module, ModelManifest]:
         raise ModelError(f"{file}: {error}") from error
 
 
-def counted(
+def count_images(
     data: LocalData, smallest: int = 1, number: Callable[[Indices], float] = len
 ) -> dict[str, float]:
     """The numbers of a hospital's images and groups, for `ModelManifest.images`.
@@ -256,7 +240,7 @@ def counted(
     Args:
         data: The images.
         smallest: Smallest number of patients of a class that is counted, as in all figures.
-        number: Function from the strata of images [n] (`LocalData.test.strata`) to their number.
+        number: Function from the strata of images [n] (`LocalSamples.strata`) to their number.
     """
     counts: dict[str, float] = {}
     for part, samples in (("train", data.train), ("test", data.test)):
@@ -282,7 +266,7 @@ def _manifest(
         label,
         hospital.settings,
         disclosure.request.run.folder.name,
-        {hospital.name: counted(hospital.data, disclosure.smallest)},
+        {hospital.name: count_images(hospital.data, disclosure.smallest)},
         {hospital.name: dict(figures)} if figures else {},
     )
 

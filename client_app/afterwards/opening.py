@@ -21,12 +21,8 @@ def take_home(
 ) -> Path:
     """Open a parcel, keep its model unless it is at home already, and return the model's file.
 
-    Args:
-        path: A parcel of a run, from `parcels/`.
-        store: The hospital's own folder, with the runs of the hospital.
-        identity: The hospital's keys.
-        members: Name -> keys of each hospital that may have sent the parcel.
-        settings: Settings of the run.
+    The members are the hospitals that may have sent the parcel, with their keys. The store is the
+    hospital's own folder.
 
     Raises:
         ArchiveError: The file is no parcel.
@@ -36,7 +32,7 @@ def take_home(
     """
     parcel = load(path)
     label = check_parcel(parcel)
-    opened, run = _opened(parcel, label, store, identity, members)
+    opened, run = _open(parcel, label, store, identity, members)
     manifest = ModelManifest.of(label, settings, run)
     file = own_folder(store / "models" / run) / file_name(label.lineage)
     if age_of(file) < manifest.age:
@@ -44,7 +40,7 @@ def take_home(
     return file
 
 
-def _opened(
+def _open(
     parcel: RecordDict, label: Manifest, store: Path, identity: Identity, members: dict[str, Member]
 ) -> tuple[RecordDict, str]:
     """The opened parcel, and the name of its run."""

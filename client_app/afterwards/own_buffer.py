@@ -34,14 +34,9 @@ SEARCHED = 2000  # synthetic images with a search for the nearest training image
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """A synthetic image and its nearest training image.
+    """A synthetic image of class `label` and its nearest training image, both uint8 [C, H, W].
 
-    Attributes:
-        label: Class of the synthetic image.
-        synthetic: uint8 [C, H, W].
-        real: uint8 [C, H, W].
-        unexplained: Share of the synthetic image that the best fit of the real image does not
-            explain: 0 for a copy.
+    The best fit of the real image leaves a share of the synthetic image unexplained: 0 for a copy.
     """
 
     label: str
@@ -58,7 +53,7 @@ class Examination:
         worth: Figures of the model that trained on the synthetic images alone; None if its outputs
             are not finite.
         passes: Number of passes over the synthetic images.
-        seconds: Time of training in seconds.
+        seconds: Time of training.
         pairs: Nearest pairs, the nearest first.
     """
 
@@ -70,12 +65,6 @@ class Examination:
 
 def examine(past: PastRun, buffer: OwnBuffer, hospital: Hospital, details: Details) -> Examination:
     """Train on the synthetic images of a past run alone, and find their nearest training images.
-
-    Args:
-        past: The run.
-        buffer: The synthetic images that left in the run.
-        hospital: The hospital as in the run.
-        details: Source of exact assessments.
 
     Raises:
         SettingsError: The settings of the run are unknown.

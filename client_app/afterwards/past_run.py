@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 
-from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, read_mixture
+from client_app.afterwards.home import MIXTURE, SIMULATED, SUFFIX, place_of, read_mixture
 from client_app.authority.ledger import Line, path_of, read
 from client_app.authority.ledger_index import BrokenLedger
 from client_app.authority.policy import DEFAULTS
@@ -37,8 +37,6 @@ from strategies.protocol.records import ParcelError
 from strategies.protocol.settings import SettingsError
 from strategies.protocol.shapes import ShapeError, from_json
 
-Figures = Mapping[str, float]
-
 
 class _Success(TypedDict, total=False):
     auc: Estimate
@@ -50,8 +48,8 @@ class _ByLoss(TypedDict):
 
 
 # The part of a line of `FILE` that the page shows.
-_Attacked = TypedDict(
-    "_Attacked",
+_Attack = TypedDict(
+    "_Attack",
     {
         "lineage": str,
         "round": int,
@@ -67,8 +65,8 @@ class OwnBuffer(NamedTuple):
     """The hospital's synthetic images, their exact figures, and the results of attacks on them."""
 
     samples: Samples
-    figures: Figures
-    attacked: Mapping[str, Any]
+    figures: Mapping[str, float]
+    attacks: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,20 +74,18 @@ class PastRun:
     """A past run in the records of a hospital.
 
     Attributes:
-        site: Name of the hospital.
         folder: The hospital's own folder.
-        run: Identity of the run.
         lines: Lines of the ledger about the run.
-        broken: Reason why the chain of the ledger is broken; empty if it is intact.
-        others: Other runs in the folder, the newest first.
+        fault: Reason why the chain of the ledger is broken; empty if it is intact.
+        other_runs: Other runs in the folder, the newest first.
     """
 
     site: str
     folder: Path
     run: str
     lines: Sequence[Line]
-    broken: str
-    others: Sequence[str]
+    fault: str
+    other_runs: Sequence[str]
 
     @classmethod
     def find(cls, site: str, store: Path, run: str | None) -> "PastRun":
@@ -101,7 +97,7 @@ class PastRun:
         folder = store / site
         if not folder.is_dir():
             raise SettingsError(f"There is no folder '{folder}': give --site and --store-dir.")
-        lines, broken = _ledger(path_of(site, store))
+        lines, fault = _ledger(path_of(site, store))
         began = {
             each.name: each.stat().st_mtime
             for part in ("models", "runs")
@@ -113,17 +109,17 @@ class PastRun:
                 name = run_folder(Store(folder), str(line.entry.get("run", ""))).folder.name
                 began[name] = datetime.fromisoformat(line.entry["time"]).timestamp()
         runs = sorted(began, key=lambda name: began[name], reverse=True)
-        if broken and not runs:
-            raise SettingsError(f"{path_of(site, store)}: {broken}")
+        if fault and not runs:
+            raise SettingsError(f"{path_of(site, store)}: {fault}")
         if not runs:
             raise SettingsError(f"Hospital '{site}' has taken part in no run yet ({folder}).")
         if run is not None and run not in began:
             raise SettingsError(f"There is no run '{run}' in {folder}; it has {', '.join(runs)}.")
         chosen = runs[0] if run is None else run
         of_run = [line for line in lines if line.entry.get("run") == chosen]
-        others = [name for name in runs if name != chosen]
-        past = cls(site, folder, chosen, of_run, broken, others)
-        if not (of_run or broken or past.files):
+        other_runs = [name for name in runs if name != chosen]
+        past = cls(site, folder, chosen, of_run, fault, other_runs)
+        if not (of_run or fault or past.files):
             raise SettingsError(f"The folder {folder} has no record of run {chosen}. {SIMULATED}")
         return past
 
@@ -133,7 +129,7 @@ class PastRun:
         return self.folder / "models" / self.run
 
     @property
-    def alone(self) -> Path:
+    def alone_file(self) -> Path:
         """The path of the hospital's model after equal training alone; it may not exist."""
         return self.home / "alone" / f"{self.site}{SUFFIX}"
 
@@ -172,11 +168,10 @@ class PastRun:
         if not (self.home / MIXTURE).exists():
             return {}
         weights = read_mixture(self.home)
-        places = {file: file.relative_to(self.home).with_suffix("") for file in weights}
-        return {str(places[file]): weight for file, weight in weights.items()}
+        return {place_of(file, self.home): weight for file, weight in weights.items()}
 
     @property
-    def together(self) -> dict[str, float]:
+    def ensemble(self) -> dict[str, float]:
         """The released figures of the models' mean; empty if there are none.
 
         Raises:
@@ -193,10 +188,10 @@ class PastRun:
     @property
     def is_here(self) -> bool:
         """Whether the hospital has a folder of the run; otherwise it did not take part."""
-        return self.run in {path.name for path in self.folder.glob("runs/*")}
+        return (self.folder / "runs" / self.run).exists()
 
     @cached_property
-    def answered(self) -> list[Line]:
+    def answers(self) -> list[Line]:
         """The lines of messages that did not fail; the content of others was not checked."""
         return [line for line in self.lines if "left" in line.entry]
 
@@ -206,9 +201,9 @@ class PastRun:
 
         If the hospital never answered, they are those of the orders.
         """
-        of = {line.entry["terms"]: line.entry for line in self.lines if "settings" in line.entry}
-        used = [line.entry.get("terms") for line in self.answered or self.lines]
-        return [of[each] for each in reversed(dict.fromkeys(reversed(used))) if each in of]
+        known = {line.entry["terms"]: line.entry for line in self.lines if "settings" in line.entry}
+        used = [line.entry.get("terms") for line in self.answers or self.lines]
+        return [known[each] for each in reversed(dict.fromkeys(reversed(used))) if each in known]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -226,46 +221,47 @@ class PastRun:
         """SHA-256 of the policies in force, the last at the end."""
         return list(dict.fromkeys(each["policy"] for each in self.terms))
 
-    def policy_file(self, given: Path | None) -> Path | None:
-        """The given file or the default policy, whichever was in force at the end; else None."""
-        held = self.policies[-1:]
-        for path in (given, DEFAULTS):
-            if path and [hashlib.sha256(path.read_bytes()).hexdigest()] == held:
+    def policy_file(self, file: Path | None) -> Path | None:
+        """This file or the default policy, whichever was in force at the end; else None."""
+        last = self.policies[-1:]
+        for path in (file, DEFAULTS):
+            if path and [hashlib.sha256(path.read_bytes()).hexdigest()] == last:
                 return path
         return None
 
     @property
     def classes(self) -> list[str]:
         """Names of the classes; empty if no record names them."""
-        labels = [self._left(line, "manifest") for line in self.lines]
-        told = [label["classes"] for label in labels if "classes" in label]
-        return next((each.classes for each in self.models.values()), told[-1] if told else [])
+        for model in self.models.values():
+            return model.classes
+        labels = [_values(line, "manifest") for line in self.lines]
+        return next((label["classes"] for label in reversed(labels) if "classes" in label), [])
 
-    def released_figures(self) -> dict[str, Figures]:
+    def released_figures(self) -> dict[str, Mapping[str, float]]:
         """Subject -> figures that left the hospital at the last test of models."""
         found: dict[str, dict[str, float]] = {}
         last = -1
-        for line in self.answered:
+        for line in self.answers:
             if line.entry["verb"] != "evaluate":
                 continue
             if line.entry.get("round", 0) > last:
                 found, last = {}, line.entry.get("round", 0)
-            for key, value in self._left(line, "metrics").items():
+            for key, value in _values(line, "metrics").items():
                 about, slash, name = key.rpartition("/")
                 if slash:
                     found.setdefault(about, {})[name] = float(value)
-        if self.models:
-            named = {name: found[name] for name in ("standalone",) if name in found}
-            of_models = {k: each.tested.get(self.site, {}) for k, each in self.models.items()}
-            return {**named, **of_models, **({"ensemble": self.together} if self.together else {})}
-        return {**found}
+        if not self.models:
+            return {**found}
+        own = {"standalone": found["standalone"]} if "standalone" in found else {}
+        of_models = {k: each.tested.get(self.site, {}) for k, each in self.models.items()}
+        return {**own, **of_models, **({"ensemble": self.ensemble} if self.ensemble else {})}
 
     @property
-    def buffer_figures(self) -> Figures:
+    def buffer_figures(self) -> Mapping[str, float]:
         """The released figures of the synthetic images; empty if none left."""
         for line in reversed(self.lines):
-            if line.entry["verb"] == "query.prepare" and "release" in self._left(line, "card"):
-                return self._left(line, "metrics")
+            if line.entry["verb"] == "query.prepare" and "release" in _values(line, "card"):
+                return _values(line, "metrics")
         return {}
 
     @cached_property
@@ -299,13 +295,13 @@ class PastRun:
         path = self.folder / "dossiers" / self.run / "dossier.html"
         return path if path.is_file() else None
 
-    def attacked(self) -> list[_Attacked]:
+    def attacks(self) -> list[_Attack]:
         """Results of attacks on the models that trained here, from the newest visit of each."""
-        newest: dict[str, _Attacked] = {}
+        newest: dict[str, _Attack] = {}
         with suppress(OSError, FileError):
             for line in read_text(self.folder / "runs" / self.run / FILE).splitlines():
                 with suppress(ShapeError):  # half a line, after a crash
-                    found = from_json(line, _Attacked)
+                    found = from_json(line, _Attack)
                     newest[found["lineage"]] = found
         return [*newest.values()]
 
@@ -324,15 +320,15 @@ class PastRun:
     @property
     def card(self) -> dict[str, Any]:
         """The card of the hospital, as it left."""
-        return {k: v for line in self.lines for k, v in self._left(line, "card").items()}
+        return {k: v for line in self.lines for k, v in _values(line, "card").items()}
 
-    @staticmethod
-    def _left(line: Line, name: str) -> dict[str, Any]:
-        """The values of a record in an answer that left; empty if it has no such record."""
-        for record in line.entry.get("left", ()):
-            if record["name"] == name:
-                return dict(record.get("values", {}))
-        return {}
+
+def _values(line: Line, name: str) -> dict[str, Any]:
+    """The values of a record in an answer that left; empty if it has no such record."""
+    for record in line.entry.get("left", ()):
+        if record["name"] == name:
+            return dict(record.get("values", {}))
+    return {}
 
 
 def _ledger(path: Path) -> tuple[list[Line], str]:
@@ -341,8 +337,8 @@ def _ledger(path: Path) -> tuple[list[Line], str]:
     try:
         for line in read(path):
             lines.append(line)
-    except FileNotFoundError:  # a simulation has no ledger
-        return [], ""
+    except FileNotFoundError:
+        pass  # a simulation has no ledger
     except BrokenLedger as error:
         return lines, str(error)
     return lines, ""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from client_app.afterwards.home import load_file
 from client_app.authority.identity import known_secret
 from client_app.datasets import open_data
-from client_app.datasets.listing import Entry, Listing, Unusable
+from client_app.datasets.listing import Listing, Unusable, to_utf8
 from client_app.datasets.own import own_data
 from client_app.datasets.resize import Form
 from client_app.datasets.unlabelled import CHUNK, read_images
@@ -36,7 +36,6 @@ class Predictor:
 
     Attributes:
         networks: Each maps uint8 [N, C, H, W] to logits [N, K].
-        manifests: Manifest of each network.
         weights: Weight of each network; only proportions count.
         temperature: Above 1, predictions are less confident than those of the networks; below 1,
             more confident.
@@ -49,10 +48,7 @@ class Predictor:
 
     @classmethod
     def load(cls, files: Mapping[Path, float]) -> "Predictor":
-        """Load models from their files.
-
-        Args:
-            files: File -> weight of the model.
+        """Load models: file -> weight.
 
         Raises:
             ModelError: A model cannot be loaded, or models differ in classes or form of images.
@@ -93,7 +89,7 @@ class Predictor:
         mean = (weights * torch.stack(each).cpu()).sum(dim=0) / sum(self.weights)
         return mean if self.temperature == 1.0 else temper(mean, self.temperature)
 
-    def calibrated(self, folder: Path, home: Path) -> tuple["Predictor", int]:
+    def calibrate(self, folder: Path, home: Path) -> tuple["Predictor", int]:
         """Return a predictor with a temperature fitted to images, and the number of these images.
 
         The temperature is never fitted to test images. It is fitted to the validation images of
@@ -101,9 +97,7 @@ class Predictor:
         training images. A model is more confident on these than on new images, so the temperature
         is then at least 1.
 
-        Args:
-            folder: The hospital's images, or its manifest, as in the run.
-            home: The hospital's own folder.
+        The images are in `folder`, as in the run; `home` is the hospital's own folder.
 
         Raises:
             DataError: The images cannot be used.
@@ -128,11 +122,8 @@ def write_predictions(
 ) -> tuple[int, list[Unusable]]:
     """Write a row for each image: its file, the most probable class, and all probabilities.
 
-    Args:
-        predictor: The predictor.
-        listing: The images.
-        output: The CSV file; only its owner can read it.
-        progress: Called with the number of images done, and of all images.
+    Only the owner of `output`, a CSV file, can read it. `progress` is called with the number of
+    images done, and of all images.
 
     Returns:
         The number of rows, and the unusable images with the reasons.
@@ -160,17 +151,13 @@ def write_predictions(
                         slice_ = ["" if entry.slice is None else entry.slice] * sliced
                         predicted = predictor.classes[int(row.argmax())]
                         figures = [f"{value:.6f}" for value in row.tolist()]
-                        line = [_shorten(entry, base), *slice_, predicted, *figures]
+                        path = to_utf8(os.path.relpath(entry.file, base))
+                        line = [path, *slice_, predicted, *figures]
                         writer.writerow(map(inert, line))
                 done += len(chunk.entries)
                 unusable += chunk.unusable
                 progress(done + len(unusable), len(entries) + len(listing.unusable))
     return done, unusable
-
-
-def _shorten(entry: Entry, base: Path) -> str:
-    """The path of an image's file, relative to the folder of the listing."""
-    return os.path.relpath(entry.file, base).encode(errors="replace").decode()
 
 
 def _check_alike(first: ModelManifest, other: ModelManifest) -> None:

@@ -5,7 +5,7 @@ exact figures: those of a run without a policy, as in a simulation (client_app.r
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from sklearn.metrics import roc_curve
 from torch import Tensor, nn
 
 from client_app.afterwards.home import load_file
-from client_app.afterwards.past_run import Figures, PastRun
+from client_app.afterwards.past_run import PastRun
 from client_app.hospital import Hospital
 from client_app.release.details import Details, Said
 from client_app.release.disclosure import open_disclosure
@@ -45,17 +45,13 @@ def open_details(past: PastRun, hospital: Hospital) -> Details:
 def exact_assessments(past: PastRun, details: Details) -> list[Assessment]:
     """Test each model at home again on the hospital's test images; return exact assessments.
 
-    Args:
-        past: The run.
-        details: `open_details` of the run.
-
     Raises:
         ModelError: A model cannot be loaded.
     """
     hospital = details.disclosure.request.hospital
-    rows, longer = [], past.alone.exists()
-    alone = load_file(past.alone)[0].to(hospital.device) if longer else None
-    said_alone = details.ask("", alone) if alone else None
+    rows, longer, said_alone = [], past.alone_file.exists(), None
+    if longer:
+        said_alone = details.ask("", load_file(past.alone_file)[0].to(hospital.device))
     if figures := details.alone_figures(said_alone):
         rows.append(_assessment("standalone", past.site, figures, hospital.data.classes))
         rows[-1]["model"] = AS_LONG if longer else past.site
@@ -106,7 +102,9 @@ def _roc(labels: Tensor, said: Tensor) -> list[tuple[list[float], list[float]]]:
     return curves
 
 
-def _assessment(about: str, site: str, figures: Figures, classes: Sequence[str]) -> Assessment:
+def _assessment(
+    about: str, site: str, figures: Mapping[str, float], classes: Sequence[str]
+) -> Assessment:
     kind = about if about in ("ensemble", "standalone") else "model"
     model = {"ensemble": "", "standalone": site}.get(about, about)
     known = {name: float(value) for name, value in figures.items()}

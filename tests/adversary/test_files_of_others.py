@@ -259,10 +259,10 @@ def test_what_a_hospital_noted_is_read_or_named(name, tmp_path):
     for _ in range(MOST):
         (folder / name).write_bytes(changed(rng, json.dumps(content[name]).encode()))
         with suppress(SettingsError):
-            assert all(isinstance(each, float | int) for each in past.together.values())
+            assert all(isinstance(each, float | int) for each in past.ensemble.values())
         with suppress(SettingsError):
             read_mixture(folder)
-        for each in past.attacked():
+        for each in past.attacks():
             assert each["leak"].low is not None
 
 

@@ -21,7 +21,7 @@ from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
 from client_app.afterwards.past_run import OwnBuffer, PastRun
 from client_app.afterwards.report import page
-from client_app.afterwards.report.worth import use
+from client_app.afterwards.report.worth import advice
 from client_app.afterwards.worth_here import exact_assessments, open_details, own_lineages
 from client_app.app import app
 from client_app.authority.ledger import append, path_of, read
@@ -244,7 +244,7 @@ def test_where_no_model_is_as_good_the_own_one_is_advised(place, run):
     own_one = assessment("standalone", AS_LONG, "graz", good, "ab")
     worse = of | estimate("balanced-accuracy", 0.7) | estimate("gain", -0.2)
     other = assessment("model", "wien", "graz", worse, "ab")
-    told = use(past, [own_one, other])
+    told = advice(past, [own_one, other])
     best = "graz's own, trained alone as long: the best of the others, 'wien'"
     assert told["advice"].startswith(best)
     assert told["model"] == f"{past.run}/alone/graz"
@@ -555,8 +555,8 @@ def test_what_knows_no_more_than_a_constant_answer_is_not_advised():
         run="r",
         folder=Path("x/graz"),
     )
-    assert "None is advised" in use(past, [worse])["advice"]
-    assert "highest balanced accuracy here" in use(past, [good])["advice"]
+    assert "None is advised" in advice(past, [worse])["advice"]
+    assert "highest balanced accuracy here" in advice(past, [good])["advice"]
 
 
 def test_what_was_told_is_read_from_the_ledger_where_no_model_is_at_home(tmp_path):

@@ -16,11 +16,11 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
     """Return the values for the page."""
     exact = past.buffer
     figures = exact.figures if exact else past.buffer_figures
-    attacked = exact.attacked if exact else None
+    attacks = exact.attacks if exact else None
     settings = unflatten_dict({**defaults(), **past.settings})
     return {
         "release": past.card.get("release", ""),
-        "checked": release_checks(figures, settings, attacked) if figures else None,
+        "checked": release_checks(figures, settings, attacks) if figures else None,
         "checked_exactly": exact is not None,
         "dossier": past.dossier.absolute().as_uri() if past.dossier else "",
         "refused": any(why.startswith("release: ") for _, why in past.failures),
@@ -31,14 +31,14 @@ def describe(past: PastRun, policy: Path | None) -> dict[str, Any]:
                 _interval(each["by-loss"]["attack"].get("auc")),
                 _interval(each.get("by-network", {}).get("accuracy")),
             ]
-            for each in past.attacked()
+            for each in past.attacks()
         ],
         "policy": _policy(past, policy) if past.policies else None,
     }
 
 
-def _interval(told: Estimate | None) -> str | None:
-    return f"{told.value:.3f} ({told.low:.3f} to {told.high:.3f})" if told else None
+def _interval(figure: Estimate | None) -> str | None:
+    return f"{figure.value:.3f} ({figure.low:.3f} to {figure.high:.3f})" if figure else None
 
 
 def _policy(past: PastRun, policy: Path | None) -> dict[str, Any]:

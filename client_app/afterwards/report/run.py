@@ -14,7 +14,8 @@ VERBS = {
     "train.rewind": "train a model (rewind)",
     "evaluate": "test models",
 }
-NAMED = {"manifest": "label", "embeddings": "sample of embeddings"}
+NOUNS = {"manifest": "label", "embeddings": "sample of embeddings"}
+PLURALS = {"memory": "memories", "sample of embeddings": "samples of embeddings"}
 
 
 def describe(past: PastRun) -> dict[str, Any]:
@@ -32,7 +33,7 @@ def describe(past: PastRun) -> dict[str, Any]:
 
 
 def _facts(past: PastRun) -> list[tuple[str, object]]:
-    rounds = [line.entry["round"] for line in past.answered if "round" in line.entry]
+    rounds = [line.entry["round"] for line in past.answers if "round" in line.entry]
     members = {name for model in past.models.values() for name in (model.lineage, *model.visited)}
     settings = past.settings
     asked = settings.get("num-server-rounds")
@@ -59,14 +60,14 @@ def _left(past: PastRun) -> Iterator[list[object]]:
         records = [record for entry in entries for record in entry.get("left", ())]
         failed = sum("failure" in entry for entry in entries)
         size = sum(record.get("bytes", 0) for record in records)
-        yield [VERBS.get(verb, verb), len(entries), failed, _counted(records), f"{size:,}"]
+        yield [VERBS.get(verb, verb), len(entries), failed, _count_records(records), f"{size:,}"]
 
 
 def _came(past: PastRun) -> Iterator[str]:
-    trained = sum(line.entry["verb"].startswith("train") for line in past.answered)
+    trained = sum(line.entry["verb"].startswith("train") for line in past.answers)
     yield f"models to train: {trained}"
     yield f"models that are at home now: {len(past.models)}"
-    buffers = {each for line in past.answered for each in line.entry.get("replay", ())}
+    buffers = {each for line in past.answers for each in line.entry.get("replay", ())}
     if lent := sorted({each.partition("=")[0] for each in buffers}):
         yield f"synthetic images of: {', '.join(lent)}"
 
@@ -85,7 +86,7 @@ def dates(past: PastRun) -> str:
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "at an unknown date"
 
 
-def _counted(records: Sequence[Mapping[str, object]]) -> str:
+def _count_records(records: Sequence[Mapping[str, object]]) -> str:
     """The number of records of each kind, in words."""
     kinds: Counter[str] = Counter()
     for record in records:
@@ -94,11 +95,8 @@ def _counted(records: Sequence[Mapping[str, object]]) -> str:
         if name == "metrics" and isinstance(values, Mapping):
             kinds["figure"] += len(values)
         else:
-            kinds[NAMED.get(name, name)] += 1
-    words = [f"{n:,} {kind if n == 1 else _plural(kind)}" for kind, n in kinds.items()]
+            kinds[NOUNS.get(name, name)] += 1
+    words = [
+        f"{n:,} {kind if n == 1 else PLURALS.get(kind, f'{kind}s')}" for kind, n in kinds.items()
+    ]
     return ", ".join(words) or "nothing"
-
-
-def _plural(kind: str) -> str:
-    plurals = {"memory": "memories", "sample of embeddings": "samples of embeddings"}
-    return plurals.get(kind, f"{kind}s")

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from client_app.afterwards.home import place_of
 from client_app.afterwards.past_run import PastRun
 from learning.export import ModelManifest
 from pages import plots
@@ -65,7 +66,7 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         ],
         "own": own_name(alone),
         "own_known": alone is not None,
-        "as_long": past.alone.exists(),
+        "as_long": past.alone_file.exists(),
         "by_class": _by_class(best, alone),
         "best": _class_by_class(best),
         "others": [_class_by_class(row) for row in shown if row is not best],
@@ -92,17 +93,16 @@ def _curves(classes: Sequence[str], best: Assessment) -> list[plots.Picture]:
 
 def _by_class(best: Assessment, alone: Assessment | None) -> plots.Picture | None:
     """The share right of each class, for the hospital's own model and for the best one."""
-    own = {each["name"]: each["recall"] for each in alone["classes"]} if alone else {}
+    recalls = [
+        {each["name"]: each["recall"] for each in row["classes"]} for row in (alone, best) if row
+    ]
     lanes = [
-        plots.Lane(
-            each["name"],
-            [*([span(own[each["name"]])] if own else []), span(each["recall"])],
-        )
+        plots.Lane(each["name"], [span(recall[each["name"]]) for recall in recalls])
         for each in best["classes"]
         if each["recall"]
     ]
-    before = [_title(alone)] if alone else []
-    return plots.spans("Share right by class", lanes, [*before, AFTER]) if lanes else None
+    titles = [*([_title(alone)] if alone else []), AFTER]
+    return plots.spans("Share right by class", lanes, titles) if lanes else None
 
 
 def _class_by_class(row: Assessment) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _class_by_class(row: Assessment) -> dict[str, Any]:
     return {"title": _title(row), "head": head, "rows": rows, "against": against}
 
 
-def use(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
+def advice(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     """Return the advised model and the values for its commands; no model if none is at home."""
     folder = shlex.quote(str(past.folder.parent))
     found: dict[str, Any] = {"command": COMMAND, "here": f"--site {past.site} --store-dir {folder}"}
@@ -131,24 +131,24 @@ def use(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any]:
     if not models:
         return {**found, "model": None}
     chosen, together = models[0], False
-    advice = "Nothing is known of what they are worth here, so none is advised."
+    text = "Their performance here is unknown, so none is advised."
     if best is not None:
         together = best["kind"] == "ensemble"
         chosen = models[0] if together else best["model"]
         if is_own_better(best, own_model(rows)):
-            chosen, together = str(past.alone.relative_to(past.home).with_suffix("")), False
-        advice = advise(past.site, best, rows)
+            chosen, together = place_of(past.alone_file, past.home), False
+        text = advise(past.site, best, rows)
     parts = (f"{weight:.2f} of '{name}'" for name, weight in past.mixture.items())
     return {
         **found,
         "model": shlex.quote(f"{past.run}/{chosen}"),
         "together": together,
-        "advice": advice,
+        "advice": text,
         "mixture": ", ".join(parts),
     }
 
 
-def kept(past: PastRun) -> list[list[str]]:
+def models_at_home(past: PastRun) -> list[list[str]]:
     """The models at home."""
     return [
         [name, _route(model), f"{model.round}/{model.hop}", model.date[:10]]
