@@ -136,23 +136,23 @@ def write_predictions(
     source = listing.source
     base = source if source.is_dir() else source.parent.resolve()
     sliced = any(entry.slice is not None for entry in entries)
-    titles = ["image", *["slice"] * sliced, "predicted"]
+    titles = ["image", *(["slice"] if sliced else []), "predicted"]
+    titles += [f"probability of {name}" for name in predictor.classes]
     form = Form.from_settings(predictor.settings)
     with replacing(output) as draft:
         draft.touch(mode=0o600)
         with draft.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
-            titles += [f"probability of {name}" for name in predictor.classes]
             writer.writerow(map(inert, titles))
             for chunk in read_images(entries, form, predictor.shape):
                 if chunk.entries:
                     scores = predictor.probabilities(chunk.images)
                     for entry, row in zip(chunk.entries, scores, strict=True):
-                        slice_ = ["" if entry.slice is None else entry.slice] * sliced
+                        slices = [entry.slice] if sliced else []
                         predicted = predictor.classes[int(row.argmax())]
                         figures = [f"{value:.6f}" for value in row.tolist()]
                         path = to_utf8(os.path.relpath(entry.file, base))
-                        line = [path, *slice_, predicted, *figures]
+                        line = [path, *slices, predicted, *figures]
                         writer.writerow(map(inert, line))
                 done += len(chunk.entries)
                 unusable += chunk.unusable

@@ -15,10 +15,11 @@ import torch
 from client_app.authority.policy import MachineRules, Ruling, uphold
 from client_app.datasets.digits import load_digits
 from client_app.datasets.hub import load_hub
+from client_app.datasets.local import LocalData
 from client_app.datasets.npz import load_npz
 from client_app.datasets.own import LISTINGS, load_own
 from client_app.datasets.partition import cut
-from client_app.datasets.pool import Indices, LocalData, LocalSamples, Pool, too_few, too_many
+from client_app.datasets.pool import Indices, LocalSamples, Pool, too_few, too_many
 from client_app.datasets.resize import Form
 from client_app.datasets.split import split
 from client_app.datasets.tasks import Tasks

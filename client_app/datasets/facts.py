@@ -9,7 +9,8 @@ hospital reveal only whether they are equal.
 import hashlib
 import hmac
 
-from client_app.datasets.pool import LocalData, LocalSamples
+from client_app.datasets.local import LocalData
+from client_app.datasets.pool import LocalSamples
 
 DIGITS = 16  # of a hash
 

@@ -1,18 +1,13 @@
-"""A data set before the cut over hospitals (`Pool`), and one hospital's images (`LocalData`).
+"""A data set before the cut over hospitals (`Pool`), and images of one hospital (`LocalSamples`).
 
 Shapes: `N` images of a data set, `n` of them at one hospital, `C` channels, `H, W` pixels.
 """
 
-import hashlib
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from client_app.datasets.tasks import Tasks
 from client_app.errors import DataError
 from learning.samples import Samples
 
@@ -105,93 +100,6 @@ class LocalSamples(Samples):
         """Number for the class and the task of each image, [n]."""
         labels: Indices = self.labels.cpu().numpy()
         return labels if self.tasks is None else labels + (labels.max(initial=0) + 1) * self.tasks
-
-    def arrivals(self, cut: Tasks, tasks: Sequence[int]) -> "LocalSamples":
-        """The images that arrive in some tasks; see `Tasks.arrivals`."""
-        shown, places, arrived = cut.arrivals(self, self.manifest_tasks, tasks)
-        # An image in several tasks counts as several images of one patient.
-        known = self.groups is not None or len(np.unique(places)) < len(places)
-        facts = [self.fingerprint, cut.settings.task_cut, cut.settings.seed]
-        facts += [places.tolist(), arrived.tolist()]
-        return LocalSamples(
-            shown.pixels,
-            shown.labels,
-            shown.rows,
-            fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
-            groups=self.patients[places] if known else None,
-            contents=self.contents and [self.contents[place] for place in places],
-            tasks=arrived,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class LocalData:
-    """The images of one hospital.
-
-    Attributes:
-        classes: Names of the classes; labels are indices into them.
-        quarantined: Number of further images that cannot be used.
-        fingerprint: Fingerprint of the pool.
-        output_tasks: int64 [K], task of each output's class; None if tasks share outputs.
-        tasks: The cut in tasks that is not yet made; None if there is none.
-        kind: Kind of the pool.
-    """
-
-    train: LocalSamples
-    test: LocalSamples
-    classes: tuple[str, ...]
-    quarantined: int = 0
-    fingerprint: str = ""
-    output_tasks: Indices | None = None
-    tasks: Tasks | None = None
-    kind: str = ""
-
-    def to(self, device: torch.device) -> "LocalData":
-        """The images on another device."""
-        return replace(self, train=self.train.to(device), test=self.test.to(device))
-
-    @property
-    def classes_present(self) -> list[str]:
-        """Names of the classes with an image at this hospital."""
-        labels = torch.cat([self.train.labels, self.test.labels])
-        return [self.classes[label] for label in labels.unique().tolist()]
-
-    def images_at(self, task: int, arrived: Sequence[int] = ()) -> "LocalData":
-        """Return the training images of one task, and the test images of all tasks so far.
-
-        Args:
-            task: Number of the task, from 1; 0 = all images that arrive, each once.
-            arrived: The tasks so far; empty = all up to `task`.
-
-        Raises:
-            DataError: An image has none of the run's tasks.
-            SettingsError: The classes cannot be cut in tasks like that.
-        """
-        if (cut := self.tasks) is None:
-            return self
-        so_far = (arrived or range(1, task + 1)) if task else cut.single_pass
-        return replace(
-            self,
-            train=self.train.arrivals(cut, [task] if task else so_far),
-            test=self.test.arrivals(cut, so_far),
-            classes=cut.outputs,
-            output_tasks=cut.output_tasks,
-            tasks=None,
-        )
-
-    def bytes_copied(self, tasks: int) -> int:
-        """The bytes that `images_at` copies for a number of tasks with permuted pixels.
-
-        The numbers of images are rounded up to powers of two, since a refusal may reveal them.
-        """
-        if self.tasks is None or not self.tasks.permutes:
-            return 0
-        train, test = (1 << (len(side) - 1).bit_length() for side in (self.train, self.test))
-        return (train + max(tasks, 1) * test) * math.prod(self.train.shape)
-
-    def train_so_far(self, task: int) -> LocalSamples:
-        """The training images of all tasks up to `task`."""
-        return self.train.arrivals(self.tasks, range(1, task + 1)) if self.tasks else self.train
 
 
 def numbered_classes(labels: NDArray[np.int64]) -> tuple[str, ...]:

@@ -10,19 +10,19 @@ time, and test images of all tasks so far. The federation has K classes, c in ea
 
 Classes beyond T c arrive in no task.
 
-Shapes: `n` images of a hospital, `m` of them in some tasks, `C` channels, `H, W` pixels.
+Shapes: `n` images of a hospital, `C` channels, `H, W` pixels.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from client_app.datasets.pool import Indices, LocalSamples
 from client_app.errors import DataError
-from learning.samples import Samples
 from strategies.protocol.classes import classes_of_a_task, outputs
 from strategies.protocol.settings import BY_CLASSES, Settings, rng_for
 
@@ -65,48 +65,51 @@ class Tasks:
         return tuple(outputs(self.classes, self.settings))
 
     @property
-    def output_tasks(self) -> NDArray[np.int64] | None:
+    def output_tasks(self) -> Indices | None:
         """The task of each output's class [K]; None if tasks share outputs."""
         if self.settings.task_cut != "classes":
             return None
         return np.repeat(np.arange(1, self.settings.tasks + 1), self._size)
 
-    def arrivals(
-        self, samples: Samples, manifest: NDArray[np.int64] | None, tasks: Sequence[int]
-    ) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64]]:
+    def arrivals(self, samples: LocalSamples, tasks: Sequence[int]) -> LocalSamples:
         """Return the images that arrive in some tasks, one task after the other.
 
-        Args:
-            samples: All images [n]; labels are indices into `classes`.
-            manifest: Task of each image by the manifest, [n], 0 = unknown; None = unknown for all.
-            tasks: The tasks, from 1.
-
-        Returns:
-            The images in order of arrival, with labels as indices into `outputs`; their indices in
-            `samples`, [m]; and their tasks, [m].
+        The labels become indices into `outputs`. An image in several tasks counts as several
+        images of one patient.
 
         Raises:
             DataError: An image has none of the run's tasks.
             SettingsError: The classes cannot be cut in tasks like that.
         """
-        labels = samples.labels
         if self.permutes:
-            places = [np.arange(len(labels)) for _ in tasks]
+            parts = [np.arange(len(samples)) for _ in tasks]
         else:
-            when = self._when(labels.cpu().numpy(), manifest)
-            places = [np.flatnonzero(when == task) for task in tasks]
-        together = np.concatenate(places)
-        chosen = torch.from_numpy(together).to(labels.device)
-        labels = labels[chosen]
+            when = self._when(samples)
+            parts = [np.flatnonzero(when == task) for task in tasks]
+        places = np.concatenate(parts)
+        arrived = np.repeat([*tasks], [len(part) for part in parts])
+        chosen = torch.from_numpy(places).to(samples.labels.device)
+        labels, rows = samples.labels[chosen], None
         if self.settings.task_cut == "shared-classes":
             labels = labels % self._size
         if self.permutes:
             images = samples.images
-            shown = Samples(torch.cat([self._permuted(images, task) for task in tasks]), labels)
+            pixels = torch.cat([self._permuted(images, task) for task in tasks])
         else:
+            pixels = samples.pixels
             rows = chosen if samples.rows is None else samples.rows[chosen]
-            shown = Samples(samples.pixels, labels, rows)
-        return shown, together, np.repeat([*tasks], [len(each) for each in places])
+        known = samples.groups is not None or len(np.unique(places)) < len(places)
+        facts = [samples.fingerprint, self.settings.task_cut, self.settings.seed]
+        facts += [places.tolist(), arrived.tolist()]
+        return LocalSamples(
+            pixels,
+            labels,
+            rows,
+            fingerprint=hashlib.sha256(repr(facts).encode()).hexdigest(),
+            groups=samples.patients[places] if known else None,
+            contents=samples.contents and [samples.contents[place] for place in places],
+            tasks=arrived,
+        )
 
     @property
     def _cuts_classes(self) -> bool:
@@ -117,13 +120,12 @@ class Tasks:
         """The number of classes in a task."""
         return classes_of_a_task(len(self.classes), self.settings)
 
-    def _when(
-        self, labels: NDArray[np.int64], manifest: NDArray[np.int64] | None
-    ) -> NDArray[np.int64]:
+    def _when(self, samples: LocalSamples) -> Indices:
         """The task of each image, [n]; above T for classes in no task."""
         if self._cuts_classes:
+            labels: Indices = samples.labels.cpu().numpy()
             return 1 + labels // self._size
-        last = self.settings.tasks
+        manifest, last = samples.manifest_tasks, self.settings.tasks
         if manifest is None or not ((manifest >= 1) & (manifest <= last)).all():
             raise DataError(
                 "The setting 'task-cut' is 'given': the column 'task' of the hospital's manifest "

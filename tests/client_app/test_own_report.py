@@ -439,7 +439,10 @@ def test_synthetic_images_are_tried_and_shown_beside_the_nearest_real_ones(place
     vars(past)["buffer"] = buffer
     written = page(past, rows, "", None, looked)
     text = text_of(written)
-    assert f"({PASSES} passes, {looked.seconds:.0f} s). On the hospital's own test images it reaches" in text
+    assert (
+        f"({PASSES} passes, {looked.seconds:.0f} s). On the hospital's own test images it reaches"
+        in text
+    )
     assert "ROC of the best model here" in text
     assert f"{first.label}: 0.000 is not explained" in text
     # Strips of two classes, and the pairs.
