@@ -38,9 +38,8 @@ def main() -> None:
         add = commands.add_parser(command.__name__, help=about, parents=[hospital])
         add.set_defaults(command=command)
         if command is preflight:
-            add.add_argument(
-                "--data-dir", required=True, help="the hospital's folder of images, or its manifest"
-            )
+            images = "the hospital's folder of images, or its manifest"
+            add.add_argument("--data-dir", type=Path, required=True, help=images)
             add.add_argument(
                 "--dataset", choices=["folder", "manifest"], help="default: manifest if it has one"
             )
@@ -62,6 +61,9 @@ def main() -> None:
     add.add_argument("--run-config", help="a run to judge: \"strategy='cwc' train.epochs=5\"")
     add_commands(commands, hospital, _run_config)
     arguments = parser.parse_args()
+    for name, value in vars(arguments).items():
+        if isinstance(value, Path):
+            setattr(arguments, name, value.expanduser())
     os.umask(0o077)  # no other user of the machine may read the hospital's files
     try:
         sys.exit(arguments.command(arguments))
@@ -71,15 +73,15 @@ def main() -> None:
 
 def identity(arguments: argparse.Namespace) -> int:
     """Print the hospital's line for the file of members; make its keys if it has none."""
-    name, store = arguments.site, arguments.store_dir.expanduser()
-    print(member_line(name, Identity.of(name, store / name / "identity").member), end="")
+    name = arguments.site
+    file = arguments.store_dir / name / "identity"
+    print(member_line(name, Identity.of(name, file).member), end="")
     return 0
 
 
 def members(arguments: argparse.Namespace) -> int:
     """Change a hospital's file of members, if the arguments name a change, and print its lines."""
-    store = arguments.store_dir.expanduser() / arguments.site
-    path = (arguments.members or store / "members").expanduser()
+    path = arguments.members or arguments.store_dir / arguments.site / "members"
     match arguments.change:
         case [] | ["list"]:
             pass
@@ -120,7 +122,7 @@ def ledger(arguments: argparse.Namespace) -> int:
 
 def policy(arguments: argparse.Namespace) -> int:
     """Write a policy if the file is new; print the rulings on a run if one is given."""
-    path = arguments.file.expanduser()
+    path = arguments.file
     if not path.exists():
         write_policy(path)
         print(f"{path} has the defaults now: read it, and change rules as needed.")
@@ -147,7 +149,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     from client_app.datasets.preflight.card import examine
     from client_app.datasets.preflight.page import page, text
 
-    path = str(Path(arguments.data_dir).expanduser().absolute())
+    path = str(arguments.data_dir.absolute())
     dataset = f"{arguments.dataset}:{path}" if arguments.dataset else own_data(path)
     settings = replace(Settings.parse(_run_config(arguments.run_config)), dataset=dataset)
     torch.set_num_threads(settings.cpu_threads)
@@ -155,8 +157,7 @@ def preflight(arguments: argparse.Namespace) -> int:
     def show(what: str, done: int, total: int) -> None:
         print(f"{what} images: {done} of {total}", end="\r", file=sys.stderr, flush=True)
 
-    store = arguments.store_dir.expanduser()
-    policy = arguments.policy and arguments.policy.expanduser()
+    store, policy = arguments.store_dir, arguments.policy
     terminal = sys.stderr.isatty()  # elsewhere lines are logged
     try:
         progress = show if terminal else None

@@ -107,7 +107,7 @@ def open_parcels(arguments: argparse.Namespace) -> int:
     from client_app.afterwards.opening import take_home
     from learning.errors import ModelError
 
-    store = arguments.store_dir.expanduser() / arguments.site
+    store = arguments.store_dir / arguments.site
     paths = {name: getattr(arguments, name) or store / name for name in ("identity", "members")}
     for name, path in paths.items():
         if not path.is_file():  # `Identity.of` would make new keys, which open no parcel
@@ -133,7 +133,7 @@ def export(arguments: argparse.Namespace) -> int:
     from learning.export import save_onnx
     from learning.model_card import write_card
 
-    file = find_model(arguments.store_dir.expanduser() / arguments.site, arguments.model)
+    file = find_model(arguments.store_dir / arguments.site, arguments.model)
     network, manifest = load_file(file)
     if arguments.onnx:
         save_onnx(arguments.to, network, manifest)
@@ -156,17 +156,17 @@ def predict(arguments: argparse.Namespace) -> int:
 
     if arguments.ensemble and not arguments.model:
         raise SettingsError("--ensemble averages a folder of models: name one with --model.")
-    home = arguments.store_dir.expanduser() / arguments.site
+    home = arguments.store_dir / arguments.site
     files = [find_model(home, name) for name in arguments.model]
     if arguments.ensemble:
         files = sorted({path for file in files for path in file.parent.glob(f"*{SUFFIX}")})
     weights = dict.fromkeys(files, 1.0) if files else read_mixture(newest_run(home))
     predictor = Predictor.load(weights)
-    listing = list_images(arguments.data.expanduser())
+    listing = list_images(arguments.data)
     if arguments.calibrate:
-        predictor, images = predictor.calibrate(arguments.calibrate.expanduser(), home)
+        predictor, images = predictor.calibrate(arguments.calibrate, home)
         print(f"Temperature {predictor.temperature:.3f}, fitted on {images} images.")
-    done, unusable = write_predictions(predictor, listing, arguments.output.expanduser(), show)
+    done, unusable = write_predictions(predictor, listing, arguments.output, show)
     for each in unusable:
         print(f"Skipped {each}.", file=sys.stderr)
     models = ", ".join(
@@ -182,15 +182,15 @@ def alone(arguments: argparse.Namespace) -> int:
     from client_app.afterwards.alone import settings_of, train_alone
     from client_app.afterwards.past_run import PastRun
 
-    past = PastRun.find(arguments.site, arguments.store_dir.expanduser(), arguments.run)
+    past = PastRun.find(arguments.site, arguments.store_dir, arguments.run)
     config = arguments.run_config
     settings = Settings.parse(arguments.parse(config)) if config else settings_of(past)
-    file = past.policy_file(arguments.policy and arguments.policy.expanduser())
+    file = past.policy_file(arguments.policy)
     if past.policies and file is None:
         raise SettingsError("Give the policy of the run (--policy): it selected images.")
     rules = Policy.read(file) if file else None
     try:
-        weights = train_alone(past, settings, arguments.data_dir.expanduser(), rules)
+        weights = train_alone(past, settings, arguments.data_dir, rules)
     except PolicyError as error:
         raise SettingsError(error.explain()) from error
     parts = ", ".join(f"{weight:.2f} of '{name}'" for name, weight in weights.items())
@@ -210,9 +210,8 @@ def report(arguments: argparse.Namespace) -> int:
         released_assessments,
     )
 
-    store = arguments.store_dir.expanduser()
-    past = PastRun.find(arguments.site, store, arguments.run)
-    file = past.policy_file(arguments.policy and arguments.policy.expanduser())
+    past = PastRun.find(arguments.site, arguments.store_dir, arguments.run)
+    file = past.policy_file(arguments.policy)
     inexact, rows, examined = "", [], None
     if arguments.data_dir is None:
         inexact = "Exact figures need the hospital's images (--data-dir)."
@@ -223,14 +222,14 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         rules = Policy.read(file) if file else None
         try:
-            hospital = hospital_again(past, arguments.data_dir.expanduser(), rules)
+            hospital = hospital_again(past, arguments.data_dir, rules)
             details = open_details(past, hospital)
             rows = exact_assessments(past, details)
             examined = examine(past, past.buffer, hospital, details) if past.buffer else None
         except DataError as error:
             inexact = f"Exact figures are not possible: {error}"
     rows = rows or released_assessments(past)
-    with replacing(arguments.to.expanduser()) as draft:
+    with replacing(arguments.to) as draft:
         draft.touch(mode=0o600)
         draft.write_text(page(past, rows, inexact, file, examined), encoding="utf-8")
     if inexact:
@@ -244,14 +243,14 @@ def dossier(arguments: argparse.Namespace) -> int:
     from client_app.release.dossier.files import check
     from client_app.run import dossiers, run_folder
 
-    store = arguments.store_dir.expanduser() / arguments.site
-    identity = (arguments.identity or store / "identity").expanduser()
-    members = (arguments.members or store / "members").expanduser()
+    store = arguments.store_dir / arguments.site
+    identity = arguments.identity or store / "identity"
+    members = arguments.members or store / "members"
     keys = read_members(members) if members.is_file() else {}
     if identity.is_file():  # `Identity.of` would make new keys
         keys[arguments.site] = Identity.of(arguments.site, identity).member
     path = arguments.file or _newest_dossier(store / "dossiers", arguments.run)
-    checked = check(path.expanduser(), keys)
+    checked = check(path, keys)
     print(path)
     print(f"Dossier of {checked.hospital!a}, run {checked.run!a}, SHA-256 {checked.hash}.")
     signed = "Signed by the known" if checked.signed else "NOT signed by a known"
