@@ -19,7 +19,7 @@ from client_app.store import Store
 from strategies.protocol.settings import Settings, defaults
 
 
-def hospital_again(past: PastRun, data_dir: Path, policy: Policy | None) -> Hospital:
+def reopen_hospital(past: PastRun, data_dir: Path, policy: Policy | None) -> Hospital:
     """Open a hospital for work at home, where no policy limits its view of its own data.
 
     Models carry the settings of the run that prepare and split images. Other settings have their

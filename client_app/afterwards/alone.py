@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from client_app.afterwards.again import hospital_again
+from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.home import load_file, place_of, write_mixture
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.limits import check_disk
@@ -57,7 +57,7 @@ def train_alone(
 
     The strategy `standalone` gives the hospital the same model with these settings.
 
-    The settings are those of the hospital in the run; see also `hospital_again`.
+    The settings are those of the hospital in the run; see also `reopen_hospital`.
 
     Returns:
         Place of each model at home -> its weight in the mixture.
@@ -72,7 +72,7 @@ def train_alone(
         raise SettingsError(f"No model of the run {past.run} is at home in {past.folder}.")
     if settings.tasks > 1:
         raise SettingsError("Images of this run arrived in tasks: no model trained on all of them.")
-    hospital = replace(hospital_again(past, data_dir, policy), settings=settings)
+    hospital = replace(reopen_hospital(past, data_dir, policy), settings=settings)
     torch.set_num_threads(settings.cpu_threads)
     network = _trained(hospital)
     size = sum(tensor.nbytes for tensor in network.state_dict().values())

@@ -200,7 +200,7 @@ def alone(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write a hospital's page on a run: performance of its models, and the records that left."""
-    from client_app.afterwards.again import hospital_again
+    from client_app.afterwards.again import reopen_hospital
     from client_app.afterwards.own_buffer import examine
     from client_app.afterwards.past_run import PastRun
     from client_app.afterwards.report import page
@@ -222,7 +222,7 @@ def report(arguments: argparse.Namespace) -> int:
     else:
         rules = Policy.read(file) if file else None
         try:
-            hospital = hospital_again(past, arguments.data_dir, rules)
+            hospital = reopen_hospital(past, arguments.data_dir, rules)
             details = open_details(past, hospital)
             rows = exact_assessments(past, details)
             examined = examine(past, past.buffer, hospital, details) if past.buffer else None

@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client_app import __main__ as commands
 from client_app.afterwards import home, predicting, worth_here
-from client_app.afterwards.again import hospital_again
+from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.app import app as hospital_app
 from client_app.authority.identity import Identity
@@ -561,7 +561,7 @@ def test_export_copies_the_model_and_writes_its_card(run, call, tmp_path):
 
 
 def exact(past, images):
-    details = worth_here.open_details(past, hospital_again(past, images, None))
+    details = worth_here.open_details(past, reopen_hospital(past, images, None))
     return worth_here.exact_assessments(past, details)
 
 

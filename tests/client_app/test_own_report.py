@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from client_app import __main__ as commands
-from client_app.afterwards.again import hospital_again
+from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.alone import settings_of
 from client_app.afterwards.own_buffer import PAIRS, PASSES, examine
 from client_app.afterwards.past_run import OwnBuffer, PastRun
@@ -421,7 +421,7 @@ def test_figures_of_the_own_buffer_are_exact_if_it_is_found(known, tmp_path):
 def test_synthetic_images_are_tried_and_shown_beside_the_nearest_real_ones(place):
     """A copy of a training image is found first; its pair is the one with a share of nothing."""
     past = PastRun.find("graz", place / "store", None)
-    hospital = hospital_again(past, place / "images", Policy.read(place / "policy.toml"))
+    hospital = reopen_hospital(past, place / "images", Policy.read(place / "policy.toml"))
     details = open_details(past, hospital)
     rows = exact_assessments(past, details)
     train, rng = hospital.data.train, torch.Generator().manual_seed(0)

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 
 from client_app.afterwards import worth_here
-from client_app.afterwards.again import hospital_again
+from client_app.afterwards.again import reopen_hospital
 from client_app.afterwards.past_run import PastRun
 from client_app.authority.policy import Policy
 from pages.figures import Figure, assessment, direction, number
@@ -137,7 +137,7 @@ def test_the_server_s_page_does_not_contradict_those_of_the_hospitals(deployed_r
     for site in SITES:
         past = PastRun.find(site, folder / "store", None)
         policy = Policy.read(folder / f"{site}.toml")
-        hospital = hospital_again(past, folder / site, policy)
+        hospital = reopen_hospital(past, folder / site, policy)
         rows = worth_here.exact_assessments(past, worth_here.open_details(past, hospital))
         exact = {(row["kind"], row["model"]): row for row in rows}
         for row in summary.assessments:
