@@ -38,13 +38,13 @@ from urllib.parse import quote
 import tomli_w
 from flwr.common import log
 from flwr.common.config import unflatten_dict
+from pydantic_core import to_json
 
 from pages.verdicts.run import texts
 from server_app import wording
 from server_app.data import describe
 from server_app.enrolment import expected_count, plan_of
 from server_app.measures import Round, participants
-from server_app.nan_json import to_json
 from server_app.report import render
 from server_app.report.pictures import pictures
 from server_app.summary import NAME as SUMMARY
@@ -69,7 +69,7 @@ from strategies.registry import strategy_of
 SILENCE, LONGEST_SILENCE = 30.0, 900.0
 UNDER_WAY = "under-way.json"
 FULL = (errno.ENOSPC, errno.EDQUOT)  # the disk, or the user's quota, is full
-TELL = 0.2  # least seconds between two writes of under-way.json while the server waits
+NOTE_PAUSE = 0.2  # least seconds between two writes of under-way.json while the server waits
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Results:
         self._began = monotonic()  # as if the run had not been interrupted
         self._round_began = self._began
         self._awaited: Sequence[Awaited] = ()
-        self._told: Sequence[Awaited] = ()  # contents of under-way.json
-        self._told_at = -TELL
+        self._noted: Sequence[Awaited] = ()  # contents of under-way.json
+        self._noted_at = -NOTE_PAUSE
         self._spoke, self._silence = self._began, SILENCE
         self._newest_round = -1
 
@@ -221,9 +221,9 @@ class Results:
             event = replace(event, began=round(event.time - event.seconds, 3))
         self._events.append(event)
         told = {key: value for key, value in vars(event).items() if key != "facts" or value}
-        line = to_json({"time": event.time, **told})
-        with (self.path / LOG).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = to_json({"time": event.time, **told}, inf_nan_mode="null")
+        with (self.path / LOG).open("ab") as file:
+            file.write(line + b"\n")
         if said := wording.event_line(event):
             self._say(*said)
 
@@ -235,7 +235,7 @@ class Results:
         left = wording.time_left([each.seconds for each in self._rounds], rounds)
         count = expected_count(self._settings, self._events, server_round)
         self._say(INFO, wording.round_line(measured, rounds, count, left))
-        self._tell_under_way()
+        self._note_under_way()
         self._put_away(measured)
 
     def _put_away(self, measured: Round) -> None:
@@ -253,9 +253,9 @@ class Results:
         """Note the missing answers; log them after a long silence."""
         now = monotonic()
         self._awaited = awaited
-        some = awaited and self._told  # then not every answer is worth a new file
-        if awaited != self._told and not (some and now - self._told_at < TELL):
-            self._tell_under_way()
+        some = awaited and self._noted  # then not every answer is worth a new file
+        if awaited != self._noted and not (some and now - self._noted_at < NOTE_PAUSE):
+            self._note_under_way()
         quiet = now - max(self._spoke, min((each.since for each in awaited), default=now))
         if quiet >= self._silence:
             longer = min(2 * self._silence, LONGEST_SILENCE)
@@ -263,14 +263,13 @@ class Results:
             self._say(INFO, wording.wait_line(waits))
             self._silence = longer
 
-    def _tell_under_way(self) -> None:
+    def _note_under_way(self) -> None:
         """Write under-way.json, for `python -m server_app watch`."""
-        self._told, self._told_at = self._awaited, monotonic()
+        self._noted, self._noted_at = self._awaited, monotonic()
         clock = time() - monotonic()
         waits = [replace(each, since=round(clock + each.since)) for each in self._awaited]
         with replacing(self.path / UNDER_WAY) as draft:
-            told = to_json(asdict(UnderWay(len(self._rounds), waits)))
-            draft.write_text(told, encoding="utf-8")
+            draft.write_bytes(to_json(UnderWay(len(self._rounds), waits)))
 
     def _say(self, level: int, text: str) -> None:
         log(level, "%s", text)
@@ -285,12 +284,7 @@ class Results:
         return measured
 
     def finish(self, state: State, baseline: Summary | None = None) -> Summary:
-        """Write the files of a completed run; returns its summary.
-
-        Args:
-            state: The state of the run.
-            baseline: The summary of the run to compare with.
-        """
+        """Write the files of a completed run; returns its summary, compared with a baseline."""
         summary = self._close(state, "", baseline)
         checkpoint.remove(self._checkpoint)
         return summary
@@ -346,8 +340,8 @@ class Results:
         with replacing(self.path / "config.toml") as draft:
             draft.write_text(self._config, encoding="utf-8")
         with replacing(self.path / SUMMARY) as draft:
-            draft.write_text(to_json(asdict(summary), indent=2) + "\n", encoding="utf-8")
-        (self.path / "under-way.json").unlink(missing_ok=True)
+            draft.write_bytes(to_json(summary, indent=2, inf_nan_mode="null") + b"\n")
+        (self.path / UNDER_WAY).unlink(missing_ok=True)
         self._write_matrix(summary)
         (self.path / "parcels").mkdir(exist_ok=True)
         for name, model in state.models.items():

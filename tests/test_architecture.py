@@ -71,7 +71,8 @@ ALLOWED = {
     },
     # A table of presets, without torch.
     "server_app": {
-        *("flwr", "numpy", "scipy", "tomli_w", "rich", "pages", "strategies", "warm"),
+        *("flwr", "numpy", "pydantic_core", "scipy", "tomli_w", "rich"),
+        *("pages", "strategies", "warm"),
         "gan.presets",
     },
     # Runs inside of Flower's SuperLink.

@@ -5,20 +5,20 @@ import fcntl
 import json
 import os
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from itertools import combinations
 from math import isnan, nan, sqrt
 
 import pytest
 import tomli_w
 from flwr.common.config import unflatten_dict
+from pydantic_core import to_json
 
 from pages.verdicts.methods import count_pairs
 from server_app import __main__ as command
 from server_app.compare import HEADER, WIDTH, records, text
 from server_app.compare_page import page
 from server_app.comparison import COLUMNS, COSTS, MORE, Difference, compare
-from server_app.nan_json import to_json
 from server_app.runs import find
 from server_app.summary import Record, Summary, measure_round, summarise
 from strategies.engine.events import Event
@@ -60,7 +60,7 @@ def write_run(folder, strategy, seed, values=(0.6, 0.8), status="completed", **s
         bytes_received=500_000,
     )
     (folder / "metrics.jsonl").touch()
-    (folder / "summary.json").write_text(to_json(asdict(summary)))
+    (folder / "summary.json").write_bytes(to_json(summary, inf_nan_mode="null"))
     return folder
 
 

@@ -1,12 +1,11 @@
 """What a run left, read back."""
 
 import json
-from dataclasses import asdict
 from math import isnan, nan
 
 import pytest
+from pydantic_core import to_json
 
-from server_app.nan_json import to_json
 from server_app.results import Results
 from server_app.summary import Record, Summary, measure_round, summarise
 from server_app.tables import events as events_of
@@ -25,7 +24,7 @@ def summary_of(events):
 
 
 def write(folder, summary):
-    (folder / "summary.json").write_text(to_json(asdict(summary)), encoding="utf-8")
+    (folder / "summary.json").write_bytes(to_json(summary, inf_nan_mode="null"))
     return folder
 
 
