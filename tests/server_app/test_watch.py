@@ -39,8 +39,8 @@ def begin(tmp_path):
     return begun
 
 
-def do(results, events, last=2):
-    for number in range(last + 1):
+def do(results, events, rounds=(0, 1, 2)):
+    for number in rounds:
         for event in events:
             if event.round == number:
                 results.record(event)
@@ -105,10 +105,10 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
     follower.start()
     wait_until(lambda: f"No run is under way in {place}. Waiting for one.\n" in output.getvalue())
     newer = begin()
-    do(newer, events, last=1)
+    do(newer, events, rounds=(0, 1))
     wait_until(lambda: "round 1/2" in output.getvalue())
     assert follower.is_alive()
-    do(newer, [event for event in events if event.round == 2])
+    do(newer, events, rounds=(2,))
     end(newer)
     follower.join(60)
     assert status == [0]
@@ -119,7 +119,7 @@ def test_a_run_is_followed_from_before_it_begins_to_its_end(begin, events, tmp_p
 
 def test_a_failed_run_says_why_and_has_another_exit_status(begin, events):
     results = begin()
-    do(results, events, last=1)
+    do(results, events, rounds=(0, 1))
     end(results, RuntimeError("the power went"))
     status, lines = shown(results.path)
     assert status == 1
@@ -129,7 +129,7 @@ def test_a_failed_run_says_why_and_has_another_exit_status(begin, events):
 def test_a_run_whose_server_was_killed_says_how_to_go_on(begin, events, monkeypatch):
     monkeypatch.setattr(Results, "_claim", lambda results: None)  # the lock goes with the process
     results = begin()
-    do(results, events, last=1)
+    do(results, events, rounds=(0, 1))
     status, lines = shown(results.path)
     assert status == 1
     assert lines[-3:] == [
@@ -141,7 +141,7 @@ def test_a_run_whose_server_was_killed_says_how_to_go_on(begin, events, monkeypa
 
 def test_a_terminal_shows_curves_waits_and_failures_within_its_width(begin, events):
     results = begin()
-    do(results, [*balanced(events)], last=1)
+    do(results, [*balanced(events)], rounds=(0, 1))
     results.record(Event("train", 2, 1, "B", "A", "timeout", "No answer."))
     results.waits_for([Awaited("A", "train", monotonic() - 90)])
     run = Followed.open(results.path)
