@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from math import nan
-from typing import NamedTuple
 
 from pages import plots
 from pages.figures import Assessment, Figure, number, size
@@ -22,7 +21,7 @@ def compared_cell(row: Assessment) -> object:
     return Marked(text, judgement) if judgement in ("good", "bad") else text
 
 
-def interval(told: Figure | None, *, signed: bool = False) -> str:
+def figure_cell(told: Figure | None, *, signed: bool = False) -> str:
     """A figure with its interval, without line breaks in the interval."""
     if told is None:
         return "–"
@@ -30,12 +29,12 @@ def interval(told: Figure | None, *, signed: bool = False) -> str:
     return f"{value} {within.replace(' ', NO_BREAK)}".strip()
 
 
-def tested(row: Assessment) -> str:
+def size_cell(row: Assessment) -> str:
     """The number of images, and below it the number of patients."""
     return size(row).replace(" ", NO_BREAK).replace(f"{NO_BREAK}of", " of")
 
 
-def commonest(largest: Assessment | None) -> str:
+def largest_class_cell(largest: Assessment | None) -> str:
     """The share of the class with most images, and its name."""
     return f"{largest['share']:.3f} ({largest['name']})" if largest else "not reported"
 
@@ -57,12 +56,12 @@ def class_cells(told: Assessment) -> list[object]:
     """Cells of one class of a row, under `CLASS`."""
     if told["images"] is None:
         return ["none, or too few patients to tell", None, None]
-    return [whole_number(told["images"]), whole_number(told["right"]), interval(told["recall"])]
+    return [whole_number(told["images"]), whole_number(told["right"]), figure_cell(told["recall"])]
 
 
 def against_cells(told: Assessment) -> list[object]:
     """Cells of one class of a row against all other classes, under `AGAINST`."""
-    return [interval(told[key]) if told["images"] is not None else None for key in AGAINST]
+    return [figure_cell(told[key]) if told["images"] is not None else None for key in AGAINST]
 
 
 def distinct_classes(classes: Sequence[str]) -> list[bool]:
@@ -70,20 +69,15 @@ def distinct_classes(classes: Sequence[str]) -> list[bool]:
     return [len(classes) != 2 or place == 1 for place in range(len(classes))]
 
 
-class Confusion(NamedTuple):
-    """A confusion matrix; rows are true classes."""
-
-    head: list[str]
-    rows: list[list[str]]
-
-
-def confusion(classes: Sequence[str], counts: Sequence[Sequence[float | None]]) -> Confusion:
-    """The confusion matrix of a row's counts."""
+def confusion(
+    classes: Sequence[str], counts: Sequence[Sequence[float | None]]
+) -> tuple[list[str], list[list[str]]]:
+    """The head and the rows of the confusion matrix; rows are true classes."""
     rows = [
         [name, *("not reported" if n is None else whole_number(n) for n in row)]
         for name, row in zip(classes, counts, strict=True)
     ]
-    return Confusion(["the image shows ↓, the answer is →", *classes], rows)
+    return ["the image shows ↓, the answer is →", *classes], rows
 
 
 def reliability(name: str, bins: Sequence[Assessment]) -> Picture:

@@ -32,18 +32,12 @@ class Marked:
 
 
 def render(template: str, title: str, **values: Any) -> str:
-    """A whole page.
-
-    Args:
-        template: The name of the template, without its ending.
-        title: The title of the page and of the window.
-        values: The variables of the template.
-    """
+    """A whole page, from a template (named without its ending) and the template's variables."""
     page = _templates().get_template(f"{template}.html.md")
     return page.render(title=title, contents=[], **values)
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value as text: fractions with three digits, a dash for a missing value."""
     if isinstance(value, float):
         return f"{value:.3f}" if isfinite(value) else "–"
@@ -61,19 +55,19 @@ def _templates() -> Environment:
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_written,
+        finalize=_printable_text,
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=["jinja2.ext.do"],
     )
     templates.globals["JUDGED"] = JUDGED
-    templates.filters |= {"anchor": _anchor, "capital": capital, "shown": shown}
+    templates.filters |= {"anchor": _anchor, "capital": capital}
     return templates
 
 
-def _written(value: object) -> object:
+def _printable_text(value: object) -> object:
     """A value as templates write it: their own markup, or printable text."""
-    return value if isinstance(value, Markup) else printable(shown(value), KEPT)
+    return value if isinstance(value, Markup) else printable(value_text(value), KEPT)
 
 
 def capital(text: str) -> str:

@@ -42,26 +42,15 @@ def named_strip(name: str, png: bytes) -> Strip:
 
 
 def strips_by_class(images: Images, labels: NDArray[np.int64], names: Sequence[str]) -> list[Strip]:
-    """The first images of each class.
-
-    Args:
-        images: [N, C, H, W].
-        labels: [N].
-        names: Names of the classes.
-    """
+    """The first images [N, C, H, W] of each class, by labels [N] and names of classes."""
     return [named_strip(name, png) for name, png in pngs_by_class(images, labels, names).items()]
 
 
 def strips_of_column(png: bytes, labels: NDArray[Any], names: Sequence[str]) -> list[Strip]:
     """The first images of each class, from a buffer's picture with one image below the other.
 
-    Args:
-        png: The picture, [N·H, W].
-        labels: [N].
-        names: Names of the classes.
-
-    Returns:
-        The strips; empty if the picture cannot be read, since another hospital made it.
+    The picture is [N·H, W], the labels are [N]. Another hospital made the picture: there are no
+    strips if it cannot be read.
     """
     try:
         with PIL.Image.open(BytesIO(png), formats=["PNG"]) as column:

@@ -139,7 +139,7 @@ def chart(
     across: str = "round",
     begins: Sequence[int] = (),
 ) -> Picture:
-    """Lines over the rounds, or over `across`, with a key below.
+    """Lines with a key below.
 
     Args:
         title: The name of the picture.
@@ -162,18 +162,15 @@ def chart(
     tasks = [f"task {k} begins with round {first}" for k, first in enumerate(begins, 1)]
     about = "; ".join([*map(_in_words, drawn), *tasks, *([marked] if marked else [])])
     key = _key([line.name for line in drawn], marked)
-    return Picture(_box(WIDTH, HEIGHT), _about(title, about), parts, key)
+    return Picture(_box(WIDTH, HEIGHT), _description(title, about), parts, key)
 
 
 def charts_by_name(
     lines: Sequence[Line], chances: Mapping[str, float], behind: Line | None = None
 ) -> list[Picture]:
-    """Small charts on one axis, one for each hospital.
+    """Small charts on one axis, one for each line, which has the name of a hospital.
 
-    Args:
-        lines: Lines whose names are the hospitals' names.
-        chances: The dashed line of each hospital; empty = no dashed lines.
-        behind: A line to compare with, thin and grey in all charts.
+    `chances` has the dashed line of each hospital; `behind` is a thin grey line in all charts.
     """
     values = [y for line in (*lines, behind) if line for y in line.ys]
     axis = Axis.fit([*values, *chances.values()])
@@ -185,7 +182,7 @@ def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Pictur
     width, height = SMALL
     area = _Area(width, height, (24, 6, 22, 14), _ends([line]), axis)
     measured = [y for y in line.ys if isfinite(y)]
-    parts = [_text(0, 11, _short(line.name), css="name"), *area.axes()]
+    parts = [_text(0, 11, _shorten(line.name), css="name"), *area.axes()]
     parts.append(_text(width, 11, f"{measured[-1]:.2f}" if measured else "–", "end"))
     parts += area.level(chance)
     if behind is not None:
@@ -195,7 +192,7 @@ def _small(line: Line, behind: Line | None, chance: float, axis: Axis) -> Pictur
     dots = last if line.dots is None else line.dots
     parts += area.line(Line(line.name, line.xs, line.ys, dots), 0, 1.6)
     about = _in_words(Line("accuracy", line.xs, line.ys))
-    return Picture(_box(width, height), _about(line.name, about), parts)
+    return Picture(_box(width, height), _description(line.name, about), parts)
 
 
 def square(line: Line, about: str) -> Picture:
@@ -203,9 +200,9 @@ def square(line: Line, about: str) -> Picture:
     side = SMALL[0]
     area = _Area(side, side, (26, 6, 18, 16), (0, 1), SHARES)
     diagonal = {"class": "chance", "d": area.path(Line("", (0, 1), (0, 1)))}
-    parts = [_text(0, 11, _short(line.name, 24), css="name"), *area.axes()]
+    parts = [_text(0, 11, _shorten(line.name, 24), css="name"), *area.axes()]
     parts += [Shape("path", diagonal), *area.line(line, 0, 1.8)]
-    return Picture(_box(side, side), _about(line.name, about), parts)
+    return Picture(_box(side, side), _description(line.name, about), parts)
 
 
 @dataclass(frozen=True)
@@ -226,12 +223,8 @@ def spans(
 ) -> Picture:
     """Values with their intervals, one below the other, on one axis.
 
-    Args:
-        title: The name of the picture.
-        rows: Rows with equal numbers of values.
-        names: Names of the values of a row, for the key.
-        marked: The meaning of the dashed line, for the key.
-        axis: The axis; by default from 0 to 1.
+    All rows have equally many values. `names` of these values, and `marked`, the meaning of the
+    dashed line, are in the key. By default the axis goes from 0 to 1.
     """
     axis, y = axis or Axis(), 4.0
     parts: list[Shape] = []
@@ -240,17 +233,19 @@ def spans(
     height = len(rows) * step + 22
     for tick in axis.ticks:
         x = axis.share(tick)
-        parts.append(_upright("axis", x, 0, height - 18))
+        parts.append(_vertical("axis", x, 0, height - 18))
         anchor = "start" if x < 4 else "end" if x > 96 else "middle"
         parts.append(_text(f"{x:.1f}%", height - 4, f"{tick:g}", anchor))
     for place, row in enumerate(rows):
         if isfinite(row.mark):
-            parts.append(_upright("chance", axis.share(row.mark), place * step, (place + 1) * step))
-        parts.append(_text(0, y + 9, _short(row.name, 48), css="name"))
+            parts.append(
+                _vertical("chance", axis.share(row.mark), place * step, (place + 1) * step)
+            )
+        parts.append(_text(0, y + 9, _shorten(row.name, 48), css="name"))
         for k, span in enumerate(row.spans):
             parts += _span(span, axis, k, y + 21 + 11 * k)
         y += step
-    about = _about(title, "; ".join(map(_lane_in_words, rows)))
+    about = _description(title, "; ".join(map(_lane_in_words, rows)))
     return Picture(_high(height), about, parts, _key(names, marked, dots=True))
 
 
@@ -263,7 +258,7 @@ def bars(title: str, rows: Sequence[tuple[str, float, str]]) -> Picture:
         parts.append(_text(0, y + 11, f"{name} · {text}", css="name"))
         size = {"y": y + 15, "width": f"{100 * max(value, 0) / most:.1f}%", "height": 8}
         parts.append(Shape("rect", {"class": "f1", "x": 0, **size}))
-    about = _about(title, "; ".join(f"{name}: {text}" for name, _, text in rows))
+    about = _description(title, "; ".join(f"{name}: {text}" for name, _, text in rows))
     return Picture(_high(32 * len(rows)), about, parts)
 
 
@@ -279,13 +274,7 @@ def heat(
 
     Tables with many columns hide the numbers, but screen readers read them.
 
-    Args:
-        about: A description, in words.
-        rows: Names of the rows.
-        columns: Names of the columns.
-        values: The shares of each row.
-        levels: The level of each column: a cell that is not above it has a dashed frame.
-        below: The meaning of that frame.
+    A cell that is not above the level of its column has a dashed frame, whose meaning is `below`.
     """
     look = ["heat", *["dense"] * (len(columns) > NUMBERED), *["upright"] * (len(columns) > LEVEL)]
     cells = [
@@ -293,7 +282,7 @@ def heat(
         for name, row in zip(rows, values, strict=True)
     ]
     known = [f"{100 * level:.1f}" for level in sorted({*levels}) if isfinite(level)]
-    block = Block([*map(_short, columns)], cells)
+    block = Block([*map(_shorten, columns)], cells)
     return Cells(about, " ".join(look), [block], known, below if known else "")
 
 
@@ -302,13 +291,8 @@ def steps(
 ) -> Cells:
     """The course of a run: rows of small cells, one for each step.
 
-    Long rows are cut into blocks below each other.
-
-    Args:
-        about: A description, in words.
-        rows: By name, for every step a mark of one or two letters and a class of the style sheet;
-            both may be empty.
-        titles: Titles of the steps.
+    A row has for every step a mark of one or two letters and a class of the style sheet; both may
+    be empty. Long rows are cut into blocks below each other.
     """
     blocks = []
     for first in range(0, len(titles), BLOCK):
@@ -347,7 +331,7 @@ class _Area:
     def axes(self) -> list[Shape]:
         parts = []
         for tick in self.axis.ticks:
-            parts += self._across("axis", tick)
+            parts += self._horizontal("axis", tick)
             parts.append(_text(self.left - 4, self.y(tick) + 4, f"{tick:g}", "end"))
         bottom = self.top + self.height + 13
         for number in dict.fromkeys((self.first, self.last)):
@@ -358,9 +342,9 @@ class _Area:
         return parts
 
     def level(self, value: float) -> list[Shape]:
-        return self._across("chance", value) if isfinite(value) else []
+        return self._horizontal("chance", value) if isfinite(value) else []
 
-    def _across(self, look: str, value: float) -> list[Shape]:
+    def _horizontal(self, look: str, value: float) -> list[Shape]:
         y, end = f"{self.y(value):.1f}", self.left + self.width
         return [Shape("line", {"class": look, "x1": self.left, "x2": end, "y1": y, "y2": y})]
 
@@ -389,7 +373,7 @@ class _Area:
 
     def line(self, line: Line, place: int, width: float) -> list[Shape]:
         look = {"class": f"line s{place % SERIES + 1}", "style": f"stroke-width:{width}"}
-        parts = [Shape("path", {**look, **_dashed(place), "d": self.path(line)})]
+        parts = [Shape("path", {**look, **_dash(place), "d": self.path(line)})]
         dots = line.dots if line.dots is not None else range(len(line.xs))
         if line.dots is not None or len(line.xs) <= MARKED:
             points = [(line.xs[k], line.ys[k]) for k in dots if isfinite(line.ys[k])]
@@ -405,7 +389,7 @@ def _high(height: int) -> dict[str, object]:
     return {"height": height, "style": f"height:{height}px"}
 
 
-def _about(title: str, about: str) -> str:
+def _description(title: str, about: str) -> str:
     return f"{title}. {about}" if about else title
 
 
@@ -414,13 +398,13 @@ def _key(names: Sequence[str], marked: str, *, dots: bool = False) -> list[tuple
     ends = {"x1": 1, "x2": 25, "y1": 6, "y2": 6}
     key = []
     for place, name in enumerate(names):
-        dash = {} if dots else _dashed(place)
+        dash = {} if dots else _dash(place)
         sample = [Shape("line", {"class": f"line s{place % SERIES + 1}", **ends, **dash})]
         key.append((sample + ([_mark(13, 6, place)] if dots else []), name))
     return key + ([([Shape("line", {"class": "chance", **ends})], marked)] if marked else [])
 
 
-def _dashed(place: int) -> dict[str, Any]:
+def _dash(place: int) -> dict[str, Any]:
     dash = DASHES[_look(place)]
     return {"stroke-dasharray": dash} if dash else {}
 
@@ -456,7 +440,7 @@ def _span(span: Span, axis: Axis, place: int, y: float) -> list[Shape]:
     return [*parts, _mark(f"{axis.share(span.value):.1f}%", y, place)]
 
 
-def _upright(look: str, x: float, top: float, bottom: float) -> Shape:
+def _vertical(look: str, x: float, top: float, bottom: float) -> Shape:
     ends = {"x1": f"{x:.1f}%", "x2": f"{x:.1f}%", "y1": top, "y2": bottom}
     return Shape("line", {"class": look, **ends})
 
@@ -508,5 +492,5 @@ def _text(x: float | str, y: float, text: str, anchor: str = "start", css: str =
     return Shape("text", {"x": at, "y": f"{y:.0f}", **look, **end}, text)
 
 
-def _short(name: str, longest: int = 18) -> str:
+def _shorten(name: str, longest: int = 18) -> str:
     return name if len(name) <= longest else f"{name[: longest - 1]}…"

@@ -19,13 +19,6 @@ NONE = "–"
 LEVEL = 0.001  # the level of audit/copies.py, which takes seconds to import
 
 
-class Checks(NamedTuple):
-    """A hospital's checks: rows of a table, and remarks for a person to look at."""
-
-    rows: "list[Check]"
-    remarks: list[str]
-
-
 class Check(NamedTuple):
     """One line of a hospital's table."""
 
@@ -35,17 +28,21 @@ class Check(NamedTuple):
     result: object
 
 
+class Checks(NamedTuple):
+    """A hospital's checks: rows of a table, and remarks for a person to look at."""
+
+    rows: list[Check]
+    remarks: list[str]
+
+
 def release_checks(
     figures: Mapping[str, float],
     config: Mapping[str, Any],
     attacked: Mapping[str, Any] | None = None,
 ) -> Checks:
-    """The checks of a hospital, and the remarks on them.
+    """The checks of a hospital, by its figures and the settings; and the remarks on them.
 
-    Args:
-        figures: The figures that the hospital measured.
-        config: Settings of the run, by table and name.
-        attacked: The outcome of attacks on its images, which stays at the hospital.
+    `attacked` is the outcome of attacks on its images, which stays at the hospital.
     """
     rows = [*check_rows(figures, config)]
     if attacked is not None:
@@ -121,11 +118,10 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
             "what the hospital's policy allows",
             NONE,
         )
-    for kind in _projected(figures):
-        before, after = _projections(figures, kind)
+    for kind, (before, after) in _projections(figures).items():
         yield Check(
             "How far are training images from all that the generative model can draw? "
-            f"({_named(kind)})",
+            f"({_distance_name(kind)})",
             f"{before:#.3g} before the privacy phase, {after:#.3g} after it",
             "should rise",
             LOOK if after < before else NONE,
@@ -134,13 +130,12 @@ def check_rows(figures: Mapping[str, float], config: Mapping[str, Any]) -> Itera
 
 def remarks(figures: Mapping[str, float]) -> Iterator[str]:
     """Remarks on figures that did not fail, but that a person should look at."""
-    for kind in _projected(figures):
-        before, after = _projections(figures, kind)
+    for kind, (before, after) in _projections(figures).items():
         if after < before:
             yield (
                 "the privacy phase is meant to move the generative model away from the training "
                 f"images. Here their distance fell from {before:#.3g} to {after:#.3g} "
-                f"({_named(kind)}): the phase missed its purpose."
+                f"({_distance_name(kind)}): the phase missed its purpose."
             )
     if figures.get("gan-private", 1.0) == 0:
         yield (
@@ -153,24 +148,23 @@ def remarks(figures: Mapping[str, float]) -> Iterator[str]:
         if kind != name and figures[name] < real / 2:
             yield (
                 f"two synthetic images of a class differ by {figures[name]:#.3g} on average, two "
-                f"real ones by {real:#.3g} ({_named(kind)}): the synthetic images show little of "
-                "the variety of the real ones."
+                f"real ones by {real:#.3g} ({_distance_name(kind)}): the synthetic images show "
+                "little of the variety of the real ones."
             )
 
 
-def _projected(figures: Mapping[str, float]) -> list[str]:
-    """The perceptual distances of projections that were measured after both phases."""
+def _projections(figures: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """By kind, the distances of projections before and after the privacy phase, if both exist."""
     prefix = "projection-private-"
     kinds = [name.removeprefix(prefix) for name in figures if name.startswith(prefix)]
-    return [kind for kind in kinds if all(map(isfinite, _projections(figures, kind)))]
+    found = {
+        kind: (figures.get(f"projection-plain-{kind}", nan), figures[prefix + kind])
+        for kind in kinds
+    }
+    return {kind: both for kind, both in found.items() if all(map(isfinite, both))}
 
 
-def _projections(figures: Mapping[str, float], kind: str) -> tuple[float, float]:
-    plain = figures.get(f"projection-plain-{kind}", nan)
-    return plain, figures.get(f"projection-private-{kind}", nan)
-
-
-def _named(distance: str) -> str:
+def _distance_name(distance: str) -> str:
     """A distance in words."""
     weights, _, network = distance.partition("-")
     kind = "LPIPS" if weights == "lpips" else "an untrained network of its shape"

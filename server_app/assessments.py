@@ -68,13 +68,13 @@ def pool(rows: Iterable[Assessment]) -> list[Assessment]:
     for row in rows:
         if row["kind"] != "standalone":
             of_model.setdefault((row["kind"], row["model"]), []).append(row)
-    return [_pooled(kind, model, tests) for (kind, model), tests in of_model.items()]
+    return [_pool_model(kind, model, tests) for (kind, model), tests in of_model.items()]
 
 
-def _pooled(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
+def _pool_model(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
     images = [row["images"] for row in tests]
     described = zip(*(row["classes"] for row in tests), strict=True)
-    classes = [_pooled_class(each, images) for each in described]
+    classes = [_pool_class(each, images) for each in described]
     recalls = [each["recall"] for each in classes if each["recall"]]
     balanced = combine([1 / len(recalls)] * len(recalls), recalls) if recalls else None
     confusions = [row["confusion"] for row in tests if row["confusion"]]
@@ -85,8 +85,8 @@ def _pooled(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
         "images": _sum(images),
         "patients": _patients(tests),
         "balanced_accuracy": balanced,
-        "accuracy": _weighted(tests, "accuracy", images),
-        **{name: _weighted(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
+        "accuracy": _weighted_mean(tests, "accuracy", images),
+        **{name: _weighted_mean(tests, name, [1.0] * len(tests)) for name in ("auroc", "ece")},
         "largest_class": largest_class(classes),
         "classes": classes,
         "confusion": [
@@ -96,13 +96,8 @@ def _pooled(kind: str, model: str, tests: Sequence[Assessment]) -> Assessment:
     }
 
 
-def _pooled_class(each: Sequence[Assessment], images: Sequence[float | None]) -> Assessment:
-    """The figures of one class over several hospitals.
-
-    Args:
-        each: The class at each hospital.
-        images: The number of all test images at each hospital.
-    """
+def _pool_class(each: Sequence[Assessment], images: Sequence[float | None]) -> Assessment:
+    """One class over several hospitals, from its figures and all test images at each hospital."""
     told = [row for row in each if row["images"]]
     own = [row["images"] or 0.0 for row in each]
     others = [(total or 0.0) - mine for total, mine in zip(images, own, strict=True)]
@@ -112,11 +107,11 @@ def _pooled_class(each: Sequence[Assessment], images: Sequence[float | None]) ->
         "images": _sum(row["images"] for row in told),
         "patients": _patients(told) if told else None,
         "right": _sum(row["right"] for row in told),
-        **{name: _weighted(each, name, of_rows) for name, of_rows in weights.items()},
+        **{name: _weighted_mean(each, name, of_rows) for name, of_rows in weights.items()},
     }
 
 
-def _weighted(
+def _weighted_mean(
     rows: Sequence[Assessment], name: str, weights: Sequence[float | None]
 ) -> Figure | None:
     """The weighted mean of a figure over hospitals; None if it was measured at none."""
@@ -146,10 +141,7 @@ def headline(
 ) -> Headline | None:
     """`Summary.headline`: the mean over held models; without them, the federation's figure.
 
-    Args:
-        rows: `Summary.assessments`.
-        figures: The figures of the last evaluated round.
-        round_: The number of that round.
+    It is of the last evaluated round, `round_`, and `figures` are those of that round.
     """
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     figure = "federation_balanced_accuracy"
@@ -171,12 +163,7 @@ def headline(
 
 
 def figure_everywhere(rows: Iterable[Assessment], figures: Mapping[str, Any]) -> Figure | None:
-    """The federation's balanced accuracy; None if unknown, or if only held models were tested.
-
-    Args:
-        rows: `Summary.assessments`.
-        figures: The figures of the round, by their names in `Summary`.
-    """
+    """The federation's balanced accuracy; None if unknown, or if only held models were tested."""
     tests = [row for row in rows if row["kind"] == "model" and row["balanced_accuracy"]]
     name = "federation_balanced_accuracy"
     value, low, high = (figures[name + end] for end in ("", "_low", "_high"))

@@ -105,13 +105,7 @@ def check(
 
 
 def _check_models(settings: Settings, learner: str, size: int) -> None:
-    """Check that the networks can be built and trained.
-
-    Args:
-        settings: The settings of the run.
-        learner: The learner that trains the networks.
-        size: Pixels a side; 0 = the size of the hospital's images, which the hospital checks.
-    """
+    """Check that the learner can train the networks; a hospital checks an unknown size (0)."""
     from learning.errors import ModelError
     from learning.models import MODELS, Architecture  # imports torch
     from learning.suited import check_suited

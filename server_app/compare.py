@@ -87,22 +87,22 @@ def _number(value: float | None) -> object:
 
 def text(comparison: Comparison) -> str:
     """The comparison for a terminal."""
-    parts = [_wrapped(each, "") for each in comparison.conclusions]
+    parts = [_wrap(each, "") for each in comparison.conclusions]
     parts += [*_tables(comparison)] if comparison.methods else ["There is no run to compare."]
     if comparison.noised:
-        parts.append(_wrapped(describe_noise(comparison.noised), ""))
+        parts.append(_wrap(describe_noise(comparison.noised), ""))
     if unlike := comparison.unlike:
-        lines = [_wrapped(f"{kind}: {key} – {values}") for kind, key, values in unlike]
+        lines = [_wrap(f"{kind}: {key} – {values}") for kind, key, values in unlike]
         parts.append("\n".join([APART, *lines]))
     if comparison.left_out:
         lines = [f"  {each.path} {each.reason}" for each in comparison.left_out]
         parts.append("\n".join(["Left out:", *lines]))
-    return "\n\n".join([*parts, _wrapped(ABOUT, "")] if comparison.methods else parts)
+    return "\n\n".join([*parts, _wrap(ABOUT, "")] if comparison.methods else parts)
 
 
 def _tables(comparison: Comparison) -> Iterator[str]:
     methods, headline, hospitals = comparison.methods, COLUMNS[0], comparison.hospitals
-    yield "\n".join(_wrapped(method.title, "") for method in methods)
+    yield "\n".join(_wrap(method.title, "") for method in methods)
     yield _overview(methods, COLUMNS + COSTS)
     if with_tasks := [m for m in methods if any(map(m.values, OVER_TASKS))]:
         yield _overview(with_tasks, OVER_TASKS)
@@ -110,22 +110,22 @@ def _tables(comparison: Comparison) -> Iterator[str]:
     if len(hospitals) <= MOST_HOSPITALS:
         rows = [[m.name, *(m.cell(headline, hospital) for hospital in hospitals)] for m in methods]
         heads = ["", *(hospital[:13] for hospital in hospitals)]
-        yield f"{title}, by hospital:\n{_aligned([heads, *rows])}"
+        yield f"{title}, by hospital:\n{_align([heads, *rows])}"
     differences = comparison.differences(headline)
     if len(differences) > MOST_PAIRS:
         yield f"{title}: {len(differences)} pairs of methods; --csv and --html write all of them."
     elif differences:
-        yield f"{title}, differences:\n{_aligned([each.cells for each in differences])}"
+        yield f"{title}, differences:\n{_align([each.cells for each in differences])}"
         if note := count_pairs(sum(len(each.by_seed) >= SEEDS for each in differences)):
-            yield _wrapped(note, "")
+            yield _wrap(note, "")
 
 
 def _overview(methods: Sequence[Method], columns: Sequence[Column]) -> str:
     heads = [["", *(column.heading[line] for column in columns)] for line in (0, 1)]
-    return _aligned(heads + [[m.name, *map(m.cell, columns)] for m in methods])
+    return _align(heads + [[m.name, *map(m.cell, columns)] for m in methods])
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
+def _align(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned lines; a name that is too long for its line has a line of its own."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)][1:]
     room = WIDTH - sum(width + 2 for width in widths)
@@ -140,7 +140,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(line: str, indent: str = "  ") -> str:
+def _wrap(line: str, indent: str = "  ") -> str:
     return textwrap.fill(
         line, WIDTH, initial_indent=indent, subsequent_indent=indent + "   " * bool(indent)
     )

@@ -46,8 +46,10 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
     first, second = compared.heading
     words = f"balanced accuracy, {first}" if second == "balanced" else f"{second}, {first}"
     title = capital(words)
-    lanes = [Lane(m.name, [_around(m.values(compared))], m.constant(compared)) for m in methods]
-    axis, marked = SIGNED if compared.signed else None, _marked(compared, methods)
+    lanes = [
+        Lane(m.name, [_spread_span(m.values(compared))], m.constant(compared)) for m in methods
+    ]
+    axis, marked = SIGNED if compared.signed else None, _dash_meaning(compared, methods)
     drawn = spans(f"{title} by method", lanes, marked=marked, axis=axis)
     differences = comparison.differences(compared)
     sure = [each for each in differences if len(each.by_seed) >= SEEDS]
@@ -60,14 +62,14 @@ def _figure(comparison: Comparison, compared: Column) -> dict[str, Any]:
             [m.name, *(m.cell(compared, hospital) for hospital in ["", *hospitals])]
             for m in methods
         ],
-        "differences": _drawn(title, sure) if 0 < len(sure) <= MOST_ROWS else None,
+        "differences": _difference_picture(title, sure) if 0 < len(sure) <= MOST_ROWS else None,
         "several": count_pairs(len(sure)),
         "pairs_head": ["methods", "over", "difference (95 % interval)", "verdict"],
         "pairs": [each.cells for each in differences],
     }
 
 
-def _marked(compared: Column, methods: Sequence[Method]) -> str:
+def _dash_meaning(compared: Column, methods: Sequence[Method]) -> str:
     """The meaning of the dashed line, for the key; empty if there is none."""
     known = {f"{same:.2f}" for m in methods if isfinite(same := m.constant(compared))}
     return f"{DASHED[compared.metric]}: {', '.join(sorted(known))}" if known else ""
@@ -84,12 +86,12 @@ def _curves(title: str, compared: Column, methods: Sequence[Method]) -> Picture 
     return chart(f"{title}, by round", lines, level)
 
 
-def _around(values: Sequence[float]) -> Span:
+def _spread_span(values: Sequence[float]) -> Span:
     middle, deviation = mean(values), spread(values)
     return Span(middle, middle - deviation, middle + deviation, values)
 
 
-def _drawn(title: str, differences: Sequence[Difference]) -> Picture:
+def _difference_picture(title: str, differences: Sequence[Difference]) -> Picture:
     """The differences, on an axis with 0 in its middle and ends of one digit."""
     lanes = [
         Lane(f"{cells[0]}: {cells[-1]}", [span(each.figure)], 0.0)

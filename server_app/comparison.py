@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import combinations
 from math import inf, isfinite, nan, sqrt
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -298,24 +299,18 @@ def compare(places: Iterable[Path]) -> Comparison:
             reason = f"has the settings and seed of {run.path}, which is newer"
             left_out.append(LeftOut(older.path, reason))
         group[repeat] = run
-    hospitals = {
-        name for group in groups.values() for run in group.values() for name in run.hospitals
-    }
+    hospitals = {name for run in runs for name in run.hospitals}
     if (cells := len(groups) ** 2 * len(hospitals)) > MOST_CELLS:
         raise SettingsError(
             f"{len(groups)} methods at {len(hospitals)} hospitals make {cells:,} differences; at "
             f"most {MOST_CELLS:,} are computed: name fewer folders."
         )
     facts_of = [_facts(list(group.values())) for group in groups.values()]
-    named = sorted((_name(facts, facts_of), index) for index, facts in enumerate(facts_of))
-    every = list(groups.values())
-    return Comparison(
-        [
-            Method(name, facts_of[index], dict(sorted(every[index].items())))
-            for name, index in named
-        ],
-        left_out,
-    )
+    methods = [
+        Method(_name(facts, facts_of), facts, dict(sorted(group.items())))
+        for facts, group in zip(facts_of, groups.values(), strict=True)
+    ]
+    return Comparison(sorted(methods, key=attrgetter("name")), left_out)
 
 
 def _facts(runs: Sequence[CompletedRun]) -> dict[str, Any]:
@@ -332,14 +327,14 @@ def _name(facts: Mapping[str, Any], every: Sequence[Mapping[str, Any]]) -> str:
     """The strategy, and the settings that differ between methods of this strategy."""
     alike = [other for other in every if other["strategy"] == facts["strategy"]]
     parts = [
-        f"{key:.24}={_short(facts.get(key))}"
+        f"{key:.24}={_shorten(facts.get(key))}"
         for key in facts
         if key not in ("commit", "images") and any(other.get(key) != facts[key] for other in alike)
     ]
-    return ", ".join([_short(facts["strategy"]) or "unknown strategy", *parts])
+    return ", ".join([_shorten(facts["strategy"]) or "unknown strategy", *parts])
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, tuple):
         return str(len(value))
     return str(value) if len(str(value)) <= 24 else f"…{str(value)[-23:]}"

@@ -13,12 +13,7 @@ def data_of(events: Iterable[Event], classes: Sequence[str]) -> dict[str, dict[s
 
 
 def describe(data: Mapping[str, Mapping[str, Any]], dataset: str) -> str:
-    """TOML comments about settings that some hospitals replaced.
-
-    Args:
-        data: `Summary.data`.
-        dataset: The setting `dataset`.
-    """
+    """TOML comments about settings that some hospitals replaced, by `Summary.data`."""
     kinds = {hospital: each["kind"] for hospital, each in data.items() if each["kind"]}
     lines = []
     if any(kind != dataset.partition(":")[0] for kind in kinds.values()):

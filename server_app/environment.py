@@ -22,9 +22,6 @@ def prefer_compiled(pyproject: Path = PYPROJECT) -> None:
 
     Flower installs the app's dependencies for each run, in a temporary folder. Every process would
     compile its imports there: half a minute of a core for torch.
-
-    Args:
-        pyproject: The file that lists the dependencies.
     """
     environment = Path(os.environ.get("VIRTUAL_ENV", sys.prefix))
     others = [path for path in sys.path if not Path(path).is_relative_to(environment)]

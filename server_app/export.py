@@ -75,14 +75,14 @@ def export(result: Path, lineage: str, to: Path, onnx: bool) -> Path:
             "`python -m client_app open`."
         )
     settings = Settings.parse(read_config(result / "config.toml"))
-    images, tested = _told(result / LOG, label)
+    images, tested = _counts_and_figures(result / LOG, label)
     manifest = ModelManifest.of(label, settings, result.name, images, tested)
     network = unpack_network(parcel, label, {}, torch.device("cpu"))
     (save_onnx if onnx else save_model)(to, network, manifest)
     return write_card(to, manifest)
 
 
-def _told(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
+def _counts_and_figures(metrics: Path, label: Manifest) -> tuple[dict[str, Any], dict[str, Any]]:
     """The image counts of each hospital, and its latest figures of the model."""
     images: dict[str, Any] = {}
     tested: dict[str, Any] = {}

@@ -123,12 +123,7 @@ def hospitals_of(texts: Sequence[str]) -> int:
 
 
 def status_of(run: str, environment: Mapping[str, str]) -> str:
-    """The status of a run of the local SuperLink, by Flower.
-
-    Args:
-        run: The id of the run.
-        environment: The environment variables with which `flwr` finds the SuperLink.
-    """
+    """The status of a run of the local SuperLink, which `flwr` finds by environment variables."""
     answer = subprocess.run(
         ["flwr", "ls", "local", "--run-id", run, "--format", "json"],
         # FORCE_COLOR, which notebooks and CIs set, would put colours into JSON.

@@ -82,7 +82,7 @@ class RoundEvents:
         return {pair: self.tests.get(pair, {}) for pair in self.held}
 
     @cached_property
-    def everywhere(self) -> Tests:
+    def complete_tests(self) -> Tests:
         """The tests of all models at all hospitals; empty if not all pairs were tested."""
         return self.tests if self.cross is True else {}
 
@@ -97,7 +97,8 @@ class RoundEvents:
         """For each metric the mean over all pairs, and the ends of its interval (NaN if exact)."""
         if isinstance(self.cross, str):
             return {metric: _sampled_mean(metric, self.tests, self.held) for metric in METRICS}
-        return {metric: (average(self.everywhere.values(), metric), nan, nan) for metric in METRICS}
+        tests = self.complete_tests.values()
+        return {metric: (average(tests, metric), nan, nan) for metric in METRICS}
 
     @cached_property
     def ensemble(self) -> list[Metrics]:
@@ -110,7 +111,7 @@ class RoundEvents:
 
         Without balanced accuracies, the noise in the mean accuracy.
         """
-        tests = (self.everywhere or self.home_tests).values()
+        tests = (self.complete_tests or self.home_tests).values()
         for name in ("balanced-accuracy", "accuracy"):
             if told := [metrics for metrics in tests if name in metrics]:
                 return hypot(*(each.get(f"{name}-noise", 0.0) / len(told) for each in told)) or nan
@@ -119,22 +120,22 @@ class RoundEvents:
     def disagreement(self, metric: str) -> float:
         """The standard deviation over all models at a hospital, averaged over hospitals."""
         at: dict[str, list[float]] = {}
-        for (_, hospital), metrics in self.everywhere.items():
+        for (_, hospital), metrics in self.complete_tests.items():
             at.setdefault(hospital, []).append(metrics.get(metric, nan))
         return mean(map(spread, at.values()))
 
     @cached_property
-    def by_task(self) -> dict[int, float]:
+    def task_accuracies(self) -> dict[int, float]:
         """The mean accuracy on each task that a hospital reports, by the task's number."""
-        return self._task_accuracies(OF_TASK)
+        return self._accuracies(OF_TASK)
 
     @cached_property
-    def within_tasks(self) -> dict[int, float]:
+    def own_class_accuracies(self) -> dict[int, float]:
         """The same among the task's own classes only."""
-        return self._task_accuracies(IN_TASK)
+        return self._accuracies(IN_TASK)
 
-    def _task_accuracies(self, begins: str) -> dict[int, float]:
-        tests = (self.everywhere or self.home_tests).values()
+    def _accuracies(self, begins: str) -> dict[int, float]:
+        tests = (self.complete_tests or self.home_tests).values()
         found = (re.fullmatch(rf"{begins}(\d{{1,6}})", name) for told in tests for name in told)
         numbers = {int(match[1]) for match in found if match}
         return {number: average(tests, f"{begins}{number}") for number in numbers}
@@ -178,7 +179,7 @@ class Round:
     trained: frozenset[str]  # the hospitals that trained a model
     tests: Tests  # of the latest version of each model
     matrix: dict[Pair, float]  # accuracies; empty if the round was not evaluated
-    by_task: dict[int, float]  # the mean accuracy on each task that a hospital reports
+    task_accuracies: dict[int, float]  # the mean accuracy on each task that a hospital reports
     held: set[Pair]  # the model that each hospital holds after the round
     figures: dict[str, float]  # means over the round, by their names in `Summary`
     visits: list[dict[str, Any]]  # the rows of `Summary.visits` of this round

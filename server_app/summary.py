@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from pages.figures import Assessment, Headline, mean_over_hospitals
+from pages.figures import Assessment, Figure, Headline, mean_over_hospitals
 from pages.verdicts.model import Verdict
 from pages.verdicts.run import add_baseline, judge_run
 from server_app import measures, over_tasks, over_time
@@ -37,18 +37,14 @@ class _Share(TypedDict):
     share: float
 
 
-class _Value(TypedDict):
-    value: float
-
-
 class _Row(TypedDict, total=False):
     kind: str
     model: str
     hospital: str
     held: bool
-    balanced_accuracy: _Value | None
-    accuracy: _Value | None
-    auroc: _Value | None
+    balanced_accuracy: Figure | None
+    accuracy: Figure | None
+    auroc: Figure | None
     largest_class: _Share | None
     classes: list[dict[str, object]]
 
@@ -146,8 +142,10 @@ class Record:
     @cached_property
     def task_figures(self) -> dict[str, Any]:
         """The figures over tasks; empty without tasks."""
-        by_task = {each.number: each.by_task for each in self.evaluated}
-        return over_tasks.measure(self.tasks, by_task, self.own_streams) if any(self.tasks) else {}
+        if not any(self.tasks):
+            return {}
+        accuracies = {each.number: each.task_accuracies for each in self.evaluated}
+        return over_tasks.measure(self.tasks, accuracies, self.own_streams)
 
     def matrix(self, metric: str) -> list[list[float]]:
         """A metric of the last round by model (rows) and hospital."""
@@ -166,9 +164,7 @@ def run_figure(compute: Callable[[Record], Any], shape: Any = None) -> Any:
 def round_figure(compute: Callable[[RoundEvents], float], label: str = "") -> Any:
     """A figure of each round; the figure of a run is the figure of its last evaluated round.
 
-    Args:
-        compute: The function that computes the figure.
-        label: The name of the figure in the log's line of a round; empty = not in that line.
+    `label` is its name in the log's line of a round; empty = not in that line.
     """
     return field(metadata={"round": compute, "label": label})
 
@@ -257,7 +253,7 @@ class Summary:
     # The names of the classes, in the order of every list of classes; empty if unknown.
     classes: list[str] = run_figure(lambda run: [*run.classes])
     # The figure to show first, or None if no model was tested; see above.
-    headline: Headline | None = run_figure(attrgetter("headline"), dict[str, object] | None)
+    headline: Headline | None = run_figure(attrgetter("headline"))
     # The verdicts on the run, in order (pages/verdicts): each has the `text`, its `judgement`
     # (`good`, `bad`, `open` = not shown either way, `note`), its subject `about` (`run`, `noise`,
     # `hospital`, `class`), and the `hospital`, `model` and `class`.
@@ -314,7 +310,7 @@ class Summary:
     ensemble_auroc: float = round_figure(lambda r: average(r.ensemble, "auroc"))
     # ΣΣ n[j]·A[m, j] / (M·Σ n[j]): the federation's accuracy with equal weights of images.
     pooled_federation_accuracy: float = round_figure(
-        lambda r: measures.pooled_accuracy(r.everywhere.values())
+        lambda r: measures.pooled_accuracy(r.complete_tests.values())
     )
     # 1/N Σ std of A[., j] (M - 1): the spread of the models.
     disagreement: float = round_figure(lambda r: r.disagreement("accuracy"))
@@ -334,10 +330,12 @@ class Summary:
         lambda r: average((event.metrics for event in r.visits), "train-loss")
     )
     # With tasks, the mean of the accuracies on the tasks so far, with equal weights of tasks.
-    accuracy_over_tasks: float = round_figure(lambda r: mean(r.by_task.values()), "over tasks")
+    accuracy_over_tasks: float = round_figure(
+        lambda r: mean(r.task_accuracies.values()), "over tasks"
+    )
     # The same if the answer is chosen among the classes of the image's task (Task-IL); NaN if tasks
     # share classes.
-    accuracy_within_tasks: float = round_figure(lambda r: mean(r.within_tasks.values()))
+    accuracy_within_tasks: float = round_figure(lambda r: mean(r.own_class_accuracies.values()))
     # The mean over all tasks but the last; NaN before an evaluated round of the last task.
     forgetting: float = run_figure(lambda run: mean(run.task_figures.get("forgetting", ())))
     # The same; also NaN if each hospital has a task order of its own.
@@ -444,21 +442,14 @@ _OF_RUN, _OF_ROUND, LABELS = (
 def measure_round(
     number: int, events: Iterable[Event], cross: bool | str, seconds: float = nan
 ) -> Round:
-    """The figures of one round, from its events.
-
-    Args:
-        number: The number of the round.
-        events: The events of the round.
-        cross: The setting `evaluate.cross`: test all models everywhere, or at a sample.
-        seconds: The duration of the round.
-    """
+    """The figures of one round, from its events; `cross` is the setting `evaluate.cross`."""
     known = RoundEvents(number, [event for event in events if event.outcome == "ok"], cross)
     return Round(
         number=number,
         trained=frozenset(event.hospital for event in known.visits),
         tests=known.tests,
         matrix=known.matrix,
-        by_task=known.by_task,
+        task_accuracies=known.task_accuracies,
         held=known.held,
         figures={name: compute(known) for name, compute in _OF_ROUND.items()},
         visits=known.tested_versions(),

@@ -178,9 +178,7 @@ class Followed:
 def follow(place: Path, console: Console) -> int:
     """Show a run until its end; returns the exit status.
 
-    Args:
-        place: A result directory, or a folder of result directories; it need not exist yet.
-        console: The console that shows the run.
+    The place is a result directory, or a folder of result directories; it need not exist yet.
     """
     run = Followed.open(_find_run(place, console))
     if console.is_terminal:
@@ -284,10 +282,10 @@ def picture(run: Followed, console: Console) -> Group:
 
 
 def _curves(done: Sequence[Round]) -> dict[str, list[tuple[int, float]]]:
-    """By label, the foremost figures as pairs of round and value."""
+    """By label, the main figures as pairs of round and value."""
     curves: dict[str, list[tuple[int, float]]] = {}
     for measured in done:
-        for name in wording.foremost(measured.figures):
+        for name in wording.main_figures(measured.figures):
             value = measured.figures[name]
             curves.setdefault(LABELS[name], []).append((measured.number, value))
     return curves

@@ -39,19 +39,12 @@ VERBS = {
 
 
 def round_line(measured: Round, rounds: int, hospitals: int, left: float = nan) -> str:
-    """The line of a round.
-
-    Args:
-        measured: The figures of the round.
-        rounds: The number of rounds of the run.
-        hospitals: The number of expected hospitals.
-        left: Seconds until the last round ends; NaN = unknown.
-    """
+    """The line of a round, of so many rounds and expected hospitals, with `left` seconds to go."""
     parts = [f"round {measured.number:>{len(str(rounds))}}/{rounds}"]
     figures = measured.figures
     parts += [
         f"{LABELS[name]} {figures[name]:.3f}{_interval(figures, name)}{_lowest(measured, name)}"
-        for name in foremost(figures)
+        for name in main_figures(figures)
     ]
     if noise := noise_text(figures):
         parts.append(noise)
@@ -97,7 +90,7 @@ def _lowest(measured: Round, name: str) -> str:
     return f" (lowest {known[model, hospital]:.3f}{named} at {hospital})"
 
 
-def foremost(figures: dict[str, float]) -> list[str]:
+def main_figures(figures: dict[str, float]) -> list[str]:
     """The names of a round's main figures: balanced ones if they exist."""
     known = {name for name in LABELS if isfinite(figures[name])}
     plain = {name.replace("_balanced", "") for name in known if "_balanced" in name}
@@ -105,12 +98,7 @@ def foremost(figures: dict[str, float]) -> list[str]:
 
 
 def time_left(seconds: Sequence[float], rounds: int) -> float:
-    """Seconds until the last round ends; NaN before the first round has ended.
-
-    Args:
-        seconds: The duration of each finished round.
-        rounds: The number of rounds of the run.
-    """
+    """Seconds until the last of all rounds ends, by the seconds of each finished one; or NaN."""
     known = [each for each in seconds[-LATELY:] if isfinite(each)]
     return fmean(known) * (rounds - len(seconds)) if known else nan
 
@@ -134,11 +122,7 @@ def event_line(event: Event) -> tuple[int, str] | None:
 
 
 def wait_line(waits: Sequence[tuple[str, str, float]]) -> str:
-    """The line about awaited answers.
-
-    Args:
-        waits: Hospital, message type and waiting seconds of each answer.
-    """
+    """The line about awaited answers: hospital, message type and waiting seconds of each."""
     told = []
     for verb in dict.fromkeys(verb for _, verb, _ in waits):
         hospitals = [hospital for hospital, each, _ in waits if each == verb]

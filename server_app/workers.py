@@ -18,13 +18,7 @@ from warm.workers import RunConfig, Workers
 
 
 class WorkersGrid(LocalGrid):
-    """The hospitals of one run, in warm processes.
-
-    Args:
-        workers: The processes.
-        hospitals: The number of simulated hospitals.
-        run_config: The settings of the run.
-    """
+    """The hospitals of one run, in warm processes."""
 
     def __init__(self, workers: Workers, hospitals: int, run_config: RunConfig) -> None:
         workers.rest()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from client_app.authority.ledger import Line
-from pages.page import render, shown
+from pages.page import render, value_text
 from strategies.protocol.settings import defaults
 from strategies.protocol.text import printable
 
@@ -84,7 +84,7 @@ def _record(record: dict[str, Any], most: int) -> str:
     name = record["name"]
     if "sha256" in record:
         return f"{name}: {record['bytes']:,} bytes, SHA-256 {record['sha256'][:12]}"
-    values = [f"{key} {shown(value)}" for key, value in record["values"].items()]
+    values = [f"{key} {value_text(value)}" for key, value in record["values"].items()]
     more = f" and {len(values) - most} more (in the page)" if len(values) > most else ""
     return f"{name}: {', '.join(values[:most])}{more}"
 

@@ -9,14 +9,14 @@ from pages.verdicts.model import (
     compare_largest_class,
     describe,
     few_images,
-    gravest,
+    gravest_judgement,
     is_useful,
     missed_classes,
     objection,
     pair,
     unfound_classes,
     verdict,
-    worst,
+    worst_pair,
 )
 from strategies.protocol.names import join_names
 
@@ -77,10 +77,7 @@ def judge_home(
 ) -> Iterator[Verdict]:
     """The verdicts; the first compares the models that were handed on with the hospital's own.
 
-    Args:
-        site: The hospital.
-        rows: The assessments of the hospital.
-        own_lineages: The models that no other hospital trained.
+    `own_lineages` are the models that no other hospital trained.
     """
     best, own = best_model(rows), own_model(rows)
     if best is None:
@@ -100,15 +97,16 @@ def judge_home(
     handed = [row for row in models if row["model"] not in own_lineages]
     first = _judge_handed_on(site, handed, own)
     if at_chance or objection(best):
-        first["judgement"] = gravest(first["judgement"], "note")
+        first["judgement"] = gravest_judgement(first["judgement"], "note")
     yield first
     name = f"the hospital's own {own_name(own)}"
     of_best = describe(best, f"The best here is {model_name(best)}, with", own, name)
-    yield of_best | {"judgement": gravest(of_best["judgement"], "note")}  # a chosen figure flatters
+    of_best["judgement"] = gravest_judgement(of_best["judgement"], "note")  # a choice flatters
+    yield of_best
     yield from compare_largest_class([best])
     if at_chance:
-        count = f"{len(at_chance)} of {len(others)} other models"
-        text = f"Not shown to be better than chance here: {count}; worst {pair(worst(at_chance))}."
+        count, least = f"{len(at_chance)} of {len(others)} other models", worst_pair(at_chance)
+        text = f"Not shown to be better than chance here: {count}; worst {pair(least)}."
         yield verdict("bad", text)
     yield from few_images(best | best["balanced_accuracy"], [best])
     yield from missed_classes([best], capital(model_name(best)), learnt=True)

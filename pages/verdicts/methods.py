@@ -38,12 +38,7 @@ def higher_method(difference: Figure | None, first: str, second: str) -> str:
 
 
 def judge_difference(seeds: int, higher: str) -> str:
-    """The verdict on a difference.
-
-    Args:
-        seeds: The number of seeds behind it.
-        higher: The method that is shown to be higher; empty = none.
-    """
+    """The verdict on a difference over some seeds; `higher` as `higher_method` returns it."""
     if not seeds:
         return "not measured, or no seed in common"
     if seeds < SEEDS:

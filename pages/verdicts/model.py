@@ -4,13 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isfinite, nan
 from typing import Any
 
-from pages.figures import (
-    Assessment,
-    is_noised,
-    mean_over_hospitals,
-    number,
-    size,
-)
+from pages.figures import Assessment, is_noised, mean_over_hospitals, number, size
 from strategies.protocol.names import join_names
 
 # `judgement` (pages.page.JUDGED), `text`, the subject `about`, and the `hospital`, `model` and
@@ -39,7 +33,7 @@ def verdict(
     return {**place, "judgement": judgement, "text": text}
 
 
-def gravest(*judgements: str) -> str:
+def gravest_judgement(*judgements: str) -> str:
     """The least favourable judgement."""
     return max(judgements, key=GRAVITY.index)
 
@@ -131,7 +125,7 @@ def compare_with_own(row: Assessment) -> tuple[str, str]:
     return COMPARED.get(word, "open"), word or "–"
 
 
-def worst(rows: Sequence[Assessment]) -> Assessment:
+def worst_pair(rows: Sequence[Assessment]) -> Assessment:
     """The pair of model and hospital with the lowest figure, first among pairs with an `objection`.
 
     Chance differs between hospitals: the lowest figure of all may be far above its own chance.
@@ -248,9 +242,7 @@ def compare_largest_class(rows: Sequence[Assessment]) -> Iterator[Verdict]:
 def few_images(figure: Mapping[str, Any], rows: Iterable[Assessment]) -> Iterator[Verdict]:
     """Verdicts on few test images, in all or of a class at a hospital.
 
-    Args:
-        figure: An estimate with the numbers of images and patients behind it.
-        rows: The assessments behind the estimate.
+    `figure` is the mean over `rows`, with the numbers of images and patients behind it.
     """
     if figure["low"] is not None and (half := (figure["high"] - figure["low"]) / 2) > WIDE:
         few = f"There are few test images ({size(figure)})"

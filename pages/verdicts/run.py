@@ -21,7 +21,7 @@ from pages.verdicts.model import (
     compare_largest_class,
     describe,
     few_images,
-    gravest,
+    gravest_judgement,
     judge,
     judge_all,
     mean_chance,
@@ -30,7 +30,7 @@ from pages.verdicts.model import (
     pair,
     unfound_classes,
     verdict,
-    worst,
+    worst_pair,
 )
 from strategies.protocol.names import join_names
 
@@ -91,7 +91,7 @@ def _compare_chance(
     silent: Sequence[str],
 ) -> Verdict:
     """The verdict on the models beside chance, with their mean and the worst pair."""
-    judgement, same, least = judge_all(rows), mean_chance(rows), worst(rows)
+    judgement, same, least = judge_all(rows), mean_chance(rows), worst_pair(rows)
     shown = sum(judge(row) == "good" for row in rows)
     text = f"{where} {shown} of {len(rows) + len(silent)} {whose} is shown to be better than chance"
     if is_noised(rows):
@@ -108,7 +108,7 @@ def _compare_chance(
         text += f". Always the same answer gives {same:.3f}"
     if silent:
         text += f". No figures from {join_names(silent)}"
-        judgement = gravest(judgement, "open")
+        judgement = gravest_judgement(judgement, "open")
     return verdict(judgement, f"{text}.", hospital=least["hospital"], model=least["model"])
 
 
@@ -145,7 +145,7 @@ def _gain(
     else:
         text = f"Not shown to be better than {OWN}"
     if not learnt or any(row["compared"] == "worse" for row in rows):
-        judgement = gravest(judgement, "note")
+        judgement = gravest_judgement(judgement, "note")
     lowest = min(rows, key=lambda row: float(row["gain"]["value"]))
     where = f"at {lowest['hospital']}"
     if places > 1:
@@ -205,7 +205,7 @@ def add_baseline(
         word = direction(gain)
         judgement = COMPARED.get(word, "open")
         if judge_all(held) != "good":
-            judgement = gravest(judgement, "note")
+            judgement = gravest_judgement(judgement, "note")
         text = (
             f"{where} {word if word in COMPARED else 'not shown to be better'} than {strategy}, "
             "where each hospital trains its own model alone for as long: balanced accuracy "

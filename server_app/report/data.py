@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pages.figures_view import tested, whole_number
+from pages.figures_view import size_cell, whole_number
 from server_app.report.worth import EACH
 from server_app.summary import Summary
 
@@ -16,7 +16,7 @@ def figures(summary: Summary) -> dict[str, Any] | None:
         parts = own["train"], own["test"]
         changed = ", ".join(f"{key} = {value}" for key, value in own["own_settings"].items())
         prints = " / ".join(part["fingerprint"] or "not reported" for part in parts)
-        sizes = map(tested, parts)
+        sizes = map(size_cell, parts)
         rows.append(
             [hospital, own["kind"], *sizes, whole_number(own["unusable"]), changed or "–", prints]
         )

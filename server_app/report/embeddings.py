@@ -56,15 +56,15 @@ def _row(row: Mapping[str, Any]) -> list[object]:
         *place,
         Marked(f"{left}: reveals more", "warn") if kind in REVEALING else left,
         *(
-            _judged(f"{figures.get(name, nan):.1%}", figures.get(name, nan), LIMITS[name])
+            _judgement(f"{figures.get(name, nan):.1%}", figures.get(name, nan), LIMITS[name])
             for name in ("embedding-linked", "embedding-inverted")
         ),
         # If the maximum stays at the hospital, only its policy can judge it.
-        _judged(bits, most if isfinite(most) else median, LIMITS["embedding-bits-most"]),
+        _judgement(bits, most if isfinite(most) else median, LIMITS["embedding-bits-most"]),
     ]
 
 
-def _judged(text: str, value: float, limit: float) -> object:
+def _judgement(text: str, value: float, limit: float) -> object:
     if not isfinite(value):
         return NONE
     return Marked(f"{text}: above", "warn") if value > limit else Marked(f"{text}: within", "good")

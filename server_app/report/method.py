@@ -5,7 +5,7 @@ from math import isfinite
 from typing import Any
 
 from pages import plots
-from pages.page import shown
+from pages.page import value_text
 from pages.plots import Cells, Lane, Line, Span
 from server_app.measures import LAST_ROUNDS, visit_ends
 from server_app.summary import Summary
@@ -19,17 +19,15 @@ FOLDED = 300  # most cells of a picture of routes that is not folded
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     """Return the section's values; none of them is a figure if no round was evaluated.
 
-    Args:
-        summary: The run's figures.
-        chances: The balanced accuracy of always the same answer at each hospital, and their mean
-            under ""; NaN if unknown.
+    `chances` has the balanced accuracy of always the same answer at each hospital, and their mean
+    under ""; NaN if unknown.
     """
     if not summary.history["round"]:
         return {"tested": False}
     several = len(summary.models) > 1
     few = len(summary.hospitals) <= PICTURED
     lanes = [
-        Lane(h, [_around(summary.node_convergence[h])], chances[h])
+        Lane(h, [_spread_span(summary.node_convergence[h])], chances[h])
         for h in summary.hospitals
         if several
     ]
@@ -42,7 +40,7 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
         "agreement": agreement if several else None,
         "noise": f"{noise:.3f}",
         "sampled": _sampled(summary),
-        **_over_rounds(summary, chances),
+        **_curves(summary, chances),
         "visits": _visits(summary, chances[""]) if _is_serial(summary) else None,
     }
 
@@ -54,11 +52,11 @@ def _matrix(summary: Summary, chances: Mapping[str, float]) -> Cells:
         summary.hospitals,
         summary.balanced_accuracy_matrix,
         [chances[hospital] for hospital in summary.hospitals],
-        f"not above chance, which is {shown(chances[''])} on average",
+        f"not above chance, which is {value_text(chances[''])} on average",
     )
 
 
-def _around(agreement: Mapping[str, float]) -> Span:
+def _spread_span(agreement: Mapping[str, float]) -> Span:
     mean, std = agreement["balanced_mean"], agreement["balanced_std"]
     return Span(mean, mean - std, mean + std)
 
@@ -72,7 +70,7 @@ def _sampled(summary: Summary) -> dict[str, float] | None:
     return None
 
 
-def _over_rounds(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
+def _curves(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     history = summary.history
     rounds = history["round"]
     everywhere = "all models" if len(summary.models) > 1 else "the model"
@@ -111,9 +109,10 @@ def _is_serial(summary: Summary) -> bool:
 
 def _visits(summary: Summary, chance: float) -> dict[str, Any]:
     last, visits = summary.last_rounds, summary.visits
-    amplitude = f"{shown(last['mean'])} ± {shown(last['std'])}"
+    amplitude = f"{value_text(last['mean'])} ± {value_text(last['std'])}"
     if isfinite(last["balanced_mean"]):
-        amplitude += f", balanced {shown(last['balanced_mean'])} ± {shown(last['balanced_std'])}"
+        mean, std = (value_text(last[f"balanced_{name}"]) for name in ("mean", "std"))
+        amplitude += f", balanced {mean} ± {std}"
     xs = _times(visits)
     lines = [Line("accuracy", xs, [row["global_accuracy"] for row in visits])]
     if any(isfinite(row["global_balanced_accuracy"]) for row in visits):
@@ -145,7 +144,7 @@ def routes(
     summary: Summary, events: Iterable[Event], *, queues: bool = False
 ) -> dict[str, Any] | None:
     """Return the route of each model, visit by visit; None if no model was trained."""
-    number = {hospital: k for k, hospital in enumerate(_asked(summary, events), 1)}
+    number = {hospital: k for k, hospital in enumerate(_asked_hospitals(summary, events), 1)}
     visited: dict[str, dict[tuple[int, int], list[Event]]] = {}
     for event in events:
         if event.verb.partition(".")[0] == "train":
@@ -192,7 +191,7 @@ def routes(
     }
 
 
-def _asked(summary: Summary, events: Iterable[Event]) -> list[str]:
+def _asked_hospitals(summary: Summary, events: Iterable[Event]) -> list[str]:
     return sorted({*summary.hospitals, *(e.hospital for e in events if e.hospital)})
 
 

@@ -27,14 +27,7 @@ SAID = {
 def figures(
     summary: Summary, events: Sequence[Event], flat: Mapping[str, Any], toml: str
 ) -> dict[str, Any]:
-    """Return the section's values.
-
-    Args:
-        summary: The run's figures.
-        events: The run's events, in order.
-        flat: The run's settings, by their full names.
-        toml: The run's settings, as a file.
-    """
+    """Return the section's values; `flat` has the run's settings by name, `toml` as a file."""
     usual, spent = defaults(), sorted(summary.epsilon_spent.items())
     changed = [
         [key, _setting(value), _setting(usual.get(key, "–"))]

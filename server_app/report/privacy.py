@@ -14,13 +14,7 @@ OPEN = 4  # most hospitals that are not folded
 def figures(
     summary: Summary, config: Mapping[str, Any], pictures: Mapping[str, Sequence[Strip]]
 ) -> dict[str, Any] | None:
-    """Return the section's values; None if no hospital made synthetic images or was refused.
-
-    Args:
-        summary: The run's figures.
-        config: The run's settings, by table and name.
-        pictures: Synthetic images by hospital.
-    """
+    """Return the section's values; None if no hospital made synthetic images or was refused."""
     refused = {
         row["hospital"]: f"{row['reason']} It takes part without them."
         if row["hospital"] in summary.data

@@ -8,23 +8,23 @@ from math import isfinite
 from typing import Any
 
 from pages import plots
-from pages.figures import Figure, Z, size
+from pages.figures import Assessment, Figure, Z, size
 from pages.figures_view import (
     AGAINST,
     CLASS,
     against_cells,
     class_cells,
-    commonest,
     compared_cell,
     confusion,
     distinct_classes,
-    interval,
+    figure_cell,
+    largest_class_cell,
     reliability,
+    size_cell,
     span,
-    tested,
 )
 from pages.plots import Lane
-from pages.verdicts.model import chance, mean_chance, worst
+from pages.verdicts.model import chance, mean_chance, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.summary import Summary
 
@@ -34,16 +34,9 @@ SAID = 8  # most sentences that are not folded
 FOLDED = 6  # most hospitals in tables of classes that are not folded
 MODELS = {"ensemble": "mean of all models", "standalone": "its own, before the first hand-off"}
 
-Told = dict[str, Any]  # a row of the summary
-
 
 def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
-    """Return the section's values.
-
-    Args:
-        summary: The run's figures.
-        chances: The balanced accuracy of always the same answer at each hospital.
-    """
+    """Return the section's values; `chances` as in method.py."""
     own = {row["hospital"]: row for row in _of_kind(summary, "model") if row["held"]}
     alone = {row["hospital"]: row for row in _of_kind(summary, "standalone")}
     rows, many = summary.assessments, len(summary.hospitals) > EACH
@@ -53,8 +46,8 @@ def figures(summary: Summary, chances: Mapping[str, float]) -> dict[str, Any]:
     return {
         "said": {about: _said(summary, about) for about in ("run", "hospital", "class")},
         "headline": _headline(summary),
-        **_against_alone(own, alone, chances),
-        **_by_class(summary, own),
+        **_comparison_with_own(own, alone, chances),
+        **_class_values(summary, own),
         "held_alone": many,
         "everywhere": [[row["hospital"], *_cells(row)] for row in rows],
         "together": list(map(_cells, summary.pooled)),
@@ -78,7 +71,7 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
     first = summary.headline
     if first is None:
         return None
-    value, _, within = interval(first).partition(" ")
+    value, _, within = figure_cell(first).partition(" ")
     tests = _of_kind(summary, "model")
     held = [row for row in tests if row["held"]] or tests
     everywhere = figure_everywhere(summary.assessments, vars(summary))
@@ -95,19 +88,19 @@ def _headline(summary: Summary) -> dict[str, Any] | None:
     }
 
 
-def _mean_and_worst(name: str, mean: Figure | None, tests: Sequence[Told]) -> Iterator[Lane]:
+def _mean_and_worst(name: str, mean: Figure | None, tests: Sequence[Assessment]) -> Iterator[Lane]:
     """The mean over models at hospitals, and the worst one."""
     if mean is None:
         return
     yield Lane(f"Mean of {name}", [span(mean)], mean_chance(tests))
     if len(tests) > 1:
-        least = worst(tests)
+        least = worst_pair(tests)
         label = f"Worst: '{least['model']}' at {least['hospital']}"
         yield Lane(label, [span(least["balanced_accuracy"])], chance(least))
 
 
-def _against_alone(
-    own: Mapping[str, Told], alone: Mapping[str, Told], chances: Mapping[str, float]
+def _comparison_with_own(
+    own: Mapping[str, Assessment], alone: Mapping[str, Assessment], chances: Mapping[str, float]
 ) -> dict[str, Any]:
     """Each hospital's own model before the first hand-off, and its model after the run."""
     names = ["the model that it holds after the run"]
@@ -120,8 +113,8 @@ def _against_alone(
         if alone:
             spans.insert(0, span(before))
         lanes.append(Lane(hospital, spans, chances[hospital]))
-        figures = interval(row["balanced_accuracy"]), interval(row["gain"], signed=True)
-        gains.append([hospital, interval(before), *figures, compared_cell(row), tested(row)])
+        figures = figure_cell(row["balanced_accuracy"]), figure_cell(row["gain"], signed=True)
+        gains.append([hospital, figure_cell(before), *figures, compared_cell(row), size_cell(row)])
     return {
         "held": plots.spans("Balanced accuracy by hospital", lanes, names, CHANCE) if own else None,
         "compares": bool(alone) or any(row["gain"] for row in own.values()),
@@ -130,7 +123,7 @@ def _against_alone(
     }
 
 
-def _by_class(summary: Summary, own: Mapping[str, Told]) -> dict[str, Any]:
+def _class_values(summary: Summary, own: Mapping[str, Assessment]) -> dict[str, Any]:
     """The share right of each class at each hospital."""
     classes = summary.classes if own else []
     shares = [
@@ -152,7 +145,7 @@ def _by_class(summary: Summary, own: Mapping[str, Told]) -> dict[str, Any]:
     }
 
 
-def _class(name: str, at: Mapping[str, Told], against: bool) -> dict[str, Any]:
+def _class(name: str, at: Mapping[str, Assessment], against: bool) -> dict[str, Any]:
     """The share right of one class at each hospital; `against` adds it against all others."""
     lanes = [Lane(hospital, [span(told["recall"])]) for hospital, told in at.items()]
     drawn = plots.spans(f"Share of class {name} that is right, by hospital", lanes)
@@ -168,17 +161,17 @@ def _class(name: str, at: Mapping[str, Told], against: bool) -> dict[str, Any]:
     }
 
 
-def _cells(row: Told) -> list[object]:
+def _cells(row: Assessment) -> list[object]:
     return [
         MODELS.get(row["kind"], row["model"]),
-        *(interval(row[key]) for key in ("balanced_accuracy", "accuracy")),
-        commonest(row["largest_class"]),
-        *(interval(row[key]) for key in ("auroc", "ece")),
-        tested(row),
+        *(figure_cell(row[key]) for key in ("balanced_accuracy", "accuracy")),
+        largest_class_cell(row["largest_class"]),
+        *(figure_cell(row[key]) for key in ("auroc", "ece")),
+        size_cell(row),
     ]
 
 
-def _of_kind(summary: Summary, kind: str) -> list[Told]:
+def _of_kind(summary: Summary, kind: str) -> list[Assessment]:
     """The rows of a kind with a balanced accuracy, sorted by hospital."""
     rows = [row for row in summary.assessments if row["kind"] == kind and row["balanced_accuracy"]]
     return sorted(rows, key=lambda row: str(row["hospital"]))

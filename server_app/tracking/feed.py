@@ -35,13 +35,7 @@ class Tracker(Protocol):
         """The destination of the figures, in words; raises if it is not writable."""
 
     def begin(self, run: str, path: Path, settings: Settings) -> None:
-        """Begin a run, or continue it.
-
-        Args:
-            run: The identity of the run; a resumed run keeps it.
-            path: The result directory of the run.
-            settings: The settings of the run.
-        """
+        """Begin a run with a result directory, or continue it: a resumed run keeps its identity."""
 
     def round(self, number: int, hospitals: Sequence[str], figures: Mapping[str, float]) -> None:
         """Take the figures of a round, unless the tracker has them."""
@@ -72,13 +66,7 @@ class Feed:
         self._tell(lambda tracker: tracker.begin(run, path, settings))
 
     def round(self, measured: Round, events: Sequence[Event], hospitals: Sequence[str]) -> None:
-        """Send a finished round.
-
-        Args:
-            measured: The figures of the round.
-            events: The events of the round.
-            hospitals: The hospitals that have taken part so far.
-        """
+        """Send a finished round, and the hospitals that have taken part so far."""
         figures = figures_of(measured, events)
         self._tell(lambda tracker: tracker.round(measured.number, hospitals, figures))
 
@@ -164,11 +152,11 @@ def figures_of(measured: Round, events: Sequence[Event]) -> dict[str, float]:
     for event in events:
         of_hospital.setdefault(event.hospital, []).append(event)
     for hospital, own in sorted(of_hospital.items()):
-        found |= {f"{name}/{hospital}": value for name, value in _at_hospital(own)}
+        found |= {f"{name}/{hospital}": value for name, value in _hospital_figures(own)}
     return {name: value for name, value in found.items() if isfinite(value)}
 
 
-def _at_hospital(events: Sequence[Event]) -> Iterator[tuple[str, float]]:
+def _hospital_figures(events: Sequence[Event]) -> Iterator[tuple[str, float]]:
     tests = {event.lineage: event.metrics for event in events if event.verb == "evaluate"}
     held = [tests.get(event.lineage, {}) for event in events if event.verb == "hand-off"]
     for metric in METRICS:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pages.page import _templates
 
-WITH_BODY = ("section", "folded")
+WITH_BODY = ("section", "fold")
 
 
 def call(name: str, *values: Any) -> str:

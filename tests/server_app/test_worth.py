@@ -7,7 +7,7 @@ import pytest
 from pages.figures import assessment
 from pages.figures_view import compared_cell
 from pages.page import Marked
-from pages.verdicts.model import judge, objection, pair, worst
+from pages.verdicts.model import judge, objection, pair, worst_pair
 from server_app.assessments import figure_everywhere
 from server_app.data import describe
 from server_app.summary import Record, judge_beside, measure_round, summarise
@@ -189,8 +189,8 @@ def test_the_worst_is_at_chance_or_has_the_lowest_figure():
     poor, good, better = (
         assessment("model", "m", "graz", told(share, share), CLASSES) for share in (0.48, 0.6, 0.8)
     )
-    assert worst([better, good]) is good
-    assert worst([better, third, poor]) is poor
+    assert worst_pair([better, good]) is good
+    assert worst_pair([better, third, poor]) is poor
     assert pair(poor).endswith("'m' at graz, where chance is 0.500")
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from client_app.afterwards.own_buffer import Examination
 from client_app.afterwards.past_run import PastRun
-from pages.figures_view import interval
+from pages.figures_view import figure_cell
 from pages.pictures import strip, strips_by_class
 from pages.verdicts.model import chance
 
@@ -34,7 +34,7 @@ def _worth(examined: Examination) -> dict[str, Any]:
     return {
         "passes": examined.passes,
         "seconds": f"{examined.seconds:.0f}",
-        "figure": interval(row["balanced_accuracy"]) if row else "",
-        "gain": interval(row["gain"], signed=True) if row and row["gain"] else "",
+        "figure": figure_cell(row["balanced_accuracy"]) if row else "",
+        "gain": figure_cell(row["gain"], signed=True) if row and row["gain"] else "",
         "chance": chance(row) if row else None,
     }

@@ -13,14 +13,14 @@ from pages.figures_view import (
     CLASS,
     against_cells,
     class_cells,
-    commonest,
     compared_cell,
     confusion,
     distinct_classes,
-    interval,
+    figure_cell,
+    largest_class_cell,
     reliability,
+    size_cell,
     span,
-    tested,
     whole_number,
 )
 from pages.verdicts.home import advise, best_model, is_own_better, own_model, own_name
@@ -48,19 +48,19 @@ def figures(past: PastRun, rows: Sequence[Assessment]) -> dict[str, Any] | None:
         "rows": [
             [
                 _title(row),
-                interval(row["balanced_accuracy"]),
-                interval(row["gain"], signed=True),
+                figure_cell(row["balanced_accuracy"]),
+                figure_cell(row["gain"], signed=True),
                 compared_cell(row),
-                tested(row),
+                size_cell(row),
             ]
             for row in shown
         ],
         "more": [
             [
                 _title(row),
-                interval(row["accuracy"]),
-                commonest(row["largest_class"]),
-                *(interval(row[key]) for key in ("auroc", "ece")),
+                figure_cell(row["accuracy"]),
+                largest_class_cell(row["largest_class"]),
+                *(figure_cell(row[key]) for key in ("auroc", "ece")),
             ]
             for row in shown
         ],
